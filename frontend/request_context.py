@@ -75,11 +75,14 @@ class KeyControl(Protocol):
         """Read the file if it has changed; log a failure and keep the old keys."""
 
 
+type Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]  # each with the index of its completion
+
+
 class Admitted(NamedTuple):
-    """The completions of a request that may run."""
+    """The completions of a request that may run; entering one waits for its place."""
 
     generations: Sequence[GenerationRequest]
-    run: Callable[[int, GenerationRequest], AsyncGenerator[GenerationChunk, None]]  # waits for a place of its own
+    running: Callable[[int, GenerationRequest], AbstractAsyncContextManager[Chunks]]
 
 
 class LimitControl(Protocol):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import msgspec.structs
@@ -92,6 +93,17 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
 type Script = Sequence[GenerationChunk | Exception | asyncio.Event]
 
 
+class Playing:
+    """The chunks of a generation, as a ChunkQueue gives them."""
+
+    def __init__(self, chunks: AsyncGenerator[GenerationChunk, None]) -> None:
+        self._chunks = chunks
+
+    async def get(self) -> GenerationChunk:
+        """Return the next chunk."""
+        return await anext(self._chunks)
+
+
 class FakeTriton(TritonClient):
     """Plays a script for each generation: chunks are yielded, errors raised, events waited for.
 
@@ -134,10 +146,17 @@ class FakeTriton(TritonClient):
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
 
-    async def generate(
+    @asynccontextmanager
+    async def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
-    ) -> AsyncGenerator[GenerationChunk, None]:
+    ) -> AsyncIterator[Playing]:
         """Play the script."""
+        async with aclosing(self._play(request, on_end)) as chunks:
+            yield Playing(chunks)
+
+    async def _play(
+        self, request: GenerationRequest, on_end: Callable[[Usage | None], None]
+    ) -> AsyncGenerator[GenerationChunk, None]:
         self.requests.append(request)
         self.started.set()
         self.num_open += 1

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import orjson
@@ -33,12 +33,13 @@ from frontend.request_context import (
     SETTINGS,
     TRITON,
     Admitted,
+    Chunks,
     RequestFacts,
     sender_of,
 )
 from frontend.settings import Settings
 from frontend.triton.models import ModelName
-from model_repository.contract.output import GenerationChunk, Usage
+from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 
 _LEASE = web.RequestKey("lease", Lease)
@@ -128,17 +129,17 @@ class Limits:
                 self.limiter.release(lease, num_input + sum(each.num_output_tokens for each in usages.values()))
                 is_settled = True
 
-        async def run(index: int, generation: GenerationRequest) -> AsyncGenerator[GenerationChunk, None]:
+        @asynccontextmanager
+        async def running(index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
             place = lease
             if index or not has_images:
                 num = nums_prompt_tokens[index // num_per_prompt]
                 own = replace(first, scopes=(), num_tokens=num + max_tokens, num_prompt_tokens=num, is_first=not index)
                 place = await self.limiter.acquire(own)
             try:
-                chunks = triton.generate(ensemble, generation, functools.partial(end, index, place))
-                async with aclosing(chunks):
-                    async for chunk in chunks:
-                        yield chunk
+                on_end = functools.partial(end, index, place)
+                async with aclosing(triton.generate(ensemble, generation, on_end, index=index)) as chunks:
+                    yield chunks
             finally:
                 if place is lease:
                     self.limiter.leave(place)
@@ -155,7 +156,7 @@ class Limits:
                 replace(each, params=replace(each.params, priority=priority, sender=first.sender, cache_salt=salt))
                 for each in generations
             ]
-            yield Admitted(admitted, run)
+            yield Admitted(admitted, running)
             if params.is_stream or facts.error_code != CLIENT_CLOSED:
                 num_tokens = _num_tokens_used(facts, num_prompt_tokens)
         except asyncio.CancelledError:

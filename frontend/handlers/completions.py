@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from frontend.errors import APIError, GenerationTimeout, InvalidRequest
-from frontend.fan_out import merged
+from frontend.fan_out import Stream, merged
 from frontend.handlers.call import Call
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
@@ -47,8 +47,6 @@ class EventStream(web.StreamResponse):
 
     _send_headers_immediately = False  # aiohttp's own, see its `Response`
 
-
-type _Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 
 _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the largest size
 
@@ -91,14 +89,13 @@ class Completion:
 
     async def answer(self) -> web.StreamResponse:
         """Generate, and return the answer in the form that the request asks for."""
-        streams = [self._admitted.run(*each) for each in enumerate(self._admitted.generations)]
-        async with aclosing(merged(streams)) as chunks:
-            return await (self._stream(chunks) if self._record.is_stream else self._whole(chunks))
+        chunks = merged([self._admitted.running(*each) for each in enumerate(self._admitted.generations)])
+        return await (self._stream(chunks) if self._record.is_stream else self._whole(chunks))
 
-    async def _whole(self, chunks: _Chunks) -> web.StreamResponse:
+    async def _whole(self, stream: Stream) -> web.StreamResponse:
         """Answer with the only chunk of each completion, in the order of the request."""
         collected: dict[int, GenerationChunk] = {}
-        async with self._within_time():
+        async with self._within_time(), stream as chunks:
             async for index, chunk in chunks:
                 self._record.add(index, chunk)
                 collected[index] = chunk
@@ -108,7 +105,7 @@ class Completion:
         body = self._reply.whole([collected[index] for index in range(num_completions)])
         return json_response(body, headers={**self._headers, "Server-Timing": timing})
 
-    async def _stream(self, chunks: _Chunks) -> web.StreamResponse:
+    async def _stream(self, stream: Stream) -> web.StreamResponse:
         """Write the events of a stream. Those of the last chunk and the end are one write: each write is a packet.
 
         Raises:
@@ -117,24 +114,21 @@ class Completion:
         request, record = self._request, self._record
         encoder, unwritten = sse.EventEncoder(self._reply), b""
         response = EventStream(headers={**sse.HEADERS, **self._headers})
-        num_running = len(record.completions)
+        num_running, has_begun = len(record.completions), False
         async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
             try:
-                async with self._within_time():
-                    index, chunk = await anext(chunks)
-                    record.add(index, chunk)
-                    await keepalive.prepare()
-                    unwritten = encoder.opening(chunk)
-                    while True:
+                async with self._within_time(), stream as chunks:
+                    async for index, chunk in chunks:
+                        record.add(index, chunk)
+                        if not has_begun:
+                            has_begun = True
+                            await keepalive.prepare()
+                            unwritten = encoder.opening(chunk)
                         unwritten += encoder.encode(index, chunk)
                         num_running -= chunk.finish_reason is not None
-                        if not num_running:
-                            break
-                        if unwritten:
+                        if unwritten and num_running:
                             events, unwritten = unwritten, b""
                             await response.write(events)
-                        index, chunk = await anext(chunks)
-                        record.add(index, chunk)
                 await response.write_eof(unwritten + encoder.end)
             except ConnectionResetError:
                 self._facts.error_code = CLIENT_CLOSED
@@ -182,7 +176,10 @@ async def _admitted(
     triton.require_available(model.ensemble)
     with request.app[OBSERVER].in_flight(model.id):
         if limits is None:
-            yield Admitted(generations, lambda index, generation: triton.generate(model.ensemble, generation))
+            yield Admitted(
+                generations,
+                lambda index, generation: aclosing(triton.generate(model.ensemble, generation, index=index)),
+            )
             return
         async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
             yield admitted

@@ -6,7 +6,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from frontend import errors
@@ -14,7 +15,7 @@ from frontend.errors import APIError
 from frontend.triton.call import MultiplexedCall
 from frontend.triton.channel import Connection
 from frontend.triton.chunk_queue import ChunkQueue
-from model_repository.contract.output import GenerationChunk, Usage
+from model_repository.contract.output import Usage
 from model_repository.contract.request import GenerationRequest
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
 
@@ -48,12 +49,13 @@ class Generations:
         self._calls: dict[str, list[MultiplexedCall]] = {}  # by ensemble; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
-    async def generate(
+    @asynccontextmanager
+    async def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
-    ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the completion; the last chunk carries the finish reason.
+    ) -> AsyncIterator[ChunkQueue]:
+        """Send a request, and yield the chunks of its completion; the last one carries the finish reason.
 
-        Leaving it early, for any reason, cancels the engine's sequence by its cancel key.
+        Leaving them early, for any reason, cancels the engine's sequence by its cancel key.
 
         Args:
             on_end: called once the engine has no more work for it, with what it used; None: it was cancelled. It is not
@@ -64,7 +66,6 @@ class Generations:
         """
         started_at = time.monotonic()
         queue: ChunkQueue | None = None
-        is_finished = False
         is_generating = True  # as far as this process knows
         try:
             try:
@@ -75,10 +76,7 @@ class Generations:
                     queue.close(False)
                 queue = None
                 queue = await self._send(ensemble, request, on_end)
-            while not is_finished:
-                chunk = await queue.get()
-                is_finished = chunk.finish_reason is not None
-                yield chunk
+            yield queue
         except (errors.InvalidRequest, errors.NotFound, errors.RateLimited):
             is_generating = False  # refused before the engine saw it
             raise
@@ -96,7 +94,7 @@ class Generations:
             raise
         finally:
             if queue is not None:
-                queue.close(is_generating and not is_finished)
+                queue.close(is_generating and not queue.is_finished)
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable
-from contextlib import aclosing
 from typing import NamedTuple
 
 from frontend import loop_time
@@ -104,8 +103,8 @@ async def _generate_one_token(triton: TritonClient, ensemble: str, *, deadline_s
     )
 
     async def generate() -> None:
-        async with aclosing(triton.generations.generate(ensemble, request)) as chunks:
-            async for _ in chunks:
+        async with triton.generations.running(ensemble, request) as chunks:
+            while (await chunks.get()).finish_reason is None:
                 pass
 
     try:

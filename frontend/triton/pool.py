@@ -8,7 +8,6 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -162,12 +161,18 @@ class ReplicaPool:
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
     async def generate(
-        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
-    ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yield the completion; the last chunk carries the finish reason. Leaving it cancels the generation.
+        self,
+        ensemble: str,
+        request: GenerationRequest,
+        on_end: Callable[[Usage | None], None] = lambda _: None,
+        *,
+        index: int = 0,
+    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+        """Yield the chunks of a completion; the last one carries the finish reason. Leaving it cancels the generation.
 
         Args:
-            on_end: see `Generations.generate`.
+            on_end: see `Generations.running`.
+            index: of the completion in its request, for the reader: it comes with each chunk.
 
         Raises:
             APIError: the request was refused, or failed.
@@ -180,12 +185,14 @@ class ReplicaPool:
         while True:
             try:
                 with replica.serving(ensemble):
-                    async with aclosing(replica.triton.generations.generate(ensemble, request, on_end)) as chunks:
-                        async for chunk in chunks:
-                            has_begun = True
-                            if chunk.finish_reason is not None:
+                    async with replica.triton.generations.running(ensemble, request, on_end) as queue:
+                        is_last = False
+                        while not is_last:
+                            chunk = await queue.get()
+                            has_begun, is_last = True, chunk.finish_reason is not None
+                            if is_last:
                                 replica.succeeded(ensemble)
-                            yield chunk
+                            yield index, chunk
                 return
             except APIError as exc:
                 other = (

@@ -10,7 +10,8 @@ from contextlib import aclosing
 import pytest
 
 from frontend.errors import EngineFailed
-from frontend.fan_out import _QUEUED_PER_STREAM, merged
+from frontend.fan_out import _QUEUED_PER_STREAM, Stream, merged
+from frontend.request_context import Chunks
 from model_repository.contract.output import GenerationChunk
 
 ENDLESS = 1_000_000
@@ -24,7 +25,7 @@ class Source:
         self.num_yielded = 0
         self.is_closed = False
 
-    async def stream(self) -> AsyncGenerator[GenerationChunk, None]:
+    async def stream(self, index: int) -> Chunks:
         try:
             for item in self.script or map(str, range(ENDLESS)):
                 if isinstance(item, asyncio.Event):
@@ -33,17 +34,17 @@ class Source:
                     raise item
                 else:
                     self.num_yielded += 1
-                    yield GenerationChunk(text=item)
+                    yield index, GenerationChunk(text=item)
         finally:
             self.is_closed = True
 
 
-def merge(*sources: Source) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
-    return merged([source.stream() for source in sources])
+def merge(*sources: Source) -> Stream:
+    return merged([aclosing(source.stream(index)) for index, source in enumerate(sources)])
 
 
 async def read(sources: Sequence[Source]) -> list[tuple[int, str]]:
-    async with aclosing(merge(*sources)) as chunks:
+    async with merge(*sources) as chunks:
         return [(index, chunk.text) async for index, chunk in chunks]
 
 
@@ -72,7 +73,7 @@ async def test_each_streams_chunks_come_in_its_order(num_streams: int) -> None:
 async def test_a_stream_does_not_wait_for_a_slower_one() -> None:
     gate = asyncio.Event()
     sources = [Source(gate, "slow"), Source("fast", "faster")]
-    async with aclosing(merge(*sources)) as chunks:
+    async with merge(*sources) as chunks:
         assert [(await anext(chunks))[1].text for _ in range(2)] == ["fast", "faster"]
         gate.set()
         assert [chunk.text async for _, chunk in chunks] == ["slow"]
@@ -81,7 +82,7 @@ async def test_a_stream_does_not_wait_for_a_slower_one() -> None:
 @pytest.mark.parametrize("num_streams", [1, 3])
 async def test_a_slow_reader_makes_the_streams_wait(num_streams: int) -> None:
     sources = [Source() for _ in range(num_streams)]
-    async with aclosing(merge(*sources)) as chunks:
+    async with merge(*sources) as chunks:
         for num_read in range(1, 6):
             await anext(chunks)
             await settle()
@@ -94,8 +95,9 @@ async def test_the_first_error_is_raised_after_earlier_chunks_and_closes_all(num
     sources = [Source("a", EngineFailed("broken")), *(Source(asyncio.Event()) for _ in range(num_streams - 1))]
     seen = []
     with pytest.raises(EngineFailed, match="broken"):
-        async for item in merge(*sources):
-            seen.append(item)
+        async with merge(*sources) as chunks:
+            async for item in chunks:
+                seen.append(item)
     assert seen == [(0, GenerationChunk(text="a"))]
     assert all(source.is_closed for source in sources)
 

@@ -18,6 +18,7 @@ from model_repository.contract.tensors import (
     model_id_to_ensemble,
     stage_name,
 )
+from tests.frontend.triton.generating import generated
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
 from tests.launching import KEY_OF_ALL
 from tests.waiting import wait_until
@@ -52,7 +53,7 @@ async def frontend_of(stack: Stack) -> AsyncIterator[TritonClient]:
 
 async def text_of(client: TritonClient, ensemble: str, asked: GenerationRequest) -> str:
     """Return a whole completion."""
-    async with aclosing(client.generations.generate(ensemble, asked)) as chunks:
+    async with aclosing(generated(client, asked, ensemble)) as chunks:
         return "".join([chunk.text async for chunk in chunks])
 
 

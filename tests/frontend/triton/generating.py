@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -51,9 +51,19 @@ def text(value: str) -> GenerationChunk:
     return GenerationChunk(text=value)
 
 
+async def generated(
+    client: TritonClient, request: GenerationRequest = REQUEST, ensemble: str = "demo"
+) -> AsyncGenerator[GenerationChunk, None]:
+    """Yield the chunks of a completion."""
+    async with client.generations.running(ensemble, request) as queue:
+        while (chunk := await queue.get()).finish_reason is None:
+            yield chunk
+        yield chunk
+
+
 async def completion_of(client: TritonClient, request: GenerationRequest = REQUEST) -> list[GenerationChunk]:
     """Return a completion."""
-    async with aclosing(client.generations.generate("demo", request)) as generation:
+    async with aclosing(generated(client, request)) as generation:
         return [chunk async for chunk in generation]
 
 
@@ -76,7 +86,7 @@ async def running(
 ) -> AsyncIterator[list[asyncio.Task[APIError]]]:
     """Run some generations that have begun and come to no end; every one must fail within the block."""
     server.script = endless()
-    generations = [client.generations.generate("demo", REQUEST) for _ in range(num)]
+    generations = [generated(client) for _ in range(num)]
     for generation in generations:
         assert await anext(generation) == text("a")
 

@@ -31,6 +31,7 @@ from tests.frontend.triton.generating import (
     completion_of,
     endless,
     failure_of,
+    generated,
     running,
     text,
     the_stream,
@@ -82,7 +83,7 @@ async def test_a_call_of_which_triton_keeps_much_is_closed_by_its_last_reader(
 async def test_each_model_has_a_stream_of_its_own(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = list(chunks("a"))
     for ensemble in ("one", "two", "one"):
-        assert [chunk async for chunk in client.generations.generate(ensemble, REQUEST)] == chunks("a")
+        assert [chunk async for chunk in generated(client, ensemble=ensemble)] == chunks("a")
     assert server.num_opened == 2
     assert [batch.model_name for batch in server.batches] == ["one__requests", "two__requests", "one__requests"]
 

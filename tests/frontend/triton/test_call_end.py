@@ -22,6 +22,7 @@ from tests.frontend.triton.generating import (
     REQUEST,
     completion_of,
     failure_of,
+    generated,
     running,
     text,
     the_stream,
@@ -169,7 +170,7 @@ async def test_outputs_after_a_finish_or_a_leave_are_not_read(server: FakeTriton
     server.script = [*chunks("a"), text("at once"), rest, text("later")]
     assert await completion_of(client) == chunks("a")
     server.script = [text("a"), rest, *chunks("b")]
-    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
+    async with aclosing(generated(client)) as generation:
         await anext(generation)
     rest.set()
     server.script = list(chunks("c"))

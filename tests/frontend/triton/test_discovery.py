@@ -79,7 +79,7 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
             await name.pool.snapshot()
             assert name.retired.empty()
             async with aclosing(name.pool.generate(ENSEMBLE, REQUEST)) as other:
-                assert [chunk.text async for chunk in other]
+                assert [chunk.text async for _, chunk in other]
         assert await name.retired.get() == "10.0.0.1:8001"
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1
 

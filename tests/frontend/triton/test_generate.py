@@ -14,7 +14,7 @@ from model_repository.contract.request import (
     GenerationRequest,
 )
 from tests.fakes import chunks
-from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, endless, failure_of
+from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, endless, failure_of, generated
 from tests.frontend.triton.server import FakeTritonServer
 from tests.frontend.triton.test_failures import DOWN
 from tests.waiting import DEADLINE_S
@@ -52,7 +52,7 @@ async def test_a_finished_generation_is_not_cancelled(
 
 async def test_closing_waits_until_the_cancels_are_sent(server: FakeTritonServer, client: TritonClient) -> None:
     server.script = endless()
-    async with aclosing(client.generations.generate("demo", REQUEST)) as generation:
+    async with aclosing(generated(client)) as generation:
         await anext(generation)
     await client.close()
     assert server.controls.qsize() == 1
@@ -63,7 +63,7 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = endless()
-    async with aclosing(client.generations.generate("demo", asked)) as generation:
+    async with aclosing(generated(client, asked)) as generation:
         await anext(generation)
         assert client.generations.abort("other__engine", errors.EngineFailed()) == 0
         assert client.generations.abort("demo__engine", errors.EngineFailed("lost")) == 1
@@ -79,7 +79,7 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
     server: FakeTritonServer, client: TritonClient, asked: GenerationRequest
 ) -> None:
     server.script = endless()
-    async with aclosing(client.generations.generate("demo", asked)) as generation:
+    async with aclosing(generated(client, asked)) as generation:
         await anext(generation)
         server.script = [asyncio.Event()]
         server.started.clear()

@@ -50,7 +50,7 @@ class Pool:
     async def text(self, request: GenerationRequest = REQUEST) -> str:
         """Return a whole completion."""
         async with aclosing(self.pool.generate(ENSEMBLE, request)) as stream:
-            return "".join([chunk.text async for chunk in stream])
+            return "".join([chunk.text async for _, chunk in stream])
 
     async def run_probes(self) -> None:
         """Run the probes that are due to their ends."""
@@ -299,7 +299,7 @@ async def test_a_closed_stream_no_longer_counts_and_is_no_failure_of_the_replica
     pool = await pool_of(triton)
     for _ in range(10):
         stream = pool.pool.generate(ENSEMBLE, REQUEST)
-        assert (await anext(stream)).text == "a"
+        assert (await anext(stream))[1].text == "a"
         await stream.aclose()
     assert (triton.num_open, pool.replicas[0].num_in_flight) == (0, 0)
     assert pool.pool.state_of(ENSEMBLE) == "ready"
