@@ -60,11 +60,11 @@ async def test_http_running_and_queued(paced_stack: Stack, is_stream: bool) -> N
 
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_cancelled_grpc_call_beside_another_that_goes_on(paced_stack: Stack, is_stream: bool) -> None:
-    other = paced_stack.stream(ENSEMBLE, tensors(is_stream=True, max_tokens=60))
-    next(other)
     with cancels(paced_stack):
         call = paced_stack.stream(ENSEMBLE, tensors(is_stream=is_stream))
-        wait_until(lambda: paced_stack.stats(PACED_MODEL).num_active == 2, "it runs")
+        wait_until(lambda: paced_stack.stats(PACED_MODEL).num_active == 1, "it runs")
+        other = paced_stack.stream(ENSEMBLE, tensors(is_stream=True, max_tokens=60))
+        next(other)
         call.cancel()
     responses = list(other)
     assert not any(response.error_message for response in responses)
