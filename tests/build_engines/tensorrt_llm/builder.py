@@ -46,6 +46,15 @@ class Gate:
         (self.folder / "go").write_bytes(b"")
 
 
+def write_examples(folder: Path) -> Path:
+    """Write a clone of TensorRT-LLM's repository, with doubles of its converters, and return its folder."""
+    for program in (*CONVERTERS.values(), QUANTIZE):
+        (folder / program).parent.mkdir(parents=True, exist_ok=True)
+        if not (folder / program).exists():
+            (folder / program).symlink_to(BIN / "converter.py")
+    return folder
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
     """A model, and where its build works."""
@@ -88,18 +97,9 @@ class Builder:
         places = ["--checkpoint", str(self.checkpoint), "--catalog", str(self.catalog)]
         places += ["--state-dir", str(self.state_dir)]
         if "pytorch" not in extra:
-            places += ["--tensorrt-llm-examples", str(self._examples())]
+            places += ["--tensorrt-llm-examples", str(write_examples(self.state_dir.parent / "TensorRT-LLM"))]
         model = ["build", f"tiny/{self.family}", "--runtime", "tensorrt_llm", "--gpus", str(self.num_gpus)]
         return [*model, *places, *extra]
-
-    def _examples(self) -> Path:
-        """Return a clone of TensorRT-LLM's repository, with doubles of its converters."""
-        folder = self.state_dir.parent / "TensorRT-LLM"
-        for program in (*CONVERTERS.values(), QUANTIZE):
-            (folder / program).parent.mkdir(parents=True, exist_ok=True)
-            if not (folder / program).exists():
-                (folder / program).symlink_to(BIN / "converter.py")
-        return folder
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return an environment in which TensorRT-LLM and its tools are installed, and GPUs are there."""

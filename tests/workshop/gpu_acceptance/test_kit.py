@@ -17,6 +17,7 @@ from openai import OpenAI
 
 from build_engines.catalog import Catalog
 from build_engines.tensorrt_llm.source import Source
+from tests.build_engines.tensorrt_llm.builder import write_examples
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG
 from tests.workshop.gpu_acceptance import claims
 from tests.workshop.gpu_acceptance.__main__ import CHECKS
@@ -84,7 +85,7 @@ def test_a_run_on_doubles_passes_and_names_the_double(tmp_path: Path, backend: s
         tmp_path,
         "--backend",
         backend,
-        *(("--tensorrt-llm-examples", str(DOUBLES / "bin")) if backend == "engine" else ()),
+        *(("--tensorrt-llm-examples", str(write_examples(tmp_path / "examples"))) if backend == "engine" else ()),
         PATH=f"{DOUBLES / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         PYTHONPATH=f"{DOUBLES / 'python'}:{ROOT}",
         CONCH_DOUBLE_GPUS="NVIDIA H100 80GB HBM3, 81559, 9.0",
