@@ -11,6 +11,8 @@ _SMUGGLED = b"5\r\nhello\r\n0\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhos
 _HEADERS = (
     ("Content-Length: 5", "Content-Length: 50"),
     ("Content-Length: 5", "Transfer-Encoding: chunked"),
+    ("Transfer-Encoding: chunked", "Content-Length: 5"),
+    ("Content-Length: +5",),
     ("Content-Length: " + "9" * 400,),
     ("Transfer-Encoding: xchunked",),
     ("Transfer-Encoding: identity, chunked",),
@@ -32,6 +34,7 @@ def smuggling() -> Corpus:
 
 _CHUNKS = (
     b"g\r\nhello\r\n0\r\n\r\n",
+    b"-5\r\nhello\r\n0\r\n\r\n",
     b"ffffffffffffffff\r\nhello\r\n0\r\n\r\n",
     b"5;" + b"a" * 100_000 + b"\r\nhello\r\n0\r\n\r\n",
     b"0\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
@@ -49,20 +52,25 @@ def chunking() -> Corpus:
 
 _LINES = (
     "GET http://a:b@c/v1/models HTTP/1.1",
+    "GET http://[::1 HTTP/1.1",
     "GET * HTTP/1.1",
     "CONNECT [::1 HTTP/1.1",
     "GET  /v1/models HTTP/1.1",
     "GET /v1/models HTTP/0.9",
+    "GET /v1/models HTTP/1.2",
     "GET /v1/models HTTP/2.0",
+    "GET /v1/models RTSP/1.0",
     "GET /v1/models",
     "G\x00T /v1/models HTTP/1.1",
     "FOO /v1/models HTTP/1.1",
     "A" * 10_000 + " / HTTP/1.1",
+    "PRI * HTTP/2.0",
 )
 _GREETINGS = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500 + b"\r\n\r\n",
     b"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\xff" * 10_000,
+    b"\r\n" * 10_000,
 )
 
 

@@ -94,8 +94,12 @@ def test_an_adapter_fits_a_base_in_q8_0(tmp_path: Path) -> None:
     whole = convert_base(tmp_path / "b", merged(weights, pairs, SCALE), "f32", **config)
     adapter = convert_adapter(write_adapter(tmp_path / "c", tensors_of(pairs)), base)
     expected = llama_cpp_logits(whole, PROMPT)
-    difference = llama_cpp_logits(base, PROMPT, adapter) - expected
-    assert np.sqrt((difference**2).mean()) < 0.1 * expected.std()
+    assert root_mean_square(llama_cpp_logits(base, PROMPT) - expected) > expected.std()
+    assert root_mean_square(llama_cpp_logits(base, PROMPT, adapter) - expected) < 0.1 * expected.std()
+
+
+def root_mean_square(differences: Floats) -> float:
+    return float(np.sqrt((differences**2).mean()))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,18 @@ def test_an_adapter_may_have_another_precision_and_scale(
 ) -> None:
     tensors = {name: tensor.astype(dtype) for name, tensor in tensors_of(PAIRS).items()}
     assert_same(adapted_logits(tensors, **config), merged_logits(scale))
+
+
+def test_the_comparison_sees_a_wrong_rotation(
+    adapted_logits: Callable[..., Floats],
+    merged_logits: Callable[[float], Floats],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the reordering of each head's rows, as the base's are reordered."""
+    expected = merged_logits(SCALE)
+    monkeypatch.setattr("build_engines.llama_cpp.lora.interleave_heads", lambda weight, num_heads: weight)
+    with pytest.raises(AssertionError):
+        assert_same(adapted_logits(tensors_of(PAIRS)), expected)
 
 
 def test_the_file_has_the_metadata_for_llama_cpp(tmp_path: Path, base: Path) -> None:

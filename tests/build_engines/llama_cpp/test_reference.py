@@ -25,6 +25,22 @@ def converted_logits(reference: Reference, folder: Path, precision: str, num_sha
     return llama_cpp_logits(folder / "model.gguf", [*reference.prompt, *reference.greedy])
 
 
+def test_there_is_a_fixture_of_each_kind_of_model() -> None:
+    assert CASES == [
+        "llama",
+        "llama_biased",
+        "llama_rope_linear",
+        "llama_rope_llama3",
+        "llama_rope_yarn",
+        "llama_sentencepiece",
+        "llama_tied",
+        "llama_wide_heads",
+        "qwen2",
+        "qwen2_rope_yarn",
+        "qwen2_tied",
+    ]
+
+
 @pytest.mark.parametrize("precision", BOUNDS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_converted_checkpoint_computes_the_same(name: str, precision: str, tmp_path: Path) -> None:
@@ -48,3 +64,35 @@ def test_several_shards_are_one_model(tmp_path: Path) -> None:
 
 
 # --- the comparison sees what it is there for -------------------------------------------------------------------------
+
+
+def is_same(name: str, folder: Path) -> bool:
+    """Tell whether a conversion to F32 computes the same even within the widest of the bounds."""
+    reference = Reference.load(name)
+    expected = reference.expected_logits()
+    logits = converted_logits(reference, folder, "f32")[reference.positions]
+    return bool(np.abs(logits - expected).max() < max(BOUNDS.values()) * expected.std())
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_biased"])
+def test_it_sees_rows_that_are_not_interleaved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build_engines.llama_cpp.storage.interleave_heads", lambda tensor, num_heads: tensor)
+    assert not is_same(name, tmp_path)
+
+
+def test_it_sees_rows_that_are_interleaved_and_should_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def heads(arch: object, module: str, num_heads: int, num_kv_heads: int) -> int | None:
+        return num_heads if module.endswith("q_proj") else None
+
+    monkeypatch.setattr("build_engines.llama_cpp.layout.num_interleaved_heads", heads)
+    assert not is_same("qwen2", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama_rope_llama3", "llama_rope_linear", "llama_rope_yarn", "qwen2_rope_yarn"])
+def test_it_sees_that_the_scaling_of_positions_is_left_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = "build_engines.llama_cpp.rope.Rope"
+    monkeypatch.setattr(f"{rope}.write", lambda self, writer: writer.add_rope_freq_base(self.theta))
+    monkeypatch.setattr(f"{rope}.frequency_factors", lambda self, head_dim: None)
+    assert not is_same(name, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontend.errors import APIError, RateLimited
+from frontend.errors import RateLimited
 from frontend.gateway.admission import Bounds
 from frontend.gateway.counters import Amounts, MemoryCounters, counters_of
 from frontend.gateway.limiter import LocalLimiter
@@ -21,6 +21,7 @@ from frontend.gateway.redis_counters import RedisCounters
 from frontend.gateway.types import Lease
 from tests.frontend.gateway.admission_requests import Clock, counted, scope
 from tests.frontend.gateway.conftest import RedisServer
+from tests.waiting import DEADLINE_S
 
 BOUNDS = Bounds(max_in_flight=0, max_in_flight_prompt_tokens=0, max_queue_wait_s=1.0)
 
@@ -53,13 +54,14 @@ async def start(redis_server: RedisServer) -> AsyncIterator[Start]:
         yield start
 
 
-async def test_many_requests_at_once_never_pass_the_limit(start: Start) -> None:
+async def test_many_requests_at_once_never_pass_the_limit(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.gateway.redis_counters._TIMEOUT_S", DEADLINE_S)  # on a busy machine Redis is late
     replicas, request = [start(), start()], counted(max_concurrent=5)
     outcomes = await asyncio.gather(
         *(replicas[number % 2].acquire(request) for number in range(40)), return_exceptions=True
     )
     assert sum(isinstance(each, Lease) for each in outcomes) == 5
-    assert sum(isinstance(each, APIError) for each in outcomes) == 35  # on a busy machine Redis may answer too late
+    assert sum(isinstance(each, RateLimited) for each in outcomes) == 35
 
 
 async def test_the_concurrency_of_a_killed_replica_expires(start: Start, redis_server: RedisServer) -> None:
