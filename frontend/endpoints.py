@@ -28,7 +28,7 @@ class Access(StrEnum):
 
 
 class Cost(StrEnum):
-    """What the limits of a key count."""
+    """What a request to an endpoint counts as in the limits of a key."""
 
     NOTHING = "nothing"
     REQUEST = "a request"

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from frontend.endpoints import ENDPOINTS, Endpoint
+from frontend.endpoints import ENDPOINTS, Cost, Endpoint
 from frontend.parameters import parameters
 from frontend.protocol import answers
 from frontend.request_context import json_response
@@ -32,7 +32,6 @@ _ERRORS_OF_BODIES = {
     "413": "The body is too long",
     "415": "The body is not sent as JSON",
     "422": "The body breaks the schema; 400 by default",
-    "429": "A limit of the API key is reached: try again later, unless x-should-retry is false",
 }
 DESCRIBED = [endpoint for endpoint in ENDPOINTS if endpoint.answer is not None]
 _RETRIED = ("429", "503")
@@ -98,6 +97,8 @@ def _errors(endpoint: Endpoint) -> dict[str, str]:
     statuses = dict(_ERRORS)
     if endpoint.body is not None:
         statuses |= _ERRORS_OF_BODIES
+    if endpoint.cost is not Cost.NOTHING:
+        statuses["429"] = "A limit of the API key is reached: try again later, unless x-should-retry is false"
     if endpoint.has_model:
         statuses["404"] = "There is no model of this name"
     if endpoint.event is not None:

@@ -19,7 +19,8 @@ with contextlib.suppress(ModuleNotFoundError):  # the GPU acceptance kit runs te
     settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=slow)
     settings.load_profile("repeatable")
 
-# Groups of tests by a fixture of a session that runs servers, so that no two processes start the same ones.
+# Fixtures that run servers for a session, and the group of the tests that use them. A group runs in one process, so no
+# server starts twice.
 _GROUPS = {
     "stack": "stack",
     "tensorrt_llm_api": "tensorrt_llm",
@@ -51,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the Debian packages for lack of which tests were not run."""
+    """Name the Debian packages that skipped tests need."""
     reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
     lacking = [reason for reason in reasons if "needs the Debian package" in reason]
     packages = {name for reason in lacking for name in re.findall(r"[a-z-]+", reason.partition("Debian package")[2])}

@@ -105,15 +105,18 @@ class Command:
 
 
 @contextmanager
-def running(folder: Path, *words: str, constants: Sequence[str] = (), **options: Any) -> Iterator[Command]:
+def running(
+    folder: Path, *words: str, constants: Sequence[str] = (), args: Sequence[str] = (), **options: Any
+) -> Iterator[Command]:
     """Run a command of `python -m frontend` until the end of the block; its log is in the folder.
 
     Args:
         constants: with other values, as `tests.frontend_with` takes them.
+        args: another command line to run in place of it.
         options: of the process.
     """
     path = folder / f"{words[0]}-{len(list(folder.iterdir()))}.log"
-    command = options.pop("args", [*command_with(*constants), *words])
+    command = args or [*command_with(*constants), *words]
     with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, **options) as process:
         try:
             yield Command(process, path)

@@ -193,7 +193,7 @@ def test_a_gated_repository_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPa
         with monkeypatch.context() as patch:
             patch.setenv("HF_TOKEN", TOKEN)
             downloaded = hub.find("org/demo")
-        assert hub.find("org/demo") == downloaded  # what is downloaded needs none
+        assert hub.find("org/demo") == downloaded  # a downloaded model needs no hub
 
 
 def test_the_file_for_images_is_taken_in_f16(hub: Hub, gguf_folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""TLS between the frontend and the models' pods, as it is rendered."""
+"""TLS between the frontend and the models' pods, in the rendered chart."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(t
     terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
-    for typed in ("What is the capital of France?\n", "\x1b[A\n"):  # the arrow up
+    for typed in ("What is the capital of France?\n", "\x1b[A\n"):  # the second is the arrow key up
         terminal.type(typed)
         terminal.wait_for(ANSWER)
         terminal.wait_for(PROMPT)

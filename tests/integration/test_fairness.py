@@ -1,4 +1,4 @@
-"""Frontends together want more than a model can serve: their engine knows which requests are urgent."""
+"""Two frontends send more than their engine can serve; the engine knows which requests are urgent."""
 
 from __future__ import annotations
 

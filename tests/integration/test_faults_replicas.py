@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 ENSEMBLE = model_id_to_ensemble(PACED_MODEL)
 MAX_TOKENS = 60
-NUM_READERS = 2  # frontends of one Triton, each of which may have one output stream open
+NUM_READERS = 2  # frontends of one Triton; each may have an open output stream
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ async def broken_by(
     broken = [outcome for outcome in outcomes if not outcome.is_whole]
     assert all(outcome.text == expected for outcome in whole)
     assert all(outcome.is_cleanly_broken and expected.startswith(outcome.text) for outcome in broken), broken
-    assert len(whole) >= NUM_STREAMS // 4  # those of the other replica at least, but for what queued where it died
+    assert (
+        len(whole) >= NUM_STREAMS // 4
+    )  # at least those of the other replica, but for requests that queued at the dead one
     return broken
 
 

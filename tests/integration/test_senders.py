@@ -81,7 +81,7 @@ async def endless(number: int, once: Callable[[], Awaitable[object]]) -> None:
 
 
 def repeated(number: int, raw_of: Callable[[Sender], bytes]) -> Flood:
-    """Return a flood of one request, which is sent this number of times at the same time."""
+    """Return a flood that sends one request this many times at once."""
 
     async def flood(alice: Sender) -> None:
         raw = raw_of(alice)

@@ -24,7 +24,7 @@ def child(source: str, lines: list[str], secret: str = "") -> Child:
 
 
 def ended(source: str, lines: list[str] | None = None) -> Child:
-    """Return a child that has run this program to its end, and whose log has been read."""
+    """Run a program to its end, read its log, and return its child."""
     found = child(source, [] if lines is None else lines)
     found.start()
     wait_until(lambda: not found.is_running, "it has ended")

@@ -42,7 +42,7 @@ CANCEL = ("demo__engine", {"cancel_keys": [REQUEST.params.cancel_key]})  # what 
 
 
 def endless() -> Script:
-    """Return a completion of which only the beginning comes. Its event belongs to the event loop of the test."""
+    """Return the beginning of a completion that never ends. Its event belongs to the event loop of the test."""
     return [GenerationChunk(text="a"), asyncio.Event()]
 
 

@@ -42,7 +42,7 @@ class Load:
     window_s: float = 3.0
     is_chat: bool = True
     has_image: bool = False  # each chat shows another picture
-    reuses_connections: bool = True  # else each request has a new one
+    reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
     keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
     seed: int = 1
