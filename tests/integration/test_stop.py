@@ -21,7 +21,7 @@ def story(client: OpenAI) -> str:
 
 
 def stops(story: str) -> list[list[str]]:
-    """Stop texts inside a token, across tokens, around a multi-byte character, several at once, and one that is absent."""
+    """Stop texts inside a token, across tokens, around a multi-byte character, several at once, and an absent one."""
     index = next(index for index, character in enumerate(story) if ord(character) > 0x2FF)
     absent = story[50:60] + "\N{SNOWMAN}"  # its beginning occurs, and is held back for a while
     return [[story[36]], [story[63:83]], [story[index - 1 : index + 2]], [story[90:96], story[40:46]], [absent]]
