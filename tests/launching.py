@@ -106,7 +106,7 @@ class Command:
 
 @contextmanager
 def running(
-    folder: Path, *words: str, constants: Sequence[str] = (), args: Sequence[str] = (), **options: Any
+    folder: Path, *words: str, constants: Sequence[str] = (), args: Sequence[str | Path] = (), **options: Any
 ) -> Iterator[Command]:
     """Run a command of `python -m frontend` until the end of the block; its log is in the folder.
 
