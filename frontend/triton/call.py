@@ -1,4 +1,4 @@
-"""The frontend's call to one model: batches of requests go out on it, and batches of their chunks come back."""
+"""The frontend's calls to one model: batches of requests go out on one, batches of their chunks come in on another."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ _SLOW_BYTES = 8_000  # a larger request takes long to encode
 
 
 class MultiplexedCall:
-    """One call, from the opening of an output stream until it breaks or is closed. `run` reads it.
+    """One pair of calls, from the opening of an output stream until either breaks or is closed. `run` reads them.
 
-    The engine ends a stream without requests after a while. When readers leave, one message on this call cancels all
-    their requests. The next message of this kind waits for the answer. A thousand calls at once damage Triton's memory,
-    and so does the end of a call that has requests (its issues 7368 and 8034).
+    The engine ends a stream without requests after a while. When readers leave, one message cancels all their
+    requests. The next message of this kind waits for the answer. A thousand calls at once damage Triton's memory, and
+    so does the end of a call that has requests (its issues 7368 and 8034).
+
+    Outputs have a call of their own: a message to a model that was just unloaded is answered at once, also while an
+    output of the same call is being written, and gRPC then aborts the whole Triton (`!byte_buffer->Valid()`).
 
     Args:
         stub: of Triton's gRPC service.
@@ -87,7 +90,8 @@ class MultiplexedCall:
         self._is_cancelling = False  # a message has no answer yet
         self._wakes_sender = asyncio.Event()  # there is something to send, or the call has ended
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._call = stub.ModelStreamInfer(self._messages())  # grpc reads the messages, and half-closes after the last
+        # grpc reads the messages of each, and half-closes it after the last.
+        self._calls = (stub.ModelStreamInfer(self._opening()), stub.ModelStreamInfer(self._messages()))
 
     @property
     def needs_rotation(self) -> bool:
@@ -138,30 +142,33 @@ class MultiplexedCall:
     def close(self, error: APIError, *, is_engine_lost: bool = False) -> int:
         """End the call and fail its requests with the error; return how many there were."""
         num_requests = self._end(error, is_engine_lost=is_engine_lost)
-        self._call.cancel()
+        self._cancel_calls()
         return num_requests
 
     async def run(self) -> None:
-        """Read until the call ends."""
-        error: APIError = errors.EngineFailed("The stream ended before the completion did.")
+        """Read until both calls have ended, or one breaks."""
+        error: APIError = errors.TritonUnreachable()
         try:
-            await self._read()
+            await asyncio.gather(*map(self._read, self._calls))
         except APIError as exc:
             error = exc
-        except asyncio.CancelledError:  # the call or the channel was closed
-            error = errors.TritonUnreachable()
+        except asyncio.CancelledError:  # a call or the channel was closed
+            pass
         except Exception:
             logger.exception("an output batch of %s could not be read", self._ensemble)
             error = errors.BadAnswer()
         self.close(error)
 
-    async def _messages(self) -> AsyncIterator[Any]:
-        """Yield the opening of the output stream, then batches of requests: those that came during the last write."""
+    async def _opening(self) -> AsyncIterator[Any]:
+        """Yield the message that opens the output stream."""
         # Fetched before the opening: if the engine is lost in between, the call must not count as the next engine's.
         self.epoch = await self._fetch_epoch()
         opening = infer_request(stage_name(self._ensemble, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
         opening.parameters["triton_enable_empty_final_response"].bool_param = True  # shows the end of the stream
         yield opening
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        """Yield batches of requests, each with those that came during the last write, and of cancels."""
         while self._error is None or self._unsent_cancels:
             if self._unsent_cancels and (not self._is_cancelling or self._error is not None):
                 self._is_cancelling = True
@@ -239,18 +246,20 @@ class MultiplexedCall:
             queue.fail(errors.EngineFailed() if is_lost else error)
         return len(self._queues)
 
-    async def _read(self) -> None:
-        """Read until the call ends.
+    async def _read(self, call: Any) -> None:
+        """Read until a call ends.
 
         Raises:
-            APIError: Triton or grpc reported an error, or a batch was lost.
+            APIError: Triton or grpc reported an error, a batch was lost, or the call ended too early.
         """
         while True:
             try:
-                response = await self._call.read()
+                response = await call.read()
             except grpc.aio.AioRpcError as exc:
                 raise error_from_rpc(exc) from exc
             if response is grpc.aio.EOF:
+                if self._error is None:
+                    raise errors.EngineFailed("The stream ended before the completion did.")
                 return
             answer = response.infer_response
             if answer.id == _CANCEL_ID:
@@ -284,9 +293,13 @@ class MultiplexedCall:
                 queue.fail(error)
 
     def _half_close(self) -> None:
-        """Let the call end, now that the output stream has: the engine had no sequences left."""
+        """Let the calls end, now that the output stream has: the engine had no sequences left."""
         self._end(errors.OutputStreamNotOpen())  # for running requests
-        asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._call.cancel)
+        asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._cancel_calls)
+
+    def _cancel_calls(self) -> None:
+        for call in self._calls:
+            call.cancel()
 
     def _distribute(self, batch: ChunkBatch) -> None:
         if batch.serial != self._num_batches:

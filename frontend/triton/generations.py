@@ -77,8 +77,8 @@ class Generations:
                 queue = None
                 queue = await self._send(ensemble, request, on_end)
             yield queue
-        except (errors.InvalidRequest, errors.NotFound, errors.RateLimited):
-            is_generating = False  # refused before the engine saw it
+        except (errors.InvalidRequest, errors.NotFound, errors.RateLimited, errors.ModelUnloaded):
+            is_generating = False  # refused before the engine saw it, or ended by the engine
             raise
         except errors.TritonUnreachable as exc:
             if queue is None or queue.is_waiting:

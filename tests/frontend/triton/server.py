@@ -25,9 +25,12 @@ from model_repository.contract.tensors import (
     OPEN_STREAM,
     OUTPUT_BATCH,
     REQUEST_BATCH,
+    REQUESTS,
     STATS,
     TOKENIZE,
     TOKENS,
+    ensemble_of_stage,
+    stage_name,
 )
 from model_repository.errors import OutputStreamNotOpen
 from tests.fakes import stats
@@ -135,7 +138,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.batches: list[SentBatch] = []
         self.started = asyncio.Event()  # a message of requests has come
         self.num_calls = self.num_ended = self.num_cancelled = 0  # of ModelStreamInfer
-        self.half_closed = asyncio.Event()  # one of them
+        self.half_closed = asyncio.Event()  # one of them, with messages of requests
+        self.models_called: list[set[str]] = []  # by each of them
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
         self.is_engine_silent = False
         self.answers_controls = asyncio.Event()
@@ -167,11 +171,15 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
             answering.cancel()
 
     async def _answer_all(self, requests: Any, responses: asyncio.Queue[Any]) -> None:
+        models: set[str] = set()
+        self.models_called.append(models)
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for request in requests:
+                    models.add(request.model_name)
                     tasks.create_task(self._answer(request, responses))
-                self.half_closed.set()
+                if any(stage_name(ensemble_of_stage(model), REQUESTS) == model for model in models):
+                    self.half_closed.set()
         finally:
             responses.put_nowait(None)
 

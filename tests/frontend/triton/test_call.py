@@ -21,7 +21,7 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.errors import InvalidRequest, Overloaded
+from model_repository.errors import InvalidRequest, Overloaded, Unloading
 from tests.fakes import chunks
 from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.triton.generating import (
@@ -288,7 +288,22 @@ async def test_many_cancels_travel_in_one_message_on_the_open_call(
     messages = await cancelled(server, 1000)
     while len(set(itertools.chain(*messages))) < 1000:
         messages += await cancelled(server, 1)
-    assert (len(messages) <= 4, server.num_calls) == (True, 1 + 1)  # the other asked for the engine's epoch
+    assert (len(messages) <= 4, server.num_calls) == (True, 2 + 1)  # the third asked for the engine's epoch
+
+
+async def test_outputs_come_on_a_call_without_other_messages(server: FakeTritonServer, client: TritonClient) -> None:
+    """A message to a model that was just unloaded, beside outputs on the same call, aborted Triton."""
+    await leave(server, client, 1)
+    await cancelled(server, 1)
+    assert {"demo__outputs"} in server.models_called
+    assert {"demo__requests", "demo__engine"} in server.models_called
+
+
+async def test_a_sequence_that_an_unload_ended_is_not_cancelled(server: FakeTritonServer, client: TritonClient) -> None:
+    server.script = [text("a"), Unloading("").message()]
+    assert isinstance(await failure_of(client), errors.ModelUnloaded)
+    await leave(server, client, 1)
+    assert await cancelled(server, 1) == [["0"]]
 
 
 async def test_one_message_of_cancels_waits_for_the_answer_to_the_last_one(
@@ -330,5 +345,5 @@ async def test_no_call_with_a_request_is_cancelled_when_readers_leave(
     assert await cancelled(server, 1) == [["0"]]
     await asyncio.wait_for(server.half_closed.wait(), DEADLINE_S)
     the_stream(server).end()  # as the engine does without sequences
-    await asyncio.to_thread(wait_until, lambda: server.num_ended, "the call ends")
+    await asyncio.to_thread(wait_until, lambda: server.num_ended == server.num_calls, "the calls end")
     assert server.num_cancelled == 0
