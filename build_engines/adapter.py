@@ -13,7 +13,7 @@ from build_engines.llama_cpp.gguf_header import read_gguf_base
 from build_engines.llama_cpp.lora import write_lora
 from build_engines.peft import LoraAdapter
 from build_engines.tensorrt_llm.lora import copy_adapter, lora_limits
-from model_repository.engine.adapter_folder import MANIFEST, WEIGHTS, AdapterManifest
+from model_repository.engine.adapters.folder import MANIFEST, WEIGHTS, AdapterManifest
 
 
 def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tuple[Path, ...] = ()) -> AdapterManifest:

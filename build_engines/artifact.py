@@ -19,8 +19,8 @@ from build_engines.checkpoint import read_json
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.serving import Serving
-from model_repository.linked_file import LinkedFile, why_changed
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults
+from model_repository.system.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
 FORMAT = 4  # of the artifact's files: another number makes older artifacts invalid

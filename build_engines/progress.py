@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from model_repository.repeating import repeated
+from model_repository.system.repeating import repeated
 
 logger = logging.getLogger(__name__)
 

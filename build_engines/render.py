@@ -28,9 +28,9 @@ from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
-from model_repository.cores import memory_bytes
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
+from model_repository.system.cores import memory_bytes
 
 logger = logging.getLogger(__name__)
 

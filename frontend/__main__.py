@@ -233,7 +233,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
 
 
 def _run(options: argparse.Namespace) -> int:
-    from frontend.chat import ChatClient, chat
+    from frontend.cli.chat import ChatClient, chat
 
     def talk(url: str, model: str) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
@@ -243,14 +243,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from frontend.chat import ChatClient, chat
+    from frontend.cli.chat import ChatClient, chat
 
     client = ChatClient(options.url, os.environ.get(_KEY_VARIABLE, ""))
     return chat(client, options.model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from frontend.launcher.doctor import findings
+    from frontend.cli.doctor import findings
 
     found = list(findings(options.state_dir))
     if options.json:
@@ -263,7 +263,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _completion(commands: argparse._SubParsersAction[_Parser], options: argparse.Namespace) -> None:
-    from frontend.launcher.completion import script
+    from frontend.cli.shell_completion import script
 
     helps = {name: parser.format_help() for name, parser in commands.choices.items() if name not in _BUILD_COMMANDS}
     sys.stdout.write(script(options.shell, helps, _BUILD_COMMANDS))
@@ -373,7 +373,7 @@ def _check(settings: Settings) -> None:
 
 
 def _reference(options: argparse.Namespace) -> int:
-    from frontend.reference import pages
+    from frontend.reference.pages import pages
 
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, page in pages().items():

@@ -21,7 +21,7 @@ from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound
 from frontend.gateway.install import install_gateway
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
 from frontend.handlers.image_urls import image_fetcher
-from frontend.openapi import openapi
+from frontend.reference.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,

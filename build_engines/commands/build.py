@@ -32,8 +32,8 @@ from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template
 from model_repository.engine.runtime import RUNTIMES
-from model_repository.machine import installed_version
 from model_repository.model_parameters import RequestDefaults
+from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
 
 

@@ -34,7 +34,7 @@ from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from model_repository.engine.tensorrt_llm.options import Backend
-from model_repository.machine import Machine, read_machine
+from model_repository.system.machine import Machine, read_machine
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid
-from model_repository.machine import Machine, read_machine, why_unfit
+from model_repository.system.machine import Machine, read_machine, why_unfit
 
 _NAMES = {"tensorrt_llm": "TensorRT-LLM version", "gpu_architecture": "GPU architecture", "num_gpus": "number of GPUs"}
 

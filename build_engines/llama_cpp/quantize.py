@@ -9,7 +9,7 @@ import gguf
 
 from build_engines.errors import BuildError
 from build_engines.progress import Progress, following
-from model_repository.cores import num_physical_cores
+from model_repository.system.cores import num_physical_cores
 
 _TYPES = (  # those that need no statistics of activations
     *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M"),

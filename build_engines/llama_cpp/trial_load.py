@@ -52,7 +52,7 @@ def _load(model: str, projector: str | None = None) -> None:
     params.no_alloc, params.load_mode = True, 0  # llama_load_mode: none
     loaded = llama.LlamaModel(model, params)
     if projector is not None:
-        from model_repository.engine.llama_cpp_images import load_projector
+        from model_repository.engine.llama_cpp.image_prompts import load_projector
 
         load_projector(Path(projector), loaded, 1)
 

@@ -11,7 +11,7 @@ from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import Recipe
-from model_repository.machine import Machine
+from model_repository.system.machine import Machine
 
 TARGET_VERSION = "1.2.1"
 LAST_WITH_ENGINES = (1, 2)

@@ -33,7 +33,7 @@ from build_engines.tensorrt_llm.work import RECORD, Work
 from build_engines.text_files import template_fields, write_text_files
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.tensorrt_llm.options import Backend
-from model_repository.machine import Machine
+from model_repository.system.machine import Machine
 from model_repository.tool_formats import TOOL_FORMATS
 
 

@@ -19,7 +19,7 @@ from typing import TextIO
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
 from frontend.terminal import Colour, coloured
-from model_repository.repeating import repeated
+from model_repository.system.repeating import repeated
 
 LOG_FILE = "serve.log"
 

@@ -27,7 +27,7 @@ from frontend.request_context import LIMITS_SOCKET
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import configure_logging
 from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
-from model_repository.cores import num_cores
+from model_repository.system.cores import num_cores
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import Runtime
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, UnknownAdapter, Unsupported

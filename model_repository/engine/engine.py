@@ -16,7 +16,7 @@ from model_repository.contract.output import EngineStats
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.rules import check_declared, prompt_too_long
 from model_repository.engine import output_streams
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.counts import EngineCounts
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.intake import Intake

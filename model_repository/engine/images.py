@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
-from model_repository.bounded_process import BoundedProcess, TooCostly
 from model_repository.errors import InvalidRequest
+from model_repository.system.bounded_process import BoundedProcess, TooCostly
 
 MAX_PIXELS = 1 << 24  # before the decoding: a small file may declare a huge picture
 # Of a JPEG. A scan of some bytes takes as long as a whole picture; encoders write about ten. TurboJPEG

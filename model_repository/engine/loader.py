@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
-from model_repository.cores import num_cores
 from model_repository.engine.adapter_control import restore_adapters
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
-from model_repository.linked_file import LinkedFile
-from model_repository.machine import read_machine, show_only, why_unfit
+from model_repository.system.cores import num_cores
+from model_repository.system.linked_file import LinkedFile
+from model_repository.system.machine import read_machine, show_only, why_unfit
 
 # Of one core, on a machine of any size: a single thread sends tokens.
 MAX_SENDING_SHARE = 0.5

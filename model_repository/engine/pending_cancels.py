@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from model_repository.cancel_channel import key_to_number
+from model_repository.contract.cancel_channel import key_to_number
 
 REMEMBERED_S = 10.0
 MAX_KEYS = 10_000

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 from model_repository.capabilities import Capability
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
-from model_repository.linked_file import LinkedFile, why_changed
+from model_repository.system.linked_file import LinkedFile, why_changed
 
 PROJECTOR = "mmproj.gguf"  # in an artifact of llama_cpp: makes tokens of images
 
@@ -213,7 +213,7 @@ class RuntimeEntry:
 
 RUNTIMES = {
     "llama_cpp": RuntimeEntry(
-        "model_repository.engine.llama_cpp_runtime:LlamaCppRuntime",
+        "model_repository.engine.llama_cpp.runtime:LlamaCppRuntime",
         frozenset(Capability),
         options=frozenset({"contexts"}),
         max_sending_share=0.015,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import Unsupported

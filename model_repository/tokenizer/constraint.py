@@ -6,12 +6,12 @@ import os
 import queue
 import resource
 
-from model_repository.bounded_process import BoundedProcess, TooCostly, memory_bytes
 from model_repository.capabilities import callable_tools
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.structured_output.grammar import rule_of, structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
+from model_repository.system.bounded_process import BoundedProcess, TooCostly, memory_bytes
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import ToolFormat
 

@@ -12,7 +12,7 @@ from build_engines.artifact import Manifest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.root import AdapterRoot
 from tests.build_engines.llama_cpp_logits import PROMPT, assert_same, llama_cpp_logits
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights, write_checkpoint

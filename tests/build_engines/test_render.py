@@ -31,11 +31,11 @@ from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
 from model_repository.contract.tensors import STAGES
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
-from model_repository.linked_file import LinkedFile
+from model_repository.system.linked_file import LinkedFile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
 GOLDEN_CATALOG = Path(__file__).parent.parent / "golden" / "catalog"

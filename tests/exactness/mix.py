@@ -29,9 +29,9 @@ from model_repository.contract.request import (
     SamplingParams,
     StructuredOutput,
 )
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.engine import Engine
-from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.loader import make_emitter
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import StageError, UnknownAdapter

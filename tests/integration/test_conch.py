@@ -25,7 +25,7 @@ import pytest
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
-from frontend.chat import ChatClient, ChatFailed, Message, chat
+from frontend.cli.chat import ChatClient, ChatFailed, Message, chat
 from frontend.settings import SettingsError
 from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import Api

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from frontend.parameters import Parameter, Treatment, parameters
+from frontend.reference.parameters import Parameter, Treatment, parameters
 from tests.integration.api import CHAT, COMPLETIONS, DEMO, WEATHER, Answer, Api, chat_text, text_of
 from tests.integration.stack import ENGINE_MODEL, PACED_MODEL
 from tests.pictures import circle, data_uri

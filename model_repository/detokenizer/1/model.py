@@ -8,7 +8,7 @@ from typing import Any
 
 from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
-from model_repository.cancel_channel import CancelSender
+from model_repository.contract.cancel_channel import CancelSender
 from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack, payload_of, unpack
 from model_repository.contract.output import OutputBatch
 from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH

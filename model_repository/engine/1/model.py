@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from model_repository import python_backend
-from model_repository.cancel_channel import CancelReceiver, CancelSender, key_to_number
+from model_repository.contract.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
 from model_repository.contract.request import EngineRequestBatch
 from model_repository.contract.signature import Signature
@@ -24,7 +24,7 @@ from model_repository.contract.tensors import (
     stage_name,
 )
 from model_repository.engine.adapter_control import AdapterControl
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError

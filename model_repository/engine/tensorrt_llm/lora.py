@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorrt_llm.executor import LoRARequest
 
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.errors import InvalidRequest, Unsupported

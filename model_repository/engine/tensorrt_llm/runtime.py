@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from model_repository.byte_table import FILE_NAME
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, constraint_field
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput

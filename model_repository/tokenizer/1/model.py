@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_repository import python_backend
-from model_repository.bounded_process import memory_bytes
 from model_repository.byte_table import FILE_NAME, load_byte_table
-from model_repository.cancel_channel import CancelReceiver, key_to_number
+from model_repository.contract.cancel_channel import CancelReceiver, key_to_number
 from model_repository.contract.codec import Tensors
 from model_repository.contract.request import GenerationRequest, Params, RequestBatch, TokenizeRequest
 from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import CALL_TIMEOUT_S, stage_name
-from model_repository.cores import num_cores
 from model_repository.errors import InvalidRequest, Overloaded, StageError
 from model_repository.fair_pool import FairPool
+from model_repository.system.bounded_process import memory_bytes
+from model_repository.system.cores import num_cores
 from model_repository.tokenizer.constraint import ConstraintCompiler
 from model_repository.tokenizer.stage import GrammarNotChecked, Message, StageConfig, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles

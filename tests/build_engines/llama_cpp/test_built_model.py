@@ -11,7 +11,7 @@ from build_engines import artifact
 from build_engines.__main__ import main
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest, Params, SamplingParams
-from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from tests.build_engines.llama_cpp.reference import Reference
 

@@ -16,7 +16,7 @@ from build_engines.planner.plan import plan
 from build_engines.tensorrt_llm import checks
 from build_engines.tensorrt_llm.checks import Check, available_ram_bytes, check_gpus, check_room, check_version, gpu_of
 from build_engines.tensorrt_llm.recipe import Recipe
-from model_repository.machine import Machine
+from model_repository.system.machine import Machine
 
 PLAN = plan(Catalog.load().find("llama3.1:8b"), GPUS["h100"])
 MACHINE = Machine(

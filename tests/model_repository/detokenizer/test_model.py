@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model_repository.cancel_channel import CancelSender
+from model_repository.contract.cancel_channel import CancelSender
 from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
 from model_repository.contract.output import (
     ChunkBatch,

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from model_repository.engine.adapter_folder import AdapterManifest
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.folder import AdapterManifest
+from model_repository.engine.adapters.root import AdapterRoot
 
 WEIGHTS = b"weights"
 

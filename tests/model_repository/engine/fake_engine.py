@@ -10,7 +10,7 @@ from typing import Any
 
 from model_repository.contract.output import OutputBatch, TokenDelta
 from model_repository.contract.request import EngineRequest, EngineRequestBatch, OutputFormat, StructuredOutput
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.output_streams import SINGLE_CHECK_INTERVAL_S

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.engine import llama_cpp_context, scheduler
-from model_repository.engine.llama_cpp_context import SlotCache
+from model_repository.engine import scheduler
+from model_repository.engine.llama_cpp import context
+from model_repository.engine.llama_cpp.context import SlotCache
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 
@@ -60,7 +61,7 @@ class LateCache(SlotCache):
 
 
 def copy_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_cpp_context, "SlotCache", LateCache)
+    monkeypatch.setattr(context, "SlotCache", LateCache)
 
 
 def reuse_tokens_of_other_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

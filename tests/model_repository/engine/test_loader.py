@@ -13,8 +13,8 @@ from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
-from model_repository.linked_file import LinkedFile
-from model_repository.machine import Machine
+from model_repository.system.linked_file import LinkedFile
+from model_repository.system.machine import Machine
 
 PARAMETERS = {
     "runtime": "synthetic",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from model_repository.cancel_channel import key_to_number
+from model_repository.contract.cancel_channel import key_to_number
 from model_repository.contract.codec import message_tensor, pack, unpack
 from model_repository.contract.request import (
     EngineRequestBatch,

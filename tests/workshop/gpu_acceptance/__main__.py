@@ -27,7 +27,7 @@ from build_engines.commands.build_tensorrt_llm import EXAMPLES
 from build_engines.gpus import GPUS
 from build_engines.tensorrt_llm import child
 from build_engines.tensorrt_llm.checks import available_ram_bytes, gpu_of
-from model_repository.machine import read_machine
+from model_repository.system.machine import read_machine
 from tests.launching import free_port
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG, install_double
 from tests.workshop.gpu_acceptance.preparation import checked, needs

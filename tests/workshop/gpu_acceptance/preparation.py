@@ -32,7 +32,7 @@ def needs(examples: Path | None) -> Iterator[Need]:
     """
     yield _python(
         "A GPU is visible",
-        "from model_repository.machine import read_machine; found = read_machine(); print(found); "
+        "from model_repository.system.machine import read_machine; found = read_machine(); print(found); "
         "exit(found.gpu_error or not found.gpu_names)",
         "the driver, NVIDIA's container toolkit, docker's --gpus",
     )

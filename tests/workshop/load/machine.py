@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from model_repository.cores import num_cores
+from model_repository.system.cores import num_cores
 
 _PACKAGES = (
     "conch",

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from model_repository.cores import num_cores
+from model_repository.system.cores import num_cores
 from tests.workshop.load.load import Load, Target
 from tests.workshop.load.scenarios import SUITE, Scenario, Setup, custom, quick
 

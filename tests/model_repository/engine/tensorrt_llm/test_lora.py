@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions

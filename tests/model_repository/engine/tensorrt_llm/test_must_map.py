@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from frontend.parameters import Treatment, parameters
+from frontend.reference.parameters import Treatment, parameters
 
 MUST_MAP = Path(__file__).parents[3] / "data" / "tensorrt_llm_must_map.json"
 

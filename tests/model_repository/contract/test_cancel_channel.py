@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.cancel_channel import CancelReceiver, CancelSender
+from model_repository.contract.cancel_channel import CancelReceiver, CancelSender
 from tests.waiting import DEADLINE_S, wait_until
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from model_repository.bounded_process import BoundedProcess, TooCostly
 from model_repository.errors import InternalError, InvalidRequest
+from model_repository.system.bounded_process import BoundedProcess, TooCostly
 from tests.processes import is_running
 from tests.waiting import wait_until
 

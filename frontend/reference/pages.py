@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from frontend.options import default_text, explanation
-from frontend.parameters import Parameter, Treatment, parameters
 from frontend.protocol.fields import OF_PEERS
+from frontend.reference.metrics import metrics_page
+from frontend.reference.parameters import Parameter, Treatment, parameters
 from frontend.settings import SETTINGS, flag_of
-from frontend.telemetry.reference import metrics_page
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
 from model_repository.engine.runtime import RUNTIMES

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import gc, os
 from multiprocessing import Pipe
-from model_repository.forked_process import ForkedProcess
+from model_repository.system.forked_process import ForkedProcess
 
 def main(connection):
     pipes = [Pipe() for _ in range(100)]  # also with the parent's numbers, if they were free

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.adapter_root import AdapterRoot
+from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.model_repository.engine.adapter_folders import WEIGHTS, root_of, write_folder
 

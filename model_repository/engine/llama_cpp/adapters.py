@@ -6,7 +6,7 @@ from typing import Any
 
 from cyllama.llama import llama_cpp as llama
 
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import InvalidRequest
 

@@ -13,7 +13,7 @@ import pytest
 from cyllama.llama import llama_cpp as llama
 
 from model_repository.contract.request import EngineRequest, Mirostat, OutputFormat, SamplingParams, StructuredOutput
-from model_repository.engine.llama_cpp_sampler import TokenSampler
+from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.errors import InvalidRequest
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed

@@ -10,8 +10,8 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from frontend.endpoints import ENDPOINTS, Cost, Endpoint
-from frontend.parameters import parameters
 from frontend.protocol import answers
+from frontend.reference.parameters import parameters
 from frontend.request_context import json_response
 
 _REFERENCE = "#/components/schemas/{model}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from model_repository.forked_process import ForkedProcess, answer_of
+from model_repository.system.forked_process import ForkedProcess, answer_of
 
 _PAGE_BYTES = resource.getpagesize()
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from frontend.parameters import Treatment, parameters
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
-from frontend.reference import pages
+from frontend.reference.pages import pages
+from frontend.reference.parameters import Treatment, parameters
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODELS: dict[str, type[GenerationBody]] = {

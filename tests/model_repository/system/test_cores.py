@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from model_repository import cores
-from model_repository.cores import num_cores, num_physical_cores
+from model_repository.system import cores
+from model_repository.system.cores import num_cores, num_physical_cores
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, affinity: Iterable[int], quota: str | None = None) -> None:

@@ -10,7 +10,7 @@ import schemathesis
 
 from frontend.app import create_app
 from frontend.errors import APIError
-from frontend.openapi import openapi_document
+from frontend.reference.openapi import openapi_document
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
 

@@ -16,8 +16,8 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Params, SamplingParams
-from model_repository.engine import llama_cpp_images
-from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.llama_cpp import image_prompts
+from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, PromptTooLong, Unsupported
 from tests.build_engines.llama_cpp.reference import ImageReference
@@ -152,7 +152,7 @@ def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRun
 
 
 def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_cpp_images, "_MAX_S", 20.0)
+    monkeypatch.setattr(image_prompts, "_MAX_S", 20.0)
     for _ in range(2):  # the first leaves OpenMP's threads to this thread
         with closing(started(artifact, num_threads=2, options={"contexts": "1"})) as runtime:
             answer(runtime, request())
@@ -161,7 +161,7 @@ def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypa
 def test_a_process_that_hangs_fails_one_request_and_is_replaced(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_cpp_images, "_MAX_S", 3.0)
+    monkeypatch.setattr(image_prompts, "_MAX_S", 3.0)
     runtime = started(artifact)
     first, _ = answer(runtime, request())
     child = child_of(keeper_of(runtime))

@@ -15,12 +15,12 @@ import pytest
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest, OutputFormat, Params, SamplingParams, StructuredOutput
-from model_repository.engine.adapter_folder import Adapter
-from model_repository.engine.adapter_root import AdapterRoot
-from model_repository.engine.llama_cpp_runtime import LlamaCppRuntime
+from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.adapters.root import AdapterRoot
+from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
-from model_repository.linked_file import LinkedFile
+from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
@@ -245,7 +245,7 @@ def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise_and_a_
         runtime = start(num_threads=num_threads, options=options)
         assert len(runtime._contexts) == expected
         assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences  # in all contexts
-    monkeypatch.setattr("model_repository.engine.llama_cpp_runtime.MAX_CACHED_WEIGHTS_BYTES", 1000)
+    monkeypatch.setattr("model_repository.engine.llama_cpp.runtime.MAX_CACHED_WEIGHTS_BYTES", 1000)
     assert len(start(num_threads=2)._contexts) == 1
 
 

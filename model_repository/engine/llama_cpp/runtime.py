@@ -22,14 +22,13 @@ from cyllama.llama import llama_cpp as llama
 
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
-from model_repository.cores import num_physical_cores
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
-from model_repository.engine.llama_cpp_adapters import LlamaCppAdapters
-from model_repository.engine.llama_cpp_context import MAX_STEP_TOKENS, Context
-from model_repository.engine.llama_cpp_images import ImagePrompts
-from model_repository.engine.llama_cpp_sampler import TokenSampler
+from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
+from model_repository.engine.llama_cpp.context import MAX_STEP_TOKENS, Context
+from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
+from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
@@ -37,6 +36,7 @@ from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
+from model_repository.system.cores import num_physical_cores
 
 # A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
 # weights come from memory, and all cores should use them while they are in the cache.

@@ -11,7 +11,7 @@ from typing import Self
 
 from model_repository.ascii_path import ascii_path
 from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble
-from model_repository.engine.adapter_folder import Adapter, read_adapter
+from model_repository.engine.adapters.folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.machine import Machine, read_machine, show_only, why_unfit
+from model_repository.system.machine import Machine, read_machine, show_only, why_unfit
 
 BIN = Path(__file__).parents[1] / "doubles" / "bin"
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0"

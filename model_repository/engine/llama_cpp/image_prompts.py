@@ -19,13 +19,13 @@ from msgspec.structs import replace
 
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
-from model_repository.engine.adapter_folder import Adapter
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.images import ImageReader, Picture
-from model_repository.engine.llama_cpp_context import SlotCache
+from model_repository.engine.llama_cpp.context import SlotCache
 from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.errors import EngineFailed
-from model_repository.forked_process import ForkedProcess, answer_of
+from model_repository.system.forked_process import ForkedProcess, answer_of
 
 # With equal priority, a step of the batch waits for threads that compute images: beside four clients of images, four
 # streams of the demo model in one context got 39 events a second, and with this niceness 111 (without images 291).

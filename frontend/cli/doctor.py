@@ -17,8 +17,8 @@ from frontend.launcher.state_lock import FILE_NAME, locked
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from frontend.settings import SettingsError
 from model_repository.contract.tensors import ensemble_to_model_id
-from model_repository.cores import memory_bytes, num_physical_cores
-from model_repository.machine import installed_version
+from model_repository.system.cores import memory_bytes, num_physical_cores
+from model_repository.system.machine import installed_version
 
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
 
