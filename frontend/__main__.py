@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     metrics_help = "Address of metrics; :: is every IPv6 address. (default: that of gRPC)"
     command.add_argument("--metrics-address", metavar="ADDRESS", help=metrics_help)
     _add_number(command, "--exit-timeout-s", 25, "Seconds that running requests may take to end after SIGTERM.")
-    add_options(command.add_argument_group("TLS of gRPC"), Settings(), only=TLS_OF_SERVER)
+    add_options(command, Settings(), only=TLS_OF_SERVER)
     command.set_defaults(command=_triton)
 
     text = "Check the engines of a Triton; exit status 0 or 1."
@@ -177,7 +177,7 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
     verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."
     command.add_argument("--verbose", action="store_true", help=verbose_help)
-    add_options(command.add_argument_group("the frontend"), DEFAULT_FRONTEND, without={"triton_endpoints"})
+    add_options(command, DEFAULT_FRONTEND, without={"triton_endpoints"})
 
 
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:

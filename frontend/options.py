@@ -8,7 +8,7 @@ import socket
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from frontend.settings import SETTINGS, Setting, Settings, flag_of
+from frontend.settings import GROUPS, SETTINGS, Setting, Settings, flag_of
 
 # TLS of the connections to Tritons, and of a server's own port.
 TLS_TO_TRITON = frozenset({"triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name"})
@@ -16,22 +16,33 @@ TLS_OF_SERVER = frozenset({"tls_cert", "tls_key", "tls_client_ca"})
 
 
 def add_options(
-    parser: argparse._ActionsContainer, defaults: Settings, *, without: Collection[str] = (), only: Collection[str] = ()
+    parser: argparse.ArgumentParser, defaults: Settings, *, without: Collection[str] = (), only: Collection[str] = ()
 ) -> None:
-    """Add one option for each setting, without some settings, or for some settings only."""
-    for name, setting in SETTINGS.items():
-        if setting.flag is None or name in without or (only and name not in only):
+    """Add one option for each setting, under the heading of its group: without some settings, or for some only."""
+    for title, names in GROUPS.items():
+        shown = [
+            name
+            for name in names
+            if SETTINGS[name].flag is not None and name not in without and (not only or name in only)
+        ]
+        if not shown:
             continue
-        default = getattr(defaults, name)
-        metavar = setting.metavar or name.rpartition("_")[2].upper()
-        kind: dict[str, Any] = {"type": type(default), "metavar": "N" if isinstance(default, int) else metavar}
-        if isinstance(default, bool):
-            kind = {"action": "store_true"}
-        elif isinstance(default, tuple):
-            kind = {"action": "append", "metavar": metavar}
-        shown = default_text(default)
-        text = f"{explanation(setting)} (default: {shown})" if shown else explanation(setting)
-        parser.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=text, **kind)
+        group = parser.add_argument_group(title)
+        for name in shown:
+            _add_option(group, name, getattr(defaults, name))
+
+
+def _add_option(group: argparse._ArgumentGroup, name: str, default: Any) -> None:
+    setting = SETTINGS[name]
+    metavar = setting.metavar or name.rpartition("_")[2].upper()
+    kind: dict[str, Any] = {"type": type(default), "metavar": "N" if isinstance(default, int) else metavar}
+    if isinstance(default, bool):
+        kind = {"action": "store_true"}
+    elif isinstance(default, tuple):
+        kind = {"action": "append", "metavar": metavar}
+    shown = default_text(default)
+    text = f"{explanation(setting)} (default: {shown})" if shown else explanation(setting)
+    group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, help=text, **kind)
 
 
 def explanation(setting: Setting) -> str:

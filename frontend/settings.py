@@ -364,6 +364,28 @@ class Settings:
 
 SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Settings)}
 
+# The headings of the options, with their settings.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "network": (
+        "host", "port", "admin_host", "admin_port", "root_paths", "cors_origins", "allow_hosts", "image_hosts",
+        "max_body_bytes", "idle_timeout_s", "stream_keepalive_s",
+    ),
+    "TLS of the server": ("tls_cert", "tls_key", "tls_client_ca"),
+    "Tritons": (
+        "triton_endpoints", "triton_tls_ca", "triton_tls_cert", "triton_tls_key", "triton_tls_name", "triton_key",
+    ),
+    "keys and limits": (
+        "key_file", "allow_anonymous", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_priority",
+        "model_limits", "max_in_flight", "max_queue_wait_s", "redis_url", "limits_on_failure",
+    ),
+    "models and requests": (
+        "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",
+        "include_stop_str_in_output", "max_logprobs", "request_timeout_s", "strict_extra", "validation_status",
+    ),
+    "logs and metrics": ("log_format", "metrics_compat", "metrics_by_key", "otlp_endpoint"),
+    "expert": ("workers", "drain_timeout_s", "engine_stall_s"),
+}  # fmt: skip
+
 
 def flag_of(name: str) -> str:
     """Return the option of a setting."""

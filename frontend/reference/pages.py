@@ -10,7 +10,7 @@ from frontend.options import default_text, explanation
 from frontend.protocol.fields import OF_PEERS
 from frontend.reference.metrics import metrics_page
 from frontend.reference.parameters import Parameter, Treatment, parameters
-from frontend.settings import SETTINGS, flag_of
+from frontend.settings import GROUPS, SETTINGS, flag_of
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
 from model_repository.engine.runtime import RUNTIMES
@@ -188,6 +188,9 @@ def _tensors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+_SETTING_COLUMNS = ("option", "default", "values", "meaning", "Helm value")
+
+
 def _settings_page() -> str:
     lines = [
         "# Settings",
@@ -198,9 +201,11 @@ def _settings_page() -> str:
         "`serve` has port 8000 by default, and no `--triton`: it starts a Triton. `serve --help` shows the others.",
         "The last column is the value of the Helm chart that sets the option; its own default is in brackets.",
         "",
-        *_table(("option", "default", "values", "meaning", "Helm value"), map(_setting_cells, SETTINGS)),
     ]
-    return "\n".join(lines) + "\n"
+    for title, names in GROUPS.items():
+        rows = map(_setting_cells, names)
+        lines += [f"## {title[0].upper()}{title[1:]}", "", *_table(_SETTING_COLUMNS, rows), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _setting_cells(name: str) -> Sequence[str]:

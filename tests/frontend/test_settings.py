@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.settings import SETTINGS, Setting, Settings, SettingsError, flag_of
+from frontend.settings import GROUPS, SETTINGS, Setting, Settings, SettingsError, flag_of
 from model_repository.contract.request import ContextOverflow
 from model_repository.model_parameters import RequestDefaults
 
@@ -109,3 +109,7 @@ def test_other_addresses_need_keys_or_a_word(fields: dict[str, Any]) -> None:
     with pytest.raises(SettingsError, match=r"^--admin-host=.*--key-file FILE names the keys, and --allow-anonymous"):
         Settings(admin_host="0.0.0.0", admin_port=1)
     Settings(admin_host="0.0.0.0")  # nothing listens there
+
+
+def test_each_setting_has_one_heading() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(SETTINGS)
