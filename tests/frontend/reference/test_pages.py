@@ -10,7 +10,7 @@ from frontend.protocol.fields import GenerationBody
 from frontend.reference.pages import pages
 from frontend.reference.parameters import Treatment, parameters
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 MODELS: dict[str, type[GenerationBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,

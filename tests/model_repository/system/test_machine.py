@@ -9,7 +9,7 @@ import pytest
 
 from model_repository.system.machine import Machine, read_machine, show_only, why_unfit
 
-BIN = Path(__file__).parents[1] / "doubles" / "bin"
+BIN = Path(__file__).parents[2] / "doubles" / "bin"
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0"
 MACHINE = Machine(
     gpu_names=("NVIDIA H100 80GB HBM3",) * 2,
