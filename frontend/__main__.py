@@ -174,8 +174,8 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
         "Seconds that the frontend may take to end after its requests; then it is killed.",
     )
     _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
-    _add_number(command, "--triton-hang-s", 30.0, "Seconds without an answer that restart Triton; 0: no limit.")
-    verbose_help = "Print the log of Triton and the frontend on a terminal too, where it goes to a file otherwise."
+    _add_number(command, "--triton-hang-s", 30.0, "Restart Triton after this many seconds without an answer; 0: never.")
+    verbose_help = "On a terminal, print the logs instead of writing serve.log."
     command.add_argument("--verbose", action="store_true", help=verbose_help)
     add_options(command, DEFAULT_FRONTEND, without={"triton_endpoints"})
 

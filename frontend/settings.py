@@ -180,7 +180,7 @@ class Settings:
     include_stop_str_in_output: bool = setting(
         False, "Keep the stop sequence in the text, unless the request or its model sets it."
     )
-    max_logprobs: int = setting(5, "Largest logprobs of a completion; a chat may always ask for 20.", high=20)
+    max_logprobs: int = setting(5, "Largest `logprobs` of /v1/completions; a chat may always ask for 20.", high=20)
     engine_stall_s: float = setting(
         60.0,
         "Seconds that one step of an engine may take; an engine with a longer step is treated as lost, and reloaded.",

@@ -29,7 +29,7 @@ class FairPool:
 
     Args:
         num_threads: pieces of work done at the same time.
-        kind: of the work, a plural.
+        kind: plural noun for messages, such as `grammars`.
         num_per_sender: pieces of one sender that are done at the same time.
         max_waiting: the size of one sender's further pieces, all together.
         niceness: of the threads.

@@ -64,7 +64,7 @@ class ContentPart(Body):
             raise broken_rule(self.type, f'it is required when type is "{self.type}"')
         for name in {"text", "refusal", "image_url"} - {self.type}:
             if getattr(self, name):
-                raise broken_rule(name, f'it goes with type "{name}"')
+                raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         return self
 
 

@@ -53,9 +53,9 @@ class ResponseFormat(Body):
             if getattr(self, name) is None and name == self.type:
                 raise broken_rule(name, f'it is required when type is "{name}"')
             if getattr(self, name) is not None and name != self.type:
-                raise broken_rule(name, f'it goes with type "{name}"')
+                raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         if self.schema_ is not None and self.type != "json_object":
-            raise broken_rule("schema", 'it goes with type "json_object"')
+            raise broken_rule("schema", '`schema` is allowed only with type "json_object"')
         return self
 
     def structured_output(self) -> StructuredOutput | None:

@@ -84,7 +84,7 @@ class ToolChoice(Body):
     def _check_fields_of_type(self) -> Self:
         for name in ("function", "allowed_tools"):
             if (self.type == name) != (getattr(self, name) is not None):
-                raise broken_rule(name, f'it goes with type "{name}"')
+                raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         return self
 
     def names(self) -> list[str]:

@@ -114,7 +114,7 @@ class ReloadPlan:
         self._wanted.add(stage)
 
     def settle(self, stage: str) -> None:
-        """Note that a planned stage works again. Requests from before say nothing about it any more."""
+        """Mark a planned stage as repaired: failures of earlier requests no longer count."""
         if stage in self._wanted:
             self._wanted.remove(stage)
             self._settled_at[stage] = self._clock()

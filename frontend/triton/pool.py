@@ -34,7 +34,7 @@ _ABSENT_TIMEOUT_S = 0.25
 
 
 class RetryBudget:
-    """A token bucket that first attempts fill instead of time. Pure."""
+    """A token bucket that is refilled by first attempts instead of time. Pure."""
 
     def __init__(self) -> None:
         self._saved = MAX_SAVED

@@ -71,7 +71,7 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     """
 
     token_ids: tuple[int, ...] = ()
-    num_cut_bytes: int = 0  # at the end of the last token, outside the text: a stop sequence, or an end token
+    num_cut_bytes: int = 0  # bytes of the last token that are not text: a stop sequence, or an end token
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # with finish_reason, or in every delta if the request asked for it
     details: DeltaDetails | None = None

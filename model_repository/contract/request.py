@@ -241,7 +241,7 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         TensorSpec(
             low=-1,
             high=1,
-            doc="-1: while requests wait for the engine, as if it had come 10 s earlier; 1: later; 0 (default)",
+            doc="priority in the queue: -1 counts as 10 s earlier, 1 as 10 s later",
         ),
     ] = 0
     sender: Annotated[

@@ -42,7 +42,7 @@ class EngineSequence:
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._byte_table = byte_table
-        self._end_token_id: int | None = None  # the last token, if it is not text and the request lists its tokens
+        self._end_token_id: int | None = None  # token that ended it; kept only if the request lists tokens
         self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
         self._stop_buffer = StopBuffer(

@@ -116,7 +116,7 @@ class _StopMatcher:
     def __init__(self, stop: bytes) -> None:
         self._stop = stop
         self.num_bytes = len(stop)
-        self._borders = [0, 0]  # by the length of a prefix of it: the longest shorter prefix that is also its suffix
+        self._borders = [0, 0]  # table of KMP: the length of the border of each prefix
         self.num_matched = 0  # bytes at the end of the text that begin the stop sequence without completing it
 
     def push(self, text: bytes) -> int | None:

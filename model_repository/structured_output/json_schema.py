@@ -32,7 +32,7 @@ MAX_ONE_OF = 100
 MAX_STEPS_TO_LIST = 10_000  # of the oneOf proof where a failure only lists the keyword: about 40 ms
 MAX_OPTIONAL_PROPERTIES = 240  # of one object; see LIMITS
 
-# Compact as json.dumps writes it: were white space free, a weak model would run on in it.
+# Separators as json.dumps writes them: with free white space, a weak model writes it without end.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 # JSON Schema's and OpenAPI's; `nullable` is read with `type`, `$id` before all else.

@@ -64,7 +64,7 @@ def test_services_of_other_models_lead_to_all_pods(name: str) -> None:
         )
 
 
-def test_a_group_of_which_a_pod_is_lost_is_made_anew() -> None:
+def test_losing_a_pod_recreates_its_group() -> None:
     assert group(case("nodes"))["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
 
 

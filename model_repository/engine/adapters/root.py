@@ -88,7 +88,7 @@ class AdapterRoot:
             aside.replace(self._path_of(name))
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters cannot be written: it has the notes of loaded adapters") from exc
+            raise EngineFailed("the root of adapters is not writable: loaded adapters are recorded there") from exc
 
     def forget(self, name: str) -> None:
         """Remove the note of an adapter.
@@ -100,7 +100,7 @@ class AdapterRoot:
             self._path_of(name).unlink(missing_ok=True)
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters cannot be written: it has the notes of loaded adapters") from exc
+            raise EngineFailed("the root of adapters is not writable: loaded adapters are recorded there") from exc
 
     def noted(self) -> Iterator[tuple[str, str]]:
         """Yield name and source of each noted adapter; an unreadable note is logged."""
