@@ -143,7 +143,7 @@ def test_a_malformed_note_is_ignored(folder: Path, caplog: pytest.LogCaptureFixt
 def test_an_unwritable_note_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".loaded").write_text("a file")
     adapter = Adapter(path=tmp_path, key="", num_bytes=0, source="x")
-    with pytest.raises(EngineFailed, match="cannot be written"):
+    with pytest.raises(EngineFailed, match="not writable"):
         root_of(tmp_path).note("x", adapter)
-    with pytest.raises(EngineFailed, match="cannot be written"):
+    with pytest.raises(EngineFailed, match="not writable"):
         root_of(tmp_path).forget("x")
