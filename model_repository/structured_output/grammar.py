@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.structured_output.compilation import check
 from model_repository.structured_output.gbnf import gbnf_to_lark
-from model_repository.structured_output.json_schema import enforceable_schema, rewritten_schema, schema_grammar
+from model_repository.structured_output.json_schema import enforceable_schema, rewritten_schema
 from model_repository.structured_output.pattern import MAX_OPTIONAL, literal, whole_pattern
 from model_repository.structured_output.refusal import parse_json, refuse
 
@@ -71,10 +72,9 @@ def _grammar(structured_output: StructuredOutput, rewrite: Callable[[object], di
     if _has_surrogates(content):
         refuse("half of a surrogate pair: this is no text")
     match structured_output.format:
-        case OutputFormat.JSON_OBJECT:
-            grammar = schema_grammar({"type": "object"})
-        case OutputFormat.JSON_SCHEMA:
-            grammar = schema_grammar(rewrite(parse_json(content, "schema")))
+        case OutputFormat.JSON_OBJECT | OutputFormat.JSON_SCHEMA as form:
+            schema = {"type": "object"} if form is OutputFormat.JSON_OBJECT else parse_json(content, "schema")
+            grammar = f"start: %json {json.dumps(rewrite(schema))}"
         case OutputFormat.REGEX:
             grammar = _regex_grammar(content)
         case OutputFormat.CHOICE:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ from model_repository.structured_output.references import References
 from model_repository.structured_output.refusal import (
     check_depth,
     checked_list,
-    checked_name,
     checked_object,
     decline,
     refuse,
@@ -34,6 +32,9 @@ MAX_OPTIONAL_PROPERTIES = 240  # of one object; see LIMITS
 
 # Separators as json.dumps writes them: with free white space, a weak model writes it without end.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Beside listed names, llguidance 1.9 allows other ones in any notation: "\u0061" would escape the schema of "a".
+# Without \u, control characters that have no short escape, such as ESC, cannot be written.
+_ONE_NOTATION_LAYOUT = {**JSON_LAYOUT, "json_allowed_escapes": 'nrbtf\\"'}
 
 # JSON Schema's and OpenAPI's; `nullable` is read with `type`, `$id` before all else.
 _ANNOTATIONS = frozenset(
@@ -48,11 +49,6 @@ _NOT_ENFORCED = frozenset(
     | {"disallow", "divisibleBy"}
 )
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
-
-
-def schema_grammar(schema: Mapping[str, Any]) -> str:
-    """Return the grammar of the JSON that satisfies an enforceable schema."""
-    return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_LAYOUT})}"
 
 
 def enforceable_schema(schema: object, path: str = "schema", is_strict: bool = True) -> dict[str, Any]:
@@ -111,13 +107,14 @@ class _Rewriting:
         self._definitions: dict[str, dict[str, Any] | bool] = {}
         self._enforced: dict[int, dict[str, Any]] = {}  # by id of a schema: its enforced keywords, as written
         self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
+        self._layout: dict[str, Any] = JSON_LAYOUT
 
     def run(self) -> dict[str, Any]:
         self._rewritten = self._schema(self._root, self._path, is_open=False)
         for name, part, path, is_open in self._references.new():
             self._definitions[name] = self._schema(part, path, is_open)
         schema = self._rewritten if isinstance(self._rewritten, dict) else ({} if self._rewritten else {"enum": []})
-        return {**schema, "$defs": self._definitions, "x-guidance": JSON_LAYOUT}
+        return {**schema, "$defs": self._definitions, "x-guidance": self._layout}
 
     def check_one_ofs(self, max_steps: int) -> None:
         """Decline each `oneOf` that may differ from the `anyOf` that replaces it."""
@@ -189,6 +186,9 @@ class _Rewriting:
             enforced.pop("additionalProperties", None)
         elif not is_open:
             _close(result)
+        listed = result.keys() & {"properties", "patternProperties"}
+        if len(listed) == 2 or (listed and result.get("additionalProperties") is not False):
+            self._layout = _ONE_NOTATION_LAYOUT
         return result
 
     def _is_constraint(self, name: str, schema: Mapping[str, Any], path: str) -> bool:
@@ -237,8 +237,7 @@ class _Rewriting:
             decline(f"{path}: more than {MAX_OPTIONAL_PROPERTIES} optional properties are not enforced; require some")
         return {
             "properties": {
-                checked_name(name, path): self._schema(item, f"{path}.{name}", keyword.is_open)
-                for name, item in properties.items()
+                name: self._schema(item, f"{path}.{name}", keyword.is_open) for name, item in properties.items()
             }
         }
 

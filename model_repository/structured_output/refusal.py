@@ -50,14 +50,9 @@ def checked_object(value: object, path: str) -> dict[str, Any]:
     return value
 
 
-def checked_name(value: object, path: str) -> str:
-    if not isinstance(value, str):
-        refuse(f"{path}: must be texts")
-    if any(char < " " or char == "\x7f" for char in value):  # JSON has several notations for it
-        decline(f"{path}: a name with control characters is not enforced")
-    return value
-
-
 def checked_names(value: object, path: str) -> list[str]:
     """Return the names of properties, without repetitions."""
-    return list(dict.fromkeys(checked_name(name, path) for name in checked_list(value, path)))
+    names = checked_list(value, path)
+    if not all(isinstance(name, str) for name in names):
+        refuse(f"{path}: must be texts")
+    return list(dict.fromkeys(names))

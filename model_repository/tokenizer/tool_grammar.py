@@ -9,7 +9,6 @@ from typing import Any
 
 from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tool_formats import ToolFormat
 
 MAX_CALLS = 16  # in one answer: a repetitive model should end before max_tokens
@@ -115,4 +114,4 @@ def _arguments_schema(function: Mapping[str, Any], place: str, prepare_schema: P
     has_none = rules in ({}, {"properties": {}}, {"type": "object", "properties": {}})
     typed = {key: rule for key, rule in parameters.items() if key != "nullable"} | {"type": "object"}
     arguments = _NO_PARAMETERS if has_none else typed
-    return {**prepare_schema(arguments, place, bool(function.get("strict"))), "x-guidance": JSON_LAYOUT}
+    return prepare_schema(arguments, place, bool(function.get("strict")))

@@ -28,7 +28,6 @@ from tests.model_repository.structured_output.refusals import refusal, schema_re
         {"pattern": "(?=a)"},
         {"pattern": "\\x00"},
         {"patternProperties": {"a\\b": {}}},
-        {"required": ["\n"]},
         {"minItems": 100_000},
         {"$dynamicRef": "#a"},
         {"required": True},

@@ -1,6 +1,7 @@
 """A schema has the same meaning for constrained decoding as for a validator, except for the listed keywords."""
 
 import enum
+import json
 import pathlib
 import uuid
 from datetime import date, datetime, time, timedelta
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.errors import InvalidRequest
 from model_repository.structured_output.json_schema import ignored_keywords
-from tests.model_repository.structured_output.acceptance import accepts_json
+from tests.model_repository.structured_output.acceptance import accepts, accepts_json
 
 NUMBERS = {
     "minimum": st.integers(-3, 8) | st.sampled_from([-0.5, 2.5]),
@@ -83,6 +85,22 @@ def test_enforced_schemas_agree_with_a_validator(schema, values):
         assert accepts_json(schema, value) == reader.is_valid(value)
 
 
+# llguidance takes each for another name than the listed one.
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a\n": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+        {"allOf": [{"properties": {"a\n": {"type": "null"}}}, {"required": ["a\n"]}]},
+        {"patternProperties": {"^a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a\n": {"type": "null"}}, "patternProperties": {"^a": {}}, "additionalProperties": False},
+    ],
+)
+def test_another_notation_of_a_listed_name_does_not_escape_its_schema(schema):
+    form = StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"type": "object", **schema}))
+    assert accepts(form, '{"a\\n": null}')
+    assert not any(accepts(form, f'{{"{name}": 1}}') for name in ("a\\n", "a\\u000a", "\\u0061\\n", "\\u0061\\u000A"))
+
+
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
@@ -146,7 +164,7 @@ OTHERS = [
     ({"items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False}, [], [1, "a"], [1, "a", 2]),
     ({"type": "integer", "maximum": 5, "exclusiveMaximum": True}, [], 4, 5),
     ({"type": "integer", "nullable": True}, [], None, "a"),
-    ({"type": "object", "properties": {"a\n": {}}, "additionalProperties": False}, NEVER, {"a": 1}, []),
+    ({"type": "object", "properties": {"a\n": {}}, "additionalProperties": False}, [], {"a\n": 1}, {"a": 1}),
     ({"patternProperties": {"^(?=a)": {}}, "additionalProperties": False}, NEVER, {"a": 1}, NEVER),
     ({"anyOf": [{"$id": "x", "$ref": "#/a"}, {"type": "null"}]}, ["anyOf[0].$id"], 1, NEVER),
     ({"$id": "https://x.org/y", "type": "integer"}, [], 1, "a"),

@@ -14,6 +14,7 @@ from model_repository.contract.request import OutputFormat, StructuredOutput, To
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
+from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
 from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, TOOL_FORMATS, ToolFormat
 from tests.model_repository.structured_output.acceptance import accepts
@@ -71,7 +72,7 @@ IS_VALID: dict[str, Callable[[Any], bool]] = {
 
 
 def identity(schema: Any, place: str, is_strict: bool) -> dict[str, Any]:
-    return dict(schema)
+    return {**schema, "x-guidance": JSON_LAYOUT}
 
 
 def grammar(
