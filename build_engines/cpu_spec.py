@@ -207,7 +207,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
         path = folder / f"{GGUF_NAME}.gguf"
         converted = folder / "f16.gguf" if spec.precision in QUANTIZED else path
         precision = "f16" if spec.precision in QUANTIZED else spec.precision
-        with Progress.shown("converting", 0) as progress:
+        with Progress("converting", 0) as progress:
             write_gguf(checkpoint, converted, precision, lambda done, total: progress.set(done, total_bytes=total))
         if converted != path:
             quantize(converted, path, spec.precision)

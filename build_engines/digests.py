@@ -46,7 +46,7 @@ class Digests:
         """Return the digest of each file by its name. Unread large files show their progress."""
         total = sum(path.stat().st_size for path in self._unread(files.values()))
         with (
-            Progress.shown("computing digests", total if total >= self.smallest_bytes else 0) as progress,
+            Progress("computing digests", total if total >= self.smallest_bytes else 0) as progress,
             ThreadPoolExecutor(_NUM_READERS) as readers,
         ):
             # After an interrupt, no further file is read.
@@ -88,5 +88,5 @@ def _read_digest(path: Path, progress: Progress | None) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             if progress is not None:
-                progress.add(len(block))
+                progress.update(len(block))
     return digest.hexdigest()

@@ -145,7 +145,7 @@ class HubRepository:
 
         with (
             _reported(self.reference),
-            Progress.shown(f"downloading {self.reference.repository}", missing_bytes) as progress,
+            Progress(f"downloading {self.reference.repository}", missing_bytes) as progress,
             following(storage / "blobs", progress),
             _checked_answers(self.commit),
             ThreadPoolExecutor(_NUM_DOWNLOADS) as threads,

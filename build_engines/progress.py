@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+
+from tqdm import tqdm
 
 from model_repository.system.repeating import repeated
 
@@ -19,86 +19,45 @@ TERMINAL_PERIOD_S = 0.5
 LOG_PERIOD_S = 30.0
 
 
-class Progress:
-    """Bytes done of the expected ones, with the speed and the time left, or of an estimate, with the elapsed time."""
+class Progress(tqdm):  # type: ignore[misc]
+    """A context with the bytes done of the expected ones, the elapsed time and the speed, on stderr.
 
-    def __init__(
-        self, title: str, total_bytes: int, stream: TextIO, clock: Callable[[], float], *, is_estimate: bool = False
-    ) -> None:
-        """Start at no bytes.
+    Args:
+        title: the beginning of each line.
+        total_bytes: expected; 0: unknown.
+        is_estimate: there may be more or fewer bytes, so the time left is not shown.
+    """
 
-        Args:
-            title: the beginning of each line.
-            total_bytes: expected; 0: unknown.
-            stream: for the line; a terminal or a file.
-            clock: seconds.
-            is_estimate: there may be more or fewer bytes.
-        """
-        self._title, self._total_bytes, self._is_estimate = title, total_bytes, is_estimate
-        self._stream, self._clock = stream, clock
-        self._started = self._shown = clock()
-        self._is_terminal = stream.isatty()
-        self._done_bytes, self._note = 0, ""
-        self._lock = threading.Lock()
+    monitor_interval = 0  # no thread
 
-    @classmethod
-    @contextmanager
-    def shown(cls, title: str, total_bytes: int, *, is_estimate: bool = False) -> Iterator[Progress]:
-        """Show the progress of the block on stderr."""
-        progress = cls(title, total_bytes, sys.stderr, time.monotonic, is_estimate=is_estimate)
-        try:
-            yield progress
-        finally:
-            progress.clear()
+    def __init__(self, title: str, total_bytes: int, *, is_estimate: bool = False) -> None:
+        self._is_logged = not sys.stderr.isatty()
+        period_s = LOG_PERIOD_S if self._is_logged else TERMINAL_PERIOD_S
+        super().__init__(
+            desc=title,
+            total=total_bytes or None,
+            unit="B",
+            unit_scale=True,
+            bar_format="{l_bar}{bar}| {n_fmt} of about {total_fmt} [{elapsed}{postfix}]" if is_estimate else None,
+            leave=False,
+            miniters=0,
+            mininterval=period_s,
+            delay=period_s,
+            file=io.StringIO() if self._is_logged else sys.stderr,
+        )
 
-    def add(self, num_bytes: int) -> None:
-        """Add bytes; for any thread."""
-        with self._lock:
-            self.set(self._done_bytes + num_bytes)
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if not self._is_logged:
+            super().display(msg, pos)
+        elif msg is None:
+            logger.info("%s", str(self))
 
     def set(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
-        """Set the number of bytes. The line is shown once in a period.
-
-        Args:
-            done_bytes: in all.
-            note: shown behind the bytes.
-            total_bytes: expected, if it was unknown before.
-        """
-        self._done_bytes, self._note = done_bytes, note
+        """Set the number of bytes, a note behind them, and the expected number if it was unknown before."""
+        self.postfix = note
         if total_bytes is not None:
-            self._total_bytes = total_bytes
-        now = self._clock()
-        if now - self._shown < (TERMINAL_PERIOD_S if self._is_terminal else LOG_PERIOD_S):
-            return
-        self._shown = now
-        if self._is_terminal:
-            self._stream.write(f"\r\x1b[K{self.line()}")
-            self._stream.flush()
-        else:
-            logger.info("%s", self.line())
-
-    def clear(self) -> None:
-        """Remove the line from a terminal."""
-        if self._is_terminal:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
-
-    def line(self) -> str:
-        """Return the line."""
-        elapsed_s = self._clock() - self._started
-        done, total = self._done_bytes, self._total_bytes
-        unit, divisor = ("GB", 1e9) if max(done, total) >= 1e9 else ("MB", 1e6)
-        text = f"{done / divisor:.1f} {unit}"
-        if total:
-            about = "about " if self._is_estimate else ""
-            text = f"{done / divisor:.1f} of {about}{total / divisor:.1f} {unit} ({min(99, 100 * done // total)} %)"
-        parts = [f"{self._title}: {text}", self._note]
-        if total > done > 0 and elapsed_s > 0 and not self._is_estimate:
-            speed = done / elapsed_s
-            parts += [f"{speed / 1e6:.1f} MB/s", f"{elapsed_text((total - done) / speed)} left"]
-        else:
-            parts.append(elapsed_text(elapsed_s))
-        return ", ".join(filter(None, parts))
+            self.total = total_bytes
+        self.update(done_bytes - self.n)
 
 
 @contextmanager

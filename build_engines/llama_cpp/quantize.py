@@ -45,7 +45,7 @@ def quantize(source: Path, target: Path, precision: str) -> None:
         except Exception as exc:
             failures.append(exc)
 
-    with Progress.shown(f"quantizing to {precision}", 0) as progress, following(target, progress):
+    with Progress(f"quantizing to {precision}", 0) as progress, following(target, progress):
         # Signals are handled in Python, to which the call returns after a minute: so it is not in the main thread.
         thread = threading.Thread(target=run, daemon=True)
         thread.start()

@@ -55,7 +55,7 @@ def run_tool(run: ToolRun, check: Callable[[], None] = lambda: None) -> None:
         ToolFailed: the tool cannot be started, or its exit status is not 0.
     """
     started = time.monotonic()
-    with run.log.open("wb") as log, Progress.shown(run.name, run.num_bytes, is_estimate=True) as progress:
+    with run.log.open("wb") as log, Progress(run.name, run.num_bytes, is_estimate=True) as progress:
         process = _start(run, log.fileno())
         try:
             while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -28,48 +29,42 @@ class Clock:
         return self.now
 
 
-def test_a_terminal_has_one_line_that_is_rewritten() -> None:
-    stream, clock = Terminal(), Clock()
-    progress = Progress("engine", 10**10, stream, clock, is_estimate=True)
-    progress.set(10**9, "1 files")
-    assert stream.getvalue() == ""  # not yet
-    clock.now = 65.0
-    progress.set(5 * 10**9, "2 files")
-    assert stream.getvalue() == "\r\x1b[Kengine: 5.0 of about 10.0 GB (50 %), 2 files, 1 min 05 s"
-    progress.clear()
-    assert stream.getvalue().endswith("\r\x1b[K")
-
-
-def test_a_known_size_gives_the_speed_and_the_time_left() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    progress = Progress("downloading", 4 * 10**8, io.StringIO(), clock)
-    assert progress.line() == "downloading: 0.0 of 400.0 MB (0 %), 0 s"
-    clock.now = 10.0
-    progress.set(10**8)
-    assert progress.line() == "downloading: 100.0 of 400.0 MB (25 %), 10.0 MB/s, 30 s left"
+    monkeypatch.setattr("tqdm.std.time", clock)
+    return clock
+
+
+def test_a_terminal_has_one_line_that_is_rewritten(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    with Progress("engine", 10**10, is_estimate=True) as progress:
+        progress.set(10**9, "1 files")
+        assert stream.getvalue() == ""  # not yet
+        clock.now = 65.0
+        progress.set(5 * 10**9, "2 files")
+        line = stream.getvalue()
+        assert line.startswith("\rengine:  50%|") and line.endswith("| 5.00G of about 10.0G [01:05, 2 files]")
+    assert stream.getvalue().removeprefix(line).strip() == ""
 
 
 def test_a_folder_is_followed_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("build_engines.progress.TERMINAL_PERIOD_S", 0.001)
     (tmp_path / "before").write_bytes(b"1234")
-    progress = Progress("downloading", 10, io.StringIO(), Clock())
-    with following(tmp_path, progress):
+    with Progress("downloading", 10) as progress, following(tmp_path, progress):
         (tmp_path / "new").write_bytes(b"12345")
-        wait_until(lambda: "50 %" in progress.line(), "half of the bytes")
+        wait_until(lambda: "50%" in str(progress), "half of the bytes")
 
 
-def test_a_log_has_a_line_every_half_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_has_a_line_every_half_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    clock = Clock()
-    progress = Progress("engine", 0, io.StringIO(), clock)
-    for second in range(100):
-        clock.now = float(second)
-        progress.add(10**9)
-    progress.clear()
-    assert caplog.messages == [
-        "engine: 31.0 GB, 30 s",
-        "engine: 61.0 GB, 1 min 00 s",
-        "engine: 91.0 GB, 1 min 30 s",
+    with Progress("downloading", 400 * 10**6) as progress:
+        for second in range(1, 80):
+            clock.now = float(second)
+            progress.update(10**6)
+    assert [re.sub("[|].*[|]", "", message) for message in caplog.messages] == [
+        "downloading:   8% 30.0M/400M [00:30<06:10, 1.00MB/s]",
+        "downloading:  15% 60.0M/400M [01:00<05:40, 1.00MB/s]",
     ]
 
 
