@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from model_repository.structured_output.refusal import checked_list, checked_names, decline, refuse
+from model_repository.structured_output.refusal import checked_list, checked_names, checked_object, decline, refuse
 
 MAX_MULTIPLE = 10_000  # the digits of multipleOf as a number: the automaton has that many states
 MAX_EXACT = 2**53  # llguidance computes with doubles
@@ -101,11 +101,20 @@ def _count(keyword: Keyword) -> dict[str, Any]:
     return {keyword.name: value}
 
 
-def _min_properties(keyword: Keyword) -> dict[str, Any]:
-    required = required_names(keyword)
-    if _count(keyword) and keyword.value > max(1, len(required)):
-        decline(f"{keyword.path}: {keyword.value}: enforced only as 0, 1 or the number of required properties")
-    return {} if required else {"minProperties": keyword.value}
+def _num_properties(keyword: Keyword) -> dict[str, Any]:
+    value, schema, required = keyword.value, keyword.schema, required_names(keyword)
+    _count(keyword)
+    if keyword.name == "minProperties":
+        if value > max(1, len(required)):
+            decline(f"{keyword.path}: {value}: enforced only as 0, 1 or the number of required properties")
+        if required or not value:
+            return {}
+    names = {*checked_object(schema.get("properties", {}), keyword.path_of("properties")), *required}
+    has_others = "patternProperties" in schema or schema.get("additionalProperties", False) is not False
+    is_closed = not (keyword.is_open or has_others)
+    if len(names) > len(required) and not (is_closed and value == len(required) + 1):  # llguidance's special case
+        decline(f"{keyword.path}: {value}: not enforced beside optional properties")
+    return {keyword.name: value}
 
 
 def _type(keyword: Keyword) -> dict[str, Any]:
@@ -190,11 +199,11 @@ PLAIN_KEYWORDS: Mapping[str, Callable[[Keyword], dict[str, Any]]] = {
     "format": _format,
     "maxItems": _count,
     "maxLength": _count,
-    "maxProperties": _count,
+    "maxProperties": _num_properties,
     "maximum": _number,
     "minItems": _count,
     "minLength": _count,
-    "minProperties": _min_properties,
+    "minProperties": _num_properties,
     "minimum": _number,
     "multipleOf": _multiple,
     "propertyNames": _property_names,
