@@ -25,14 +25,12 @@ def check(grammar: str) -> None:
 
     Raises:
         InvalidRequest: it is malformed or too complex, or no text satisfies it.
-        Unsupported: it names special tokens, or llguidance would enforce only a part of it.
+        Unsupported: llguidance would enforce only a part of it.
     """
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if is_error:
         refuse(short_message(messages[0]))
-    if any("tokenizer" in message for message in messages):
-        decline("grammar: special tokens cannot be named; write their text")
-    if messages:  # the only other known warning: oneOf is not enforced
+    if messages:
         decline(short_message(messages[0]))
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
