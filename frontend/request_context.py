@@ -61,7 +61,7 @@ class KeyControl(Protocol):
     """The API keys of the key file, for the admin routes."""
 
     @property
-    def num_in_file(self) -> int:
+    def num_keys(self) -> int:
         """Number of keys in the file."""
 
     def reload(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from frontend.caller import ANONYMOUS
 from frontend.endpoints import ENDPOINTS, Access
 from frontend.errors import AuthenticationFailed, PermissionDenied
 from frontend.gateway.cors import refuse_foreign_pages
-from frontend.gateway.key_file import Key, KeyLimits
+from frontend.gateway.key_file import KeyLimits
 from frontend.gateway.key_ring import KeyRing
 from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
-from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings
+from frontend.settings import Settings
 
 KEY_RING = web.AppKey("key_ring", KeyRing)  # missing without a key file
 KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing without a key file
@@ -28,10 +27,7 @@ _OPEN_ROUTES = {endpoint.path for endpoint in ENDPOINTS if endpoint.access is Ac
 
 def key_ring(settings: Settings) -> KeyRing | None:
     """Return the keys of the settings; None without a key file."""
-    if not settings.key_file:
-        return None
-    sha256 = os.environ.get(LAUNCHER_KEY_VARIABLE)
-    return KeyRing(Path(settings.key_file), [Key(name="launcher", sha256=sha256)] if sha256 else [])
+    return KeyRing(Path(settings.key_file)) if settings.key_file else None
 
 
 @web.middleware

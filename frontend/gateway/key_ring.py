@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,11 +21,10 @@ def utc_now() -> datetime:
 
 
 class KeyRing:
-    """The keys of a file, and further keys. A file that cannot be read or breaks a rule raises KeyFileError."""
+    """The keys of a file. A file that cannot be read or breaks a rule raises KeyFileError."""
 
-    def __init__(self, path: Path, more_keys: Sequence[Key] = (), clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(self, path: Path, clock: Callable[[], datetime] = utc_now) -> None:
         self._path = path
-        self._more_keys = tuple(more_keys)
         self._clock = clock
         self._content: bytes | None = None
         self._logged_failure = ""  # of the last reading
@@ -33,8 +32,8 @@ class KeyRing:
         self.reload()
 
     @property
-    def num_in_file(self) -> int:
-        return len(self._keys) - len(self._more_keys)
+    def num_keys(self) -> int:
+        return len(self._keys)
 
     def authenticate(self, text: str) -> Key:
         """Return the key that a client sent.
@@ -61,10 +60,9 @@ class KeyRing:
         """
         content = read_content(self._path)
         if content != self._content:
-            keys = (*parse_keys(content, self._path), *self._more_keys)
-            self._keys = {key.id: key for key in keys}
+            self._keys = {key.id: key for key in parse_keys(content, self._path)}
             self._content = content
-            logger.info("%s has %d keys", self._path, self.num_in_file)
+            logger.info("%s has %d keys", self._path, self.num_keys)
         self._logged_failure = ""
 
     def reload_or_log(self) -> None:

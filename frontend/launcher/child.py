@@ -8,18 +8,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 from model_repository.errors import LOAD_FAILURE
 
-_TIE = Path(__file__).with_name("tie.py")
 _NUM_LAST_LINES = 20
 _ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
 # The name of a stage, and the first line of the reason, as the stage and Triton log them.
@@ -69,8 +66,6 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 class Child:
     """A command that runs in a session of its own, so that Ctrl-C reaches the launcher alone. It can be started again.
 
-    When the launcher ends, for any reason, the kernel sends SIGTERM to the command.
-
     Args:
         name: the name in its log lines.
         environment: the whole environment.
@@ -101,8 +96,6 @@ class Child:
         self._log = log
         self._named = named
         self._on_end = on_end
-        # The kernel takes the thread for the parent, so this thread lives as long as the launcher.
-        self._parent_thread = ThreadPoolExecutor(1)
         self._secret = secret.encode()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
@@ -157,16 +150,15 @@ class Child:
         self._last_lines.clear()
         self._load_failures.clear()
         self._reported.clear()
-        self._process = self._parent_thread.submit(
-            subprocess.Popen,
-            [sys.executable, "-I", "-S", str(_TIE), str(os.getpid()), *self.command],
+        self._process = subprocess.Popen(
+            self.command,
             cwd=self._folder,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-        ).result()
+        )
         assert self._process.stdout is not None
         reader = threading.Thread(target=self._forward, args=(self._process, self._process.stdout), daemon=True)
         reader.start()

@@ -2,7 +2,8 @@
 
 Every child has a mark in its environment, and its own children inherit the mark. So the guard finds processes that have
 forked, were detached or were adopted. The launcher runs this file as a program of its own and holds a pipe to it: when
-the pipe closes, for any reason, the guard ends the processes with the mark. Standard library only; Linux only (/proc).
+the pipe closes, for any reason, the guard ends the processes with the mark. A killed guard is replaced. Standard library
+only; Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from pathlib import Path
 MARK = "CONCH_LAUNCHER"
 
 _POLL_S = 0.02
+_PAUSE_S = 1.0  # before a killed guard is replaced
 _KILL_WAIT_S = 5.0  # a process inside a driver may outlive SIGKILL
 
 
@@ -33,8 +36,20 @@ def guarded(held: int, grace_s: float) -> Iterator[str]:
     """
     mark = secrets.token_hex(8)
     command = [sys.executable, "-I", "-S", __file__, mark, str(grace_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(held,), start_new_session=True):
+    theirs, ours = os.pipe()
+
+    def run() -> None:
+        while subprocess.call(command, stdin=theirs, pass_fds=(held,), start_new_session=True) < 0:
+            time.sleep(_PAUSE_S)
+
+    thread = threading.Thread(target=run, name="guard")
+    thread.start()
+    try:
         yield mark
+    finally:
+        os.close(ours)
+        thread.join()
+        os.close(theirs)
 
 
 def end_marked(mark: str, grace_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import queue
 import secrets
@@ -20,10 +19,9 @@ from typing import Any, Self
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import ChildEnded, NoModelServed, NotReadyInTime
-from frontend.launcher.first_token import wait_for_first_tokens
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
-from frontend.launcher.hang_watch import HangWatch
 from frontend.launcher.state_lock import locked
+from frontend.launcher.triton_health import HangWatch, wait_for_first_tokens
 from frontend.launcher.triton_server import (
     ADDRESS,
     DEFAULT_FRONTEND,
@@ -34,7 +32,7 @@ from frontend.launcher.triton_server import (
     triton_folder,
 )
 from frontend.options import settings_to_arguments, settings_to_environment
-from frontend.settings import LAUNCHER_KEY_VARIABLE, Settings, SettingsError
+from frontend.settings import Settings, SettingsError
 from frontend.telemetry.log_lines import NO_REQUEST_LINES
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id
 from model_repository.errors import LOAD_FAILURE
@@ -168,7 +166,6 @@ class Launcher:
         self._cleanup = ExitStack()
         self._is_stopping = False
         self.unserved: list[str] = []  # once ready: a sentence for each model that could not be loaded
-        self._key = ""  # the API key of this launcher; empty: the frontend has no keys
 
     def __enter__(self) -> Self:
         """Check everything and prepare the children.
@@ -196,8 +193,9 @@ class Launcher:
     @property
     def url(self) -> str:
         """The URL of the frontend on this machine."""
-        host, port = self._address
-        scheme = "https" if self._settings.frontend.tls_cert else "http"
+        settings = self.frontend_settings
+        host, port = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host, settings.port
+        scheme = "https" if settings.tls_cert else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
@@ -326,8 +324,6 @@ class Launcher:
             triton_endpoints=(endpoint,),
             triton_key=self._settings.frontend.triton_key or secrets.token_urlsafe(),
         )
-        if self.frontend_settings.key_file:
-            self._key = secrets.token_urlsafe()
 
     def _prepare_children(self, state_dir: Path, mark: str) -> None:
         self._mark, settings = mark, self._settings
@@ -341,9 +337,7 @@ class Launcher:
         frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         environment = {**installation.environment, KEY_VARIABLE: key}
         self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key)
-        sha256 = hashlib.sha256(self._key.encode()).hexdigest() if self._key else ""
-        secret = settings_to_environment(self.frontend_settings) | {LAUNCHER_KEY_VARIABLE: sha256}
-        environment = {**settings.environment, **secret}
+        environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
         if not self._has_request_lines:
             environment[NO_REQUEST_LINES] = "1"
         self.frontend = self._child("frontend", frontend, environment, mark)
@@ -352,15 +346,9 @@ class Launcher:
         marked = {**environment, MARK: mark, "PYTHONUNBUFFERED": "1"}
         return Child(name, command, marked, log=self._log, named=self._named, on_end=self._events.put, **options)
 
-    @property
-    def _address(self) -> tuple[str, int]:
-        settings = self.frontend_settings
-        return ("127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host), settings.port
-
     def _wait_for_first_tokens(self, deadline: float) -> None:
         try:
-            is_tls = bool(self.frontend_settings.tls_cert)
-            self._events.put(wait_for_first_tokens(*self._address, deadline, self._key, is_tls=is_tls))
+            self._events.put(wait_for_first_tokens(self.frontend_settings, self.url, deadline))
         except TimeoutError as exc:
             self._events.put(exc)
 

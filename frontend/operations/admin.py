@@ -123,7 +123,7 @@ async def reload_keys(request: web.Request) -> web.Response:
     except SettingsError as exc:
         raise InvalidRequest(f"{exc}; the old keys stay in force") from exc
     request.app[SUPERVISOR].reload_keys()
-    return json_response({"num_keys": keys.num_in_file})
+    return json_response({"num_keys": keys.num_keys})
 
 
 async def drain(request: web.Request) -> web.Response:

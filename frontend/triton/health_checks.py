@@ -11,6 +11,7 @@ from typing import NamedTuple
 from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.triton.client import TritonClient
+from frontend.triton.models import ModelSnapshot
 from model_repository.contract.output import EngineStats
 from model_repository.contract.request import (
     GenerationRequest,
@@ -31,6 +32,7 @@ class HealthResult(NamedTuple):
     is_well: bool
     reason: str  # one line
     is_silent: bool = False  # Triton gave no answer at all, not even an error
+    names: tuple[str, ...] | None = None  # of all served models, if all were checked and none failed
 
 
 async def check_engine(triton: TritonClient, ensemble: str, *, deadline_s: float, stall_s: float) -> EngineStats:
@@ -142,7 +144,8 @@ async def check_health(
     words: list[str] = []
     try:
         async with asyncio.timeout(deadline_s):
-            ensembles = [model_id_to_ensemble(model)] if model else await _served_ensembles(triton)
+            served = ModelSnapshot() if model else await triton.snapshot()
+            ensembles = [model_id_to_ensemble(model)] if model else list(served.by_ensemble)
             for ensemble in ensembles:
                 stats = await check_engine(triton, ensemble, deadline_s=deadline_s, stall_s=stall_s)
                 word = "answers"
@@ -158,9 +161,5 @@ async def check_health(
         is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
         return HealthResult(False, f"{exc.code}: {exc}", is_silent)
     if not ensembles:
-        return HealthResult(False, "no model is ready")
-    return HealthResult(True, ", ".join(words))
-
-
-async def _served_ensembles(triton: TritonClient) -> list[str]:
-    return [served.ensemble for served in (await triton.snapshot()).ready.values()]
+        return HealthResult(False, "no model is ready", names=())
+    return HealthResult(True, ", ".join(words), names=tuple(sorted(served.names())))

@@ -145,7 +145,7 @@ async def test_serve_answers_again_after_any_of_its_processes_was_killed(
 ) -> None:
     def is_complete() -> bool:
         found = processes_of(two_workers)
-        names = set(found) | {"guard", "tracker"}  # these two are not started again
+        names = set(found) | {"tracker"}  # it is not started again
         return names == {*OF_SERVE, COMPILER} and len(found["worker"]) == NUM_SPAWNED
 
     await until(is_complete, "all processes run")

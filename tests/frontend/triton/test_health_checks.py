@@ -10,6 +10,7 @@ import pytest
 
 from frontend.errors import APIError, EngineFailed, Overloaded, StageUnhealthy, TritonUnreachable
 from frontend.triton.health_checks import check_health
+from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository.contract.output import EngineStats
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 
@@ -70,6 +71,16 @@ async def test_nothing_served_is_a_failure() -> None:
     assert await answer(FakeTriton(models=[])) == (False, "no model is ready")
 
 
+@pytest.mark.parametrize("models", [[], [served_model("org/other", aliases=("short",)), DEMO]])
+async def test_all_names_of_served_models_are_known_after_a_check_of_all(models: list[ServedModel]) -> None:
+    triton = FakeTriton(chunks("x"), models=models)
+    result = await check_health(triton, model="", deadline_s=10.0, stall_s=60.0, is_generating=True)
+    assert result.names == tuple(sorted(ModelSnapshot(ready={model.id: model for model in models}).names()))
+    triton.script = [EngineFailed()]
+    result = await check_health(triton, model="", deadline_s=10.0, stall_s=60.0, is_generating=True)
+    assert result.names == (None if models else ())
+
+
 async def test_an_engine_that_is_down_or_in_one_step_for_too_long_is_a_failure() -> None:
     triton = FakeTriton()
     triton.step_age_ms = 61_000
@@ -86,7 +97,7 @@ async def test_one_that_says_nothing_fails_at_the_deadline() -> None:
             raise AssertionError
 
     result = await check_health(Silent(), model="", deadline_s=0.01, stall_s=1.0, is_generating=False)
-    assert result == (False, "no answer within 0.01 s", True)
+    assert result == (False, "no answer within 0.01 s", True, None)
 
 
 async def test_one_that_is_not_there_is_silent() -> None:

@@ -1,17 +1,68 @@
-"""Kills a tritonserver that hangs: it runs, but no longer answers health checks."""
+"""What `serve` does with health checks: it waits for the first tokens, and later kills a tritonserver that hangs."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Self
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
+_POLL_S = 0.05
+_READY_TIMEOUT_S = 10.0  # of a request to the frontend
+_TOKEN_TIMEOUT_S = 60.0  # the first token of a large model may take that long
 _CHECKS_PER_LIMIT = 10  # each needs a new connection
+
+
+def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list[str]:
+    """Wait until the frontend is ready and every model of its Triton has made a token; return the models' names, if any.
+
+    Args:
+        settings: of the frontend, for the connection to Triton.
+        url: of the frontend.
+        deadline: by time.monotonic().
+
+    Raises:
+        TimeoutError: with the last reason to wait.
+    """
+    from frontend.triton.commands import check_endpoint  # a large import, which is made while the models load
+
+    def go_on_waiting(reason: str) -> None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(reason)
+        time.sleep(_POLL_S)
+
+    while reason := _why_not_ready(url):
+        go_on_waiting(reason)
+    while True:  # Triton has loaded every model that it can load
+        timeout_s = min(max(deadline - time.monotonic(), _POLL_S), _TOKEN_TIMEOUT_S)
+        try:
+            result = asyncio.run(check_endpoint(settings, model="", is_generating=True, deadline_s=timeout_s))
+        except SettingsError as exc:
+            go_on_waiting(str(exc))
+        else:
+            if result.names is not None:
+                return list(result.names)
+            go_on_waiting(result.reason)
+
+
+def _why_not_ready(url: str) -> str:
+    """Return the reason why a frontend is not ready, or nothing. The certificate of our own child is not checked."""
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context()))
+    try:
+        with opener.open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
+            return ""
+    except HTTPError as exc:
+        return f"GET /health/ready: {exc.read().decode('utf-8', 'replace')}"
+    except (OSError, http.client.HTTPException) as exc:
+        return f"GET /health/ready: {exc or type(exc).__name__}"
 
 
 class HangClock:
