@@ -57,6 +57,7 @@ class APIError(Exception):
         message: for the client's programmer.
         param: the wrong field of the body.
         code: more specific than the class's code.
+        headers: of the response; None: those of the class.
     """
 
     status: int = 500
@@ -64,11 +65,20 @@ class APIError(Exception):
     code: str | None = None
     headers: Mapping[str, str] = {}
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.code = code or type(self).code
+        if headers is not None:
+            self.headers = headers
 
     @property
     def detail(self) -> str | Sequence[Mapping[str, Any]]:
@@ -236,19 +246,9 @@ class GenerationTimeout(APIError):
 
 
 class RateLimited(APIError):
-    """A limit of the key is reached.
-
-    Args:
-        code: `requests`, `tokens` or `too_many_waiting`.
-        retry_after_s: seconds until the limit allows the request; None: never.
-        headers: the state of the limits.
-    """
+    """A limit of the key is reached. The code may also be `tokens` or `too_many_waiting`."""
 
     status, type, code = 429, "rate_limit_error", "requests"
-
-    def __init__(self, message: str, *, code: str, retry_after_s: float | None, headers: Mapping[str, str]) -> None:
-        super().__init__(message, code=code)
-        self.headers = {**headers, **retry_headers(retry_after_s)}
 
 
 class ServerError(APIError):
@@ -297,15 +297,7 @@ class Overloaded(APIError):
 
 
 class QueueFull(Overloaded):
-    """The model has no room for this request in time.
-
-    Args:
-        retry_after_s: estimated seconds until it has room.
-    """
-
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
-        super().__init__(message)
-        self.headers = retry_headers(retry_after_s)
+    """The model has no room for this request in time. Its Retry-After is estimated."""
 
 
 class TritonUnreachable(Overloaded):

@@ -15,7 +15,6 @@ from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.model_parameters import RequestDefaults
 
-
 _HOST_NAME = r"[0-9A-Za-z._-]+"
 _ORIGIN = r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?"
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from frontend.errors import QueueFull
+from frontend.errors import QueueFull, retry_headers
 from frontend.gateway.fair_queue import Entry, FairQueue
 from frontend.gateway.types import AdmissionRequest
 
@@ -203,4 +203,4 @@ class Admission:
     def _refusal(self, reason: str) -> QueueFull:
         wait_s = self._completion_rate.wait_s(len(self._queue) + 1, self.num_sequences)
         retry_after_s = min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
-        return QueueFull(f"The model is at its limit: {reason}.", retry_after_s=retry_after_s)
+        return QueueFull(f"The model is at its limit: {reason}.", headers=retry_headers(retry_after_s))

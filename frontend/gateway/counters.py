@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from frontend.errors import RateLimited
+from frontend.errors import RateLimited, retry_headers
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.types import MINUTE_S, ROUNDING_S, Reading, Scope
 
@@ -60,8 +60,8 @@ class Counter(Struct, frozen=True):
         else:
             rule = f"the limit of {self.limit} {self.resource} a minute is reached; try again in {retry_after_s:.3f} s"
         code = self.resource if self.is_rate else "requests"
-        headers = rate_headers(readings)
-        return RateLimited(f"{self.scope}: {rule}", code=code, retry_after_s=retry_after_s, headers=headers)
+        headers = rate_headers(readings) | retry_headers(retry_after_s)
+        return RateLimited(f"{self.scope}: {rule}", code=code, headers=headers)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from frontend.settings import Settings
 logger = logging.getLogger(__name__)
 
 _MARGIN_S = 1.0  # after the longest wait in a queue; a process that has not answered by then hangs
-_ERRORS = {error.__name__: error for error in (RateLimited, QueueFull, LimitsUnavailable, ServerError)}
+_REFUSALS = {error.__name__: error for error in (RateLimited, QueueFull)}
 
 
 class Answer(Struct, frozen=True, array_like=True):
@@ -37,7 +37,7 @@ class Answer(Struct, frozen=True, array_like=True):
     number: int
     readings: tuple[Reading, ...] = ()
     error: str = ""  # name of its class
-    message: str = ""
+    message: str = ""  # this and the rest: of a refusal
     code: str | None = None
     headers: dict[str, str] = {}
 
@@ -47,11 +47,12 @@ class Answer(Struct, frozen=True, array_like=True):
 
     def raise_error(self) -> None:
         """Raise the error that the process raised, if any."""
+        if self.error in _REFUSALS:
+            raise _REFUSALS[self.error](self.message, code=self.code, headers=self.headers)
+        if self.error == LimitsUnavailable.__name__:
+            raise LimitsUnavailable
         if self.error:
-            error = APIError.__new__(_ERRORS[self.error])
-            APIError.__init__(error, self.message, code=self.code)
-            error.headers = self.headers
-            raise error
+            raise ServerError
 
 
 # From a worker: the number of a completion, and one of three values: the completion itself, which waits until it may

@@ -2,8 +2,8 @@
 
 Every child has a mark in its environment, and its own children inherit the mark. So the guard finds processes that have
 forked, were detached or were adopted. The launcher runs this file as a program of its own and holds a pipe to it: when
-the pipe closes, for any reason, the guard ends the processes with the mark. A killed guard is replaced. Standard library
-only; Linux only (/proc).
+the pipe closes, for any reason, the guard ends the processes with the mark. A killed guard is replaced. Standard
+library only; Linux only (/proc).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _CHECKS_PER_LIMIT = 10  # each needs a new connection
 
 
 def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list[str]:
-    """Wait until the frontend is ready and every model of its Triton has made a token; return the models' names, if any.
+    """Wait until the frontend is ready and every model of its Triton has made a token; return their names, if any.
 
     Args:
         settings: of the frontend, for the connection to Triton.

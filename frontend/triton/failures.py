@@ -93,7 +93,7 @@ def _known_error(message: str) -> APIError | None:
         case stage_errors.Overloaded():
             return errors.Overloaded("The model's queue is full.")
         case stage_errors.TooManyWaiting() as error:
-            return errors.RateLimited(error.text, code="too_many_waiting", retry_after_s=1.0, headers={})
+            return errors.RateLimited(error.text, code="too_many_waiting", headers=errors.retry_headers(1.0))
         case stage_errors.KeyRefused():
             return errors.TritonKeyRefused()
         case stage_errors.Unloading():

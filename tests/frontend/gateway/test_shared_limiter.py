@@ -7,14 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from frontend.errors import APIError, QueueFull, RateLimited, ServerError
 from frontend.gateway.admission import Admission, Bounds
 from frontend.gateway.counters import MemoryCounters
 from frontend.gateway.limiter import LocalLimiter
 from frontend.gateway.outage import LimitsUnavailable, OnFailure, Outage
 from frontend.gateway.shared_limiter import SharedLimiter, serve_worker
+from frontend.gateway.types import AdmissionRequest, Lease
 from tests.frontend.gateway.admission_requests import Clock, counted, generation
 
 BOUNDS = Bounds(max_in_flight=1, max_in_flight_prompt_tokens=0, max_queue_wait_s=60.0)
@@ -76,6 +79,29 @@ async def test_a_place_is_free_before_its_request_ends(tmp_path: Path, limiter: 
             worker.release(lease, 5)
         await worker.acquire(generation())
         assert admission(limiter).num_sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (RateLimited("no", code="tokens", headers={"Retry-After": "7"}), None),
+        (QueueFull("full", headers={"Retry-After": "3", "x-ratelimit-limit-requests": "9"}), None),
+        (LimitsUnavailable(), None),
+        (KeyError("secret"), ServerError()),
+    ],
+)
+async def test_an_error_of_the_process_is_raised_in_the_worker(
+    tmp_path: Path, limiter: LocalLimiter, monkeypatch: pytest.MonkeyPatch, raised: Exception, expected: APIError | None
+) -> None:
+    async def acquire(request: AdmissionRequest) -> Lease:
+        raise raised
+
+    monkeypatch.setattr(limiter, "acquire", acquire)
+    error: Any = expected or raised
+    async with worker_of(tmp_path) as worker:
+        with pytest.raises(type(error)) as caught:
+            await worker.acquire(generation())
+    assert vars(caught.value) == vars(error) and caught.value.headers == error.headers
 
 
 async def test_a_worker_that_dies_leaves_the_queue_and_holds_nothing(tmp_path: Path, limiter: LocalLimiter) -> None:

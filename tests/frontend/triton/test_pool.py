@@ -137,7 +137,7 @@ async def test_a_second_failure_is_the_answer() -> None:
     "error",
     [
         InvalidRequest("no"),
-        RateLimited("no", code="too_many_waiting", retry_after_s=1.0, headers={}),
+        RateLimited("no", code="too_many_waiting"),
         Draining(),
         ReaderTooSlow(),
     ],
