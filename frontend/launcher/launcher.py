@@ -21,7 +21,7 @@ from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import ChildEnded, NoModelServed, NotReadyInTime
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.launcher.state_lock import locked
-from frontend.launcher.triton_health import HangWatch, wait_for_first_tokens
+from frontend.launcher.triton_health import hang_watch, wait_for_first_tokens
 from frontend.launcher.triton_server import (
     ADDRESS,
     DEFAULT_FRONTEND,
@@ -215,7 +215,6 @@ class Launcher:
         self._is_stopping = True
         self.frontend.stop(self._settings.frontend.drain_timeout_s + self._settings.stop_timeout_s)
         self.triton.kill()
-        free_shared_memory(self._mark)
 
     def interrupt(self) -> None:
         """End the wait, now or when it begins; a signal handler may call this at any moment.
@@ -270,7 +269,7 @@ class Launcher:
         with ExitStack() as stack:
             if self._settings.triton_hang_s:
                 limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
-                stack.enter_context(HangWatch(self.triton, self.frontend_settings, limits_s, self.report))
+                stack.enter_context(hang_watch(self.triton, self.frontend_settings, limits_s, self.report))
             self._restart_children()
 
     def _restart_children(self) -> None:

@@ -7,8 +7,8 @@ import http.client
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
@@ -91,49 +91,38 @@ class HangClock:
         return self._clock() - self._answered_at_s >= self._limits_s[self._is_starting]
 
 
-class HangWatch:
-    """Checks the health of a server in a thread of its own, and kills the server when it hangs. A context manager.
+@contextmanager
+def hang_watch(
+    server: Child, settings: Settings, limits_s: tuple[float, float], log: Callable[[str], None]
+) -> Iterator[None]:
+    """Check the health of a server during the block, in another thread, and kill it when it hangs.
 
     Args:
         server: a server that is ready; its supervisor starts it again.
-        settings: the settings of the frontend, for the connection to the server.
+        settings: of the frontend, for the connection to the server.
         limits_s: seconds of silence: after an answer, and after a restart.
         log: called with each line, from the thread.
     """
+    from frontend.triton.commands import check_endpoint
 
-    def __init__(
-        self,
-        server: Child,
-        settings: Settings,
-        limits_s: tuple[float, float],
-        log: Callable[[str], None],
-    ) -> None:
-        self._server = server
-        self._settings = settings
-        self._limits_s = limits_s
-        self._log = log
-        self._has_ended = threading.Event()
+    has_ended = threading.Event()
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=lambda: asyncio.run(self._watch()), name="hang-watch", daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Let the thread end; it does not kill the server any more."""
-        self._has_ended.set()
-
-    async def _watch(self) -> None:
-        from frontend.triton.commands import check_endpoint  # a large import: the launcher starts at once
-
-        clock = HangClock(*self._limits_s, self._server.pid)
-        while not self._has_ended.is_set():
-            await asyncio.sleep(self._limits_s[0] / _CHECKS_PER_LIMIT)
-            pid = self._server.pid
+    async def watch() -> None:
+        clock = HangClock(*limits_s, server.pid)
+        while not has_ended.is_set():
+            await asyncio.sleep(limits_s[0] / _CHECKS_PER_LIMIT)
+            pid = server.pid
             try:
-                result = await check_endpoint(self._settings, model="", is_generating=False)
+                result = await check_endpoint(settings, model="", is_generating=False)
             except SettingsError:  # the certificates are being replaced: no check was made
                 continue
-            hangs = clock.hangs(pid, is_silent=result.is_silent) and self._server.pid == pid
-            if hangs and not self._has_ended.is_set():
-                self._log(f"{self._server.name} runs, but answers no health check any more; it is killed")
-                await asyncio.to_thread(self._server.kill)
+            hangs = clock.hangs(pid, is_silent=result.is_silent) and server.pid == pid
+            if hangs and not has_ended.is_set():
+                log(f"{server.name} runs, but answers no health check any more; it is killed")
+                await asyncio.to_thread(server.kill)
+
+    threading.Thread(target=lambda: asyncio.run(watch()), name="hang-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        has_ended.set()
