@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
-import os
 import re
 import shutil
 import socket
@@ -15,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from build_engines.errors import BuildError
+from model_repository.system.lock_file import read_holder, try_lock, write_holder
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ def locked(path: Path, purpose: str) -> Iterator[int]:
     """Lock a file for the block. While another process has the lock, log its name and wait.
 
     Child processes can inherit the yielded descriptor, and with it the lock: after a builder is killed, the next one
-    waits until its tools have ended. The file stays: after a removal, two builders could lock two files of one name.
+    waits until its tools have ended.
 
     Args:
         path: the lock file.
@@ -35,10 +33,10 @@ def locked(path: Path, purpose: str) -> Iterator[int]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
-        if not _try_lock(file):
+        if not try_lock(file):
             logger.info("waiting for %s", _holder(file, path))
             fcntl.flock(file, fcntl.LOCK_EX)
-        _sign(file, purpose)
+        _write_holder(file, purpose)
         yield file.fileno()
 
 
@@ -46,9 +44,9 @@ def locked(path: Path, purpose: str) -> Iterator[int]:
 def locked_if_free(path: Path, purpose: str) -> Iterator[bool]:
     """Lock a file for the block if it is free, and yield whether it was."""
     with path.open("a+", encoding="utf-8") as file:
-        is_ours = _try_lock(file)
+        is_ours = try_lock(file)
         if is_ours:
-            _sign(file, purpose)
+            _write_holder(file, purpose)
         yield is_ours
 
 
@@ -67,7 +65,7 @@ def remove_leftovers(target: Path) -> None:
         if not lock.exists():
             continue
         with lock.open("a+", encoding="utf-8") as file:
-            if name == target.name or _try_lock(file):
+            if name == target.name or try_lock(file):
                 logger.info("removing %s of a killed build", leftover)
                 shutil.rmtree(leftover, ignore_errors=True)
 
@@ -77,34 +75,13 @@ def lock_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
-def _sign(file: TextIO, purpose: str) -> None:
-    file.truncate(0)
-    json.dump({"pid": os.getpid(), "host": socket.gethostname(), "purpose": purpose, "since": time.time()}, file)
-    file.flush()
-
-
-def _try_lock(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as exc:
-        raise BuildError(f"{file.name}: this file system has no locks ({exc}): use another --state-dir") from exc
-    return True
+def _write_holder(file: TextIO, purpose: str) -> None:
+    write_holder(file, host=socket.gethostname(), purpose=purpose, since=time.time())
 
 
 def _holder(file: TextIO, path: Path) -> str:
-    holder = _read(file)
+    holder = read_holder(file)
     if not holder:
         return f"another builder, with the lock {path}"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(str(holder["since"]))))
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder["since"]))
     return f"process {holder['pid']} on {holder['host']} (or its tools), since {since}: {holder['purpose']}"
-
-
-def _read(file: TextIO) -> dict[str, object]:
-    file.seek(0)
-    try:
-        holder = json.loads(file.read() or "{}")
-    except ValueError:  # another process is writing it
-        return {}
-    return holder if isinstance(holder, dict) else {}

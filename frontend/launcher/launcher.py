@@ -36,6 +36,7 @@ from frontend.settings import Settings, SettingsError
 from frontend.telemetry.log_lines import NO_REQUEST_LINES
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id
 from model_repository.errors import LOAD_FAILURE
+from model_repository.system.lock_file import write_holder
 
 WINDOW_S = 600.0  # older restarts do not count
 _FIRST_PAUSE_S = 1.0
@@ -180,8 +181,8 @@ class Launcher:
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
-            lock.name_url(self.url)
-            mark = stack.enter_context(guarded(lock.file.fileno(), self._settings.stop_timeout_s))
+            write_holder(lock, url=self.url)
+            mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
             self._prepare_children(state_dir, mark)
             stack.callback(self.stop)
             self._cleanup = stack.pop_all()

@@ -2,76 +2,44 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from frontend.launcher.errors import AlreadyServing
+from model_repository.system.lock_file import read_holder, try_lock
 
 FILE_NAME = "launcher.lock"
 
-_KILLED_HOLDER_WAIT_S = 8.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class StateLock:
-    """A lock that is held. A process that inherits its descriptor holds it too."""
-
-    file: TextIO
-
-    def name_url(self, url: str) -> None:
-        """Write the process id and the URL of the holder, for the message of a second launcher.
-
-        Raises:
-            OSError: the disk is full.
-        """
-        try:
-            os.write(self.file.fileno(), json.dumps({"pid": os.getpid(), "url": url}).encode())
-        except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, self.file.name) from exc
-
-
 @contextmanager
-def locked(state_dir: Path) -> Iterator[StateLock]:
-    """Hold the lock of a state directory.
+def locked(state_dir: Path) -> Iterator[TextIO]:
+    """Hold the lock of a state directory, and yield its file, in which the holder writes its URL.
 
     Raises:
         AlreadyServing: another launcher holds it.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / FILE_NAME).open("a+", encoding="utf-8") as file:
-        give_up_at = time.monotonic() + _KILLED_HOLDER_WAIT_S
-        while not _is_locked(file):
-            file.seek(0)
-            holder = json.loads(file.read() or "{}")
-            # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
-            if _is_alive(holder) or time.monotonic() >= give_up_at:
+        # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
+        while not try_lock(file):
+            holder = read_holder(file)
+            if holder and _is_alive(holder["pid"]):
                 raise AlreadyServing(
-                    f"process {holder.get('pid', '?')} already serves {state_dir} at {holder.get('url', '?')}: "
+                    f"process {holder['pid']} already serves {state_dir} at {holder['url']}: "
                     "`conch chat` talks to it; for another server, choose another --state-dir and other ports"
                 )
             time.sleep(_POLL_S)
         file.truncate(0)
-        yield StateLock(file)
+        yield file
 
 
-def _is_locked(file: TextIO) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_alive(holder: dict[str, int]) -> bool:
-    try:
-        return "pid" in holder and bool(Path(f"/proc/{holder['pid']}/cmdline").read_bytes())  # a zombie has none
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
     except FileNotFoundError:
         return False
