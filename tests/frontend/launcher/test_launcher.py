@@ -38,7 +38,7 @@ from frontend.settings import Settings, SettingsError
 from frontend.telemetry.log_lines import NO_REQUEST_LINES
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, running
-from tests.processes import is_running
+from tests.processes import command_line, is_running
 from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("servers")
@@ -144,14 +144,15 @@ def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository,
 
 
 def test_a_guard_that_was_killed_is_replaced_and_ends_the_children_of_a_killed_launcher(repository, server, tmp_path):
-    def guards() -> list[psutil.Process]:
-        return [each for each in psutil.Process(serve.process.pid).children() if "guard.py" in " ".join(each.cmdline())]
+    def guards() -> list[int]:
+        pids = [child.pid for child in psutil.Process(serve.process.pid).children()]
+        return [pid for pid in pids if b"guard.py" in command_line(pid)]
 
     with serving(tmp_path, *flags(repository, server(FORKING_SERVER))) as serve:
         serve.wait_for(" started")
         [killed] = guards()
-        killed.kill()
-        wait_until(lambda: [guard for guard in guards() if guard != killed], "another guard runs")
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: set(guards()) - {killed}, "another guard runs")
         serve.process.kill()
         wait_until(lambda: not any(map(is_running, children_of(serve))), "everything has ended")
 
