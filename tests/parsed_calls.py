@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta
-from frontend.tool_calls.parser import tool_call_parser
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, TextDelta
+from frontend.output_parser.parser import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class ToolCall:
 
 def parse_tool_calls(format_name: str, text: str, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
     """Return content and calls of a whole answer."""
-    parser = tool_call_parser(format_name)
+    parser = OutputParser(format_name)
     content, calls = "", []
     for event in [*parser.push(text), *parser.finish(is_cut=is_cut)]:
         match event:
-            case ContentDelta(delta):
+            case TextDelta(delta):
                 content += delta
             case CallBegin(_, name):
                 calls.append(ToolCall(name, "", False))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec.structs
 
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, TextDelta
+from frontend.output_parser.parser import OutputParser
 from frontend.protocol.answers import (
     AssistantMessage,
     ChatChoice,
@@ -22,27 +23,11 @@ from frontend.protocol.answers import (
     ToolCallDelta,
 )
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
-from frontend.tool_calls.parser import ToolCallParser, tool_call_parser
 from frontend.translate.logprobs import chat_logprobs
 from frontend.translate.reply import Reply, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
-
-
-@dataclass(slots=True)
-class _Choice:
-    """The state of one choice."""
-
-    parser: ToolCallParser | None
-    num_called: int = 0
-    num_ended: int = 0  # a client must not run a call that was cut
-
-    @property
-    def has_called(self) -> bool:
-        """Whether the choice has calls, all of them complete."""
-        return 0 < self.num_called == self.num_ended
 
 
 class ChatReply(Reply):
@@ -73,11 +58,9 @@ class ChatReply(Reply):
         # A forced call leaves no content: text is the beginning of a call that was cut.
         self._has_no_content = tool_choice is not None and tool_choice.words() not in ("none", "auto")
         has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
-        self._choices = [
-            _Choice(tool_call_parser(name.model.parameters.tool_call_format) if has_tools else None)
-            for _ in range(chat.n or 1)
-        ]
-        self._num_running = len(self._choices)
+        tool_format = name.model.parameters.tool_call_format if has_tools else ""
+        self._parsers = [OutputParser(tool_format) for _ in range(self.num_per_prompt)]
+        self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # by choice
         self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
@@ -86,17 +69,16 @@ class ChatReply(Reply):
         if first.usage is not None:
             self._usages[0] = msgspec.structs.replace(first.usage, num_output_tokens=0)
         role: Delta = {"role": "assistant", "content": ""}
-        events = [self._chunk(self._piece(index, role)) for index in range(len(self._choices))]
+        events = [self._chunk(self._piece(index, role)) for index in range(self.num_per_prompt)]
         if first.prompt_token_ids:
             events[0]["prompt_token_ids"] = list(first.prompt_token_ids)
         return events
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
-        choice = self._choices[index]
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
-        pieces = [self._piece(index, delta) for delta in self._deltas(choice, chunk)]
+        pieces = [self._piece(index, delta) for delta in self._deltas(index, chunk)]
         if not pieces and (chunk.finish_reason is not None or chunk.logprobs or chunk.token_ids):
             pieces = [self._piece(index, {})]
         if pieces and self._has_logprobs:
@@ -104,13 +86,13 @@ class ChatReply(Reply):
         if pieces and self._has_token_ids:
             pieces[0]["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason is not None:
-            pieces[-1]["finish_reason"] = self._finish_reason(choice, chunk.finish_reason)
+            pieces[-1]["finish_reason"] = self._finish_reason(index, chunk.finish_reason)
             pieces[-1]["stop_reason"] = chunk.stop_reason
             self._num_running -= 1
         events = [self._chunk(piece) for piece in pieces]
         if self._has_usage and chunk.finish_reason is not None and not self._num_running:
             closing = self._chunk()
-            closing["usage"] = total_usage(self._usages, len(self._choices))
+            closing["usage"] = total_usage(self._usages, self.num_per_prompt)
             events.append(closing)
         return events
 
@@ -133,14 +115,13 @@ class ChatReply(Reply):
         return whole
 
     def _whole_choice(self, index: int, chunk: GenerationChunk) -> ChatChoice:
-        choice = self._choices[index]
-        message = self._message(self._deltas(choice, chunk))
+        message = self._message(self._deltas(index, chunk))
         assert chunk.finish_reason is not None, "the only chunk of a completion is its last"
         whole: ChatChoice = {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(chunk) if self._has_logprobs else None,
-            "finish_reason": self._finish_reason(choice, chunk.finish_reason),
+            "finish_reason": self._finish_reason(index, chunk.finish_reason),
             "stop_reason": chunk.stop_reason,
         }
         if self._has_token_ids:
@@ -170,26 +151,13 @@ class ChatReply(Reply):
             message["content"] = None
         return message
 
-    def _deltas(self, choice: _Choice, chunk: GenerationChunk) -> list[Delta]:
-        """Return a chunk's additions to the message."""
-        if choice.parser is None:
-            return [{"content": chunk.text}] if chunk.text else []
-        events = choice.parser.push(chunk.text)
-        if chunk.finish_reason is not None:
-            is_cut = chunk.finish_reason is output.FinishReason.LENGTH
-            events = [*events, *choice.parser.finish(is_cut=is_cut)]
-        deltas: list[Delta] = []
-        for event in events:
-            choice.num_called += isinstance(event, CallBegin)
-            choice.num_ended += isinstance(event, CallEnd)
-            delta = self._delta(event)
-            if delta is not None:
-                deltas.append(delta)
-        return deltas
+    def _deltas(self, index: int, chunk: GenerationChunk) -> list[Delta]:
+        """Return a chunk's additions to the message of a choice."""
+        return [delta for parsed in self._parsers[index].read(chunk) if (delta := self._delta(parsed)) is not None]
 
-    def _delta(self, event: ToolEvent) -> Delta | None:
-        match event:
-            case ContentDelta(text):
+    def _delta(self, parsed: OutputDelta) -> Delta | None:
+        match parsed:
+            case TextDelta(text):
                 return None if self._has_no_content else {"content": text}
             case CallBegin(index, name):
                 function: FunctionCall = {"name": name, "arguments": ""}
@@ -210,8 +178,8 @@ class ChatReply(Reply):
             case _:
                 return None
 
-    def _finish_reason(self, choice: _Choice, reason: output.FinishReason) -> FinishReason:
-        if reason is output.FinishReason.STOP and choice.has_called and not self._is_named:
+    def _finish_reason(self, index: int, reason: output.FinishReason) -> FinishReason:
+        if reason is output.FinishReason.STOP and self._parsers[index].has_called and not self._is_named:
             return "function_call" if self._is_deprecated else "tool_calls"
         return reason.value
 
@@ -230,7 +198,7 @@ class ChatReply(Reply):
         if self._service_tier is not None:
             chunk["service_tier"] = self._service_tier
         if self._has_running_usage:
-            chunk["usage"] = total_usage(self._usages, len(self._choices))
+            chunk["usage"] = total_usage(self._usages, self.num_per_prompt)
         elif self._has_usage:
             chunk["usage"] = None
         if self._is_padded and choices:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
-from frontend.tool_calls.parser import tool_call_parser
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, TextDelta
+from frontend.output_parser.parser import OutputParser
 from model_repository.tool_formats import DEEPSEEK, TOOL_FORMATS
 from tests.parsed_calls import ToolCall, parse_tool_calls
 
@@ -29,14 +29,14 @@ FRAGMENTS = st.sampled_from(
 TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
 
 
-def events(format_name: str, chunks: Iterable[str]) -> list[ToolEvent]:
+def events(format_name: str, chunks: Iterable[str]) -> list[OutputDelta]:
     """Return a parser's events for chunks; consecutive deltas are joined."""
-    parser = tool_call_parser(format_name)
-    result: list[ToolEvent] = []
+    parser = OutputParser(format_name)
+    result: list[OutputDelta] = []
     for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
         match (result[-1] if result else None), event:
-            case ContentDelta(before), ContentDelta(after):
-                result[-1] = ContentDelta(before + after)
+            case TextDelta(before), TextDelta(after):
+                result[-1] = TextDelta(before + after)
             case ArgumentsDelta(index, before), ArgumentsDelta(_, after):
                 result[-1] = ArgumentsDelta(index, before + after)
             case _:
@@ -44,9 +44,9 @@ def events(format_name: str, chunks: Iterable[str]) -> list[ToolEvent]:
     return result
 
 
-def pushed(format_name: str, *chunks: str) -> list[list[ToolEvent]]:
+def pushed(format_name: str, *chunks: str) -> list[list[OutputDelta]]:
     """Return the events of each push."""
-    parser = tool_call_parser(format_name)
+    parser = OutputParser(format_name)
     return [parser.push(chunk) for chunk in chunks]
 
 
@@ -107,18 +107,18 @@ def test_text_and_calls_are_separated(format_name: str, lead: str, calls: list[t
 
 def test_text_that_cannot_be_a_call_does_not_wait() -> None:
     assert pushed("hermes", "Hel", "lo <", "b>", " \n", "<tool", "_tip>") == [
-        [ContentDelta("Hel")],
-        [ContentDelta("lo")],
-        [ContentDelta(" <b>")],
+        [TextDelta("Hel")],
+        [TextDelta("lo")],
+        [TextDelta(" <b>")],
         [],
         [],
-        [ContentDelta(" \n<tool_tip>")],
+        [TextDelta(" \n<tool_tip>")],
     ]
 
 
 def test_an_answer_that_does_not_begin_with_a_call_is_text_to_its_end() -> None:
     call = TOOL_FORMATS["llama3_json"].calls_text([("f", "{}")])
-    assert pushed("llama3_json", "A ", call) == [[ContentDelta("A ")], [ContentDelta(call)]]
+    assert pushed("llama3_json", "A ", call) == [[TextDelta("A ")], [TextDelta(call)]]
 
 
 def test_arguments_stream_as_they_are_generated() -> None:

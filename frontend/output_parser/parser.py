@@ -1,42 +1,59 @@
-"""Splits an answer's text into content and tool calls while it streams."""
+"""Splits a completion into text and tool calls while it streams."""
 
 from __future__ import annotations
 
-from frontend.tool_calls.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
-from frontend.tool_calls.events import ArgumentsDelta, CallBegin, CallEnd, ContentDelta, ToolEvent
-from frontend.tool_calls.syntax import SYNTAXES, WHITE, Syntax
+from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, TextDelta
+from frontend.output_parser.syntax import SYNTAXES, WHITE
+from model_repository.contract.output import FinishReason, GenerationChunk
 
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
-class ToolCallParser:
-    """Finds calls in text; the borders of chunks make no difference.
+class OutputParser:
+    """Finds the calls in one completion; the borders of chunks make no difference.
 
     Other text is content, unchanged. It waits only while it can still become a call. White space around calls is
     dropped.
+
+    Args:
+        tool_format: a name in `model_repository.tool_formats`; empty: all text is content.
     """
 
-    def __init__(self, syntax: Syntax) -> None:
-        self._syntax = syntax
-        self._has_markers = bool(syntax.markers)  # without markers no call can follow content
+    def __init__(self, tool_format: str) -> None:
+        self._syntax = SYNTAXES[tool_format]
+        self._has_markers = bool(self._syntax.markers)  # without markers no call can follow content
         self._buffer = ""
         self._white = ""  # white space before the buffer; content unless a call follows
         self._num_calls = 0
         self._arguments: ArgumentsReader = ObjectReader("")
-        self._events: list[ToolEvent] = []
-        self._step = self._read_content if self._has_markers else self._read_head
+        self._deltas: list[OutputDelta] = []
+        self._num_begun = self._num_ended = 0
+        self._step = self._read_head if self._syntax.heads and not self._has_markers else self._read_content
 
-    def push(self, text: str) -> list[ToolEvent]:
-        """Add the next piece of the answer; return the events that are certain."""
+    @property
+    def has_called(self) -> bool:
+        """Whether there were calls, all of them complete. A client must not run a call that was cut."""
+        return 0 < self._num_begun == self._num_ended
+
+    def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
+        """Add the next chunk; return the deltas that are certain, after the last chunk all."""
+        deltas = self.push(chunk.text)
+        if chunk.finish_reason is not None:
+            deltas += self.finish(is_cut=chunk.finish_reason is FinishReason.LENGTH)
+        return deltas
+
+    def push(self, text: str) -> list[OutputDelta]:
+        """Add the next piece of the answer; return the deltas that are certain."""
         # A step may read the whole buffer, so the buffer stays small.
         for start in range(0, len(text), _PIECE_SIZE):
             self._buffer += text[start : start + _PIECE_SIZE]
             while self._buffer and self._step():
                 pass
-        return self._pop_events()
+        return self._pop_deltas()
 
-    def finish(self, *, is_cut: bool = False) -> list[ToolEvent]:
-        """Return the remaining events at the answer's end. An open call gets no end event.
+    def finish(self, *, is_cut: bool = False) -> list[OutputDelta]:
+        """Return the remaining deltas at the answer's end. An open call gets no end.
 
         Args:
             is_cut: the answer ended by length. The beginning of a call is then dropped, but a single character is
@@ -48,7 +65,7 @@ class ToolCallParser:
         elif self._step == self._read_arguments:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
-        return self._pop_events()
+        return self._pop_deltas()
 
     # A step reads from the buffer and returns True, or returns False if it needs more text.
 
@@ -67,7 +84,8 @@ class ToolCallParser:
     def _read_head(self) -> bool:
         for head in self._syntax.heads:
             if found := head.match(self._buffer):
-                self._events.append(CallBegin(self._num_calls, found["name"]))
+                self._deltas.append(CallBegin(self._num_calls, found["name"]))
+                self._num_begun += 1
                 self._buffer, self._white = self._buffer[found.end() :], ""
                 is_string = self._buffer[0] == '"'
                 self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
@@ -132,25 +150,21 @@ class ToolCallParser:
         self._end_call()
 
     def _end_call(self) -> None:
-        self._events.append(CallEnd(self._num_calls))
+        self._deltas.append(CallEnd(self._num_calls))
+        self._num_ended += 1
         self._num_calls += 1
         self._step = self._read_between
 
     def _add_content(self, text: str) -> None:
-        if self._events and isinstance(self._events[-1], ContentDelta):
-            self._events[-1] = ContentDelta(self._events[-1].text + text)
+        if self._deltas and isinstance(self._deltas[-1], TextDelta):
+            self._deltas[-1] = TextDelta(self._deltas[-1].text + text)
         elif text:
-            self._events.append(ContentDelta(text))
+            self._deltas.append(TextDelta(text))
 
     def _add_arguments(self, text: str) -> None:
         if text:
-            self._events.append(ArgumentsDelta(self._num_calls, text))
+            self._deltas.append(ArgumentsDelta(self._num_calls, text))
 
-    def _pop_events(self) -> list[ToolEvent]:
-        events, self._events = self._events, []
-        return events
-
-
-def tool_call_parser(format_name: str) -> ToolCallParser:
-    """Return a parser for one answer in a format of `model_repository.tool_formats`."""
-    return ToolCallParser(SYNTAXES[format_name])
+    def _pop_deltas(self) -> list[OutputDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas

@@ -82,6 +82,7 @@ _DEEPSEEK = Syntax(
     closing=Form(_BLOCKS_END),
 )
 SYNTAXES: Mapping[str, Syntax] = {
+    "": Syntax(markers=(), heads=(), tails=()),
     HERMES.name: _HERMES,
     PLAIN.name: _HERMES,
     LLAMA3_JSON.name: _LLAMA3_JSON,

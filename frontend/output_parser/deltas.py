@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class ContentDelta:
+class TextDelta:
     """Text for the reader."""
 
     text: str
@@ -35,4 +35,4 @@ class CallEnd:
     index: int
 
 
-type ToolEvent = ContentDelta | CallBegin | ArgumentsDelta | CallEnd
+type OutputDelta = TextDelta | CallBegin | ArgumentsDelta | CallEnd
