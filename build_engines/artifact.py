@@ -23,7 +23,7 @@ from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
-FORMAT = 4  # of the artifact's files: another number makes older artifacts invalid
+FORMAT = 5  # of the artifact's files: another number makes older artifacts invalid
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
@@ -40,6 +40,7 @@ class Contents:
     build: dict[str, Any] = field(default_factory=dict)
     adapters: dict[str, str]
     tool_call_format: str
+    reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False
     kv_cache_bytes_per_token: int = 0
@@ -68,6 +69,7 @@ class Manifest:
     build: dict[str, Any] = field(default_factory=dict)  # a record for people
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
+    reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
     kv_cache_bytes_per_token: int = 0  # of a model on a CPU; 0: unknown

@@ -23,7 +23,12 @@ from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
 from build_engines.serving import Serving, check_names
-from build_engines.text_files import detected_tool_call_format, template_fields, write_text_files
+from build_engines.text_files import (
+    detected_reasoning_format,
+    detected_tool_call_format,
+    template_fields,
+    write_text_files,
+)
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
@@ -156,6 +161,7 @@ class CpuSpec:
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self._tool_call_format,
+            reasoning_format=detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
             kv_cache_bytes_per_token=facts.kv_numbers_per_token * (4 if self.precision == "f32" else 2),

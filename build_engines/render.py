@@ -106,6 +106,7 @@ def render(
         "runtime": manifest.runtime,
         "capabilities": json.dumps(sorted(_capabilities(manifest))),
         "tool_call_format": manifest.tool_call_format,
+        "reasoning_format": manifest.reasoning_format,
     }
     engine = shared | {
         "runtime": manifest.runtime,
@@ -173,6 +174,7 @@ def model_parameters(manifest: Manifest, options: ServeOptions, version: str) ->
         adapters=tuple(manifest.adapters),
         capabilities=_capabilities(manifest),
         tool_call_format=manifest.tool_call_format,
+        reasoning_format=manifest.reasoning_format,
         template_fields=manifest.template_fields,
         defaults=manifest.defaults,
     )

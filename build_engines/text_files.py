@@ -17,6 +17,7 @@ from model_repository.byte_table import save_byte_table
 from model_repository.detokenizer.text import Decoding
 from model_repository.errors import InvalidRequest
 from model_repository.model_parameters import REASONING_FIELDS
+from model_repository.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
@@ -34,7 +35,7 @@ def write_text_files(
         source: the folder with tokenizer.json.
         folder: the artifact.
         vocab_size: rows of the model's output.
-        tool_call_format: its special tokens are text.
+        tool_call_format: its special tokens are text, and those around the model's thinking.
         chat_template: replaces that of the checkpoint.
 
     Raises:
@@ -46,7 +47,10 @@ def write_text_files(
             shutil.copyfile(source / name, folder / "tokenizer" / name)
     if chat_template is not None:
         (folder / "tokenizer" / _CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
+    reasoning_format = detected_reasoning_format(folder / "tokenizer")
     visible = TOOL_FORMATS[tool_call_format].special_tokens
+    if reasoning_format:
+        visible += (REASONING_FORMATS[reasoning_format].begin, REASONING_FORMATS[reasoning_format].end)
     try:  # as the stages do it
         files = TokenizerFiles.load(folder / "tokenizer")
         last = max(files.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
@@ -54,7 +58,7 @@ def write_text_files(
             rule = f"the model has tokens 0 to {vocab_size - 1}: it is the tokenizer of another model"
             raise BuildError(f"{source / 'tokenizer.json'}: it has token {last}; {rule}")
         table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
-        PromptEncoder(files, table, tool_call_format)
+        PromptEncoder(files, table, tool_call_format, reasoning_format)
         Decoding.load(folder / "tokenizer" / "tokenizer.json")
     except BuildError:
         raise
@@ -99,3 +103,8 @@ def detected_tool_call_format(folder: Path) -> str:
     """Return the tool-call format of the chat templates in a tokenizer's folder."""
     templates = read_chat_templates(folder)
     return detect_tool_format(templates.get("tool_use") or templates.get("default", ""))
+
+
+def detected_reasoning_format(folder: Path) -> str:
+    """Return the reasoning format of the chat templates in a tokenizer's folder; empty: the model does not think."""
+    return detect_reasoning_format("\n".join(read_chat_templates(folder).values()))

@@ -167,7 +167,8 @@ class Settings:
         16, "max_tokens of completions that set none; 0: the rest of the context window."
     )
     chat_max_tokens: int = setting(
-        256, "max_tokens of chat completions that set none; 0: the rest of the context window."
+        256,
+        "max_tokens of chat completions that set none; 0: the rest of the context window, as for models that think.",
     )
     context_length_exceeded_behavior: str = setting(
         "truncate",

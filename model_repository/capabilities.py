@@ -28,6 +28,7 @@ class Capability(StrEnum):
     LOGPROBS = "logprobs"  # of drawn tokens, and of an echoed prompt
     BAD_WORDS = "bad_words"
     ALLOWED_TOKEN_IDS = "allowed_token_ids"
+    THINKING_BUDGET = "thinking_budget"
     STRUCTURED_OUTPUT = "structured_output"  # JSON schemas, regular expressions, choices, grammars, tool calls
     LORA = "lora"
     IMAGES = "images"

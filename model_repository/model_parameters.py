@@ -76,8 +76,18 @@ class ModelParameters:
     adapters: tuple[str, ...]  # names of its LoRA adapters
     capabilities: frozenset[Capability]
     tool_call_format: str
+    reasoning_format: str  # a name in `reasoning_formats`; empty: the model does not think
     template_fields: tuple[str, ...]  # variables, REASONING_FIELDS and `name` of messages that its chat template reads
     defaults: ModelDefaults
+
+    def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:
+        """Return the server's defaults with the model's own in their place.
+
+        The chats of a model that thinks have the rest of the window, since the server's limit would cut the thinking.
+        """
+        if self.reasoning_format:
+            of_server = dataclasses.replace(of_server, chat_max_tokens=None)
+        return of_server.overridden_by(self.defaults)
 
     def to_parameters(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt: plain texts, and JSON for other values."""
@@ -102,6 +112,7 @@ class ModelParameters:
                 adapters=_read_texts(parameters["adapters"]),
                 capabilities=_read_capabilities(parameters["capabilities"]),
                 tool_call_format=parameters["tool_call_format"],
+                reasoning_format=parameters["reasoning_format"],
                 template_fields=_read_texts(parameters["template_fields"]),
                 defaults=checked_defaults({name: defaults[name] for name in defaults if name in _DEFAULTS}),
             )

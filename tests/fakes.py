@@ -35,6 +35,7 @@ def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
         "adapters": (),
         "capabilities": frozenset(Capability),
         "tool_call_format": "hermes",
+        "reasoning_format": "",
         "template_fields": (),
         "defaults": {},
     }

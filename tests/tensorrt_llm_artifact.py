@@ -63,6 +63,7 @@ def write_artifact(
         options={"backend": backend, **options},
         adapters={adapter: f"adapters/{adapter}"} if adapter else {},
         tool_call_format="hermes",
+        reasoning_format="",
         template_fields=(),
         serving=Serving.of(aliases, {}),
     ).save(folder)

@@ -30,7 +30,7 @@ from build_engines.tensorrt_llm.recipe import Recipe, SourceFormat
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.tensorrt_llm.work import RECORD, Work
-from build_engines.text_files import template_fields, write_text_files
+from build_engines.text_files import detected_reasoning_format, template_fields, write_text_files
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.system.machine import Machine
@@ -129,6 +129,7 @@ class TensorRtLlmSpec:
             build=self._build_record(),
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self.tool_call_format,
+            reasoning_format=detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=self.plan.entry.architecture.vision is not None,
         )

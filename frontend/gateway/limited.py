@@ -45,6 +45,8 @@ from model_repository.contract.request import ChatPrompt, GenerationRequest, Pro
 _LEASE = web.RequestKey("lease", Lease)
 
 _ENGINE_PRIORITIES = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
+# Tokens of a completion without a limit: the estimate before any has ended, and the weight of each that ends.
+_FIRST_LENGTH, _WEIGHT = 512.0, 0.1
 _BYTES_PER_TOKEN = 3  # an estimate for text; few tokenizers make more tokens of it
 
 
@@ -67,6 +69,7 @@ class Limits:
     def __init__(self, settings: Settings) -> None:
         self._policy = Policy(settings)
         self._max_priority = settings.max_priority
+        self._mean_lengths: dict[str, float] = {}  # by model: tokens of recent completions
         self.limiter: LocalLimiter | SharedLimiter
         if path := os.environ.get(LIMITS_SOCKET):
             outage = Outage("the admission process", OnFailure(settings.limits_on_failure))
@@ -98,7 +101,9 @@ class Limits:
         """
         facts, window = request[FACTS], name.model.parameters.context_window
         triton, ensemble, params, key = request.app[TRITON], name.model.ensemble, generations[0].params, facts.caller.id
-        max_tokens = min(params.max_tokens, window)
+        max_tokens = params.max_tokens
+        if max_tokens >= window:  # no limit: few completions are as long
+            max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
         nums_prompt_tokens = [_num_tokens(each.prompt, window) for each in generations[::num_per_prompt]]
         num_prompt_tokens = sum(nums_prompt_tokens)
         first = AdmissionRequest(
@@ -124,6 +129,8 @@ class Limits:
             self.limiter.leave(place)
             if usage is not None:
                 usages[index] = usage
+                mean = self._mean_lengths.setdefault(name.model.id, _FIRST_LENGTH)
+                self._mean_lengths[name.model.id] += _WEIGHT * (usage.num_output_tokens - mean)
             if len(usages) == len(generations):
                 num_input = sum(usages[each].num_input_tokens for each in range(0, len(usages), num_per_prompt))
                 self.limiter.release(lease, num_input + sum(each.num_output_tokens for each in usages.values()))

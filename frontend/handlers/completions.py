@@ -196,7 +196,7 @@ async def _with_images(request: web.Request, chat: ChatCompletionRequest, admitt
 
 
 def _defaults(call: Call[Any]) -> RequestDefaults:
-    return call.request.app[SETTINGS].request_defaults().overridden_by(call.name.model.parameters.defaults)
+    return call.name.model.parameters.request_defaults(call.request.app[SETTINGS].request_defaults())
 
 
 def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:

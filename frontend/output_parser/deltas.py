@@ -13,6 +13,13 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Text of the model's thinking, without its markers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallBegin:
     """The beginning of a call of the tool `name`; `index` counts from 0."""
 
@@ -35,4 +42,4 @@ class CallEnd:
     index: int
 
 
-type OutputDelta = TextDelta | CallBegin | ArgumentsDelta | CallEnd
+type OutputDelta = TextDelta | ReasoningDelta | CallBegin | ArgumentsDelta | CallEnd

@@ -1,26 +1,32 @@
-"""Splits a completion into text and tool calls while it streams."""
+"""Splits a completion into thinking, text and tool calls while it streams."""
 
 from __future__ import annotations
 
 from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
-from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, TextDelta
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
 from frontend.output_parser.syntax import SYNTAXES, WHITE
 from model_repository.contract.output import FinishReason, GenerationChunk
+from model_repository.reasoning_formats import ReasoningFormat
 
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
 class OutputParser:
-    """Finds the calls in one completion; the borders of chunks make no difference.
+    """Finds the thinking and the calls in one completion; the borders of chunks make no difference.
 
-    Other text is content, unchanged. It waits only while it can still become a call. White space around calls is
-    dropped.
+    The engine marks the thinking. Other text is content, unchanged. It waits only while it can still become a call.
+    White space around thinking and calls is dropped.
 
     Args:
-        tool_format: a name in `model_repository.tool_formats`; empty: all text is content.
+        tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
+        reasoning_format: None: there is no thinking.
     """
 
-    def __init__(self, tool_format: str) -> None:
+    def __init__(self, tool_format: str, reasoning_format: ReasoningFormat | None = None) -> None:
+        self._reasoning_format = reasoning_format
+        self._has_reasoning = False
+        self._reasoning_white = ""  # white space behind the reasoning so far
+        self._is_behind_thinking = False  # without text of the answer so far
         self._syntax = SYNTAXES[tool_format]
         self._has_markers = bool(self._syntax.markers)  # without markers no call can follow content
         self._buffer = ""
@@ -38,7 +44,14 @@ class OutputParser:
 
     def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
         """Add the next chunk; return the deltas that are certain, after the last chunk all."""
-        deltas = self.push(chunk.text)
+        text = chunk.text
+        if chunk.num_thinking_chars:
+            self._read_thinking(text[: chunk.num_thinking_chars])
+            text = text[chunk.num_thinking_chars :]
+        if self._is_behind_thinking:
+            text = text.lstrip(WHITE)
+            self._is_behind_thinking = not text
+        deltas = self.push(text)
         if chunk.finish_reason is not None:
             deltas += self.finish(is_cut=chunk.finish_reason is FinishReason.LENGTH)
         return deltas
@@ -66,6 +79,17 @@ class OutputParser:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
         return self._pop_deltas()
+
+    def _read_thinking(self, text: str) -> None:
+        assert self._reasoning_format is not None, "the engine marks thinking of a format only"
+        if not self._has_reasoning:
+            text = text.lstrip(WHITE).removeprefix(self._reasoning_format.begin).lstrip(WHITE)
+        text = text.removesuffix(self._reasoning_format.end)
+        if certain := text.rstrip(WHITE):
+            self._deltas.append(ReasoningDelta(self._reasoning_white + certain))
+            self._has_reasoning, self._reasoning_white = True, ""
+        self._reasoning_white += text[len(certain) :]
+        self._is_behind_thinking = True
 
     # A step reads from the buffer and returns True, or returns False if it needs more text.
 

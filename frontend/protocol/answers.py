@@ -129,6 +129,8 @@ class AssistantMessage(TypedDict):
     content: str | None
     refusal: None
     annotations: list[Any]
+    reasoning_content: NotRequired[str]  # the model's thinking
+    reasoning: NotRequired[str]  # the same, by OpenRouter's and vLLM's name
     tool_calls: NotRequired[list[ToolCall]]
     function_call: NotRequired[FunctionCall]
 
@@ -163,6 +165,8 @@ class Delta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    reasoning: str
     tool_calls: list[ToolCallDelta]
     function_call: FunctionCall
 

@@ -217,8 +217,21 @@ class ChatCompletionRequest(GenerationBody):
         Field(
             max_length=32,
             examples=["high"],
-            description="for the model's chat template; listed in x-ignored-params if the template does not read it",
+            description="for the chat template of a model that thinks. If it reads none, `none` switches thinking off,"
+            " and other words set a share of the completion as the budget",
         ),
+    ] = None
+    enable_thinking: Annotated[
+        bool | None, Field(examples=[False], description="switches the thinking of a model on or off")
+    ] = None
+    thinking_budget_tokens: Annotated[
+        int | None, declared("thinking_budget", examples=[8], description="tokens after which the thinking ends")
+    ] = None
+    thinking_token_budget: Annotated[
+        int | None, declared("thinking_budget", examples=[8], description="thinking_budget_tokens by vLLM's name")
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, Field(examples=[False], description="false: the answer leaves the model's thinking out")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
@@ -259,8 +272,15 @@ class ChatCompletionRequest(GenerationBody):
                     raise broken_rule(field, f"it names {name}, which is not offered")
             if choice.type == "required" and not names:
                 raise broken_rule(field, "it needs tools to choose from")
+        if self.thinking_token_budget not in (None, self.thinking_budget_tokens, self.thinking_budget()):
+            raise broken_rule("thinking_token_budget", "it is thinking_budget_tokens by another name, and they differ")
         check_last_message(self.continue_final_message, self.add_generation_prompt)
         return self
+
+    def thinking_budget(self) -> int | None:
+        """Return the largest number of thinking tokens, by either name."""
+        budget = self.thinking_budget_tokens
+        return self.thinking_token_budget if budget is None else budget
 
     def image_urls(self) -> Iterator[tuple[str, str]]:
         """Yield the place of each image in the body, and its URL or data URI."""

@@ -72,7 +72,13 @@ class CompletionRequest(GenerationBody):
         "continue_final_message": (False,),
     }
 
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"reasoning_effort": ("none",)}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {
+        "reasoning_effort": ("none",),
+        "enable_thinking": (False,),
+        "thinking_budget_tokens": (),
+        "thinking_token_budget": (),
+        "include_reasoning": (True,),
+    }
 
     prompt: Annotated[
         list[Prompt],

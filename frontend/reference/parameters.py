@@ -160,6 +160,7 @@ _SOME_MODEL = ModelName(
             adapters=(),
             capabilities=frozenset(Capability),
             tool_call_format="hermes",
+            reasoning_format="",
             template_fields=(),
             defaults={},
         ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec.structs
 
-from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, TextDelta
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, ReasoningDelta, TextDelta
 from frontend.output_parser.parser import OutputParser
 from frontend.protocol.answers import (
     AssistantMessage,
@@ -28,6 +28,7 @@ from frontend.translate.reply import Reply, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
+from model_repository.reasoning_formats import REASONING_FORMATS
 
 
 class ChatReply(Reply):
@@ -59,7 +60,9 @@ class ChatReply(Reply):
         self._has_no_content = tool_choice is not None and tool_choice.words() not in ("none", "auto")
         has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
         tool_format = name.model.parameters.tool_call_format if has_tools else ""
-        self._parsers = [OutputParser(tool_format) for _ in range(self.num_per_prompt)]
+        reasoning_format = REASONING_FORMATS.get(name.model.parameters.reasoning_format)
+        self._has_reasoning = chat.include_reasoning is not False
+        self._parsers = [OutputParser(tool_format, reasoning_format) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # by choice
         self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
@@ -133,7 +136,10 @@ class ChatReply(Reply):
 
     def _message(self, deltas: Sequence[Delta]) -> AssistantMessage:
         content = "".join(delta.get("content", "") for delta in deltas)
+        reasoning = "".join(delta.get("reasoning", "") for delta in deltas)
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         calls: list[ToolCall] = []
         for delta in deltas:
             for call in delta.get("tool_calls", ()):
@@ -147,7 +153,7 @@ class ChatReply(Reply):
         if function_calls:
             arguments = "".join(call["arguments"] for call in function_calls)
             message["function_call"] = {"name": function_calls[0]["name"], "arguments": arguments}
-        if (calls or function_calls) and not content:
+        if (calls or function_calls or reasoning) and not content:
             message["content"] = None
         return message
 
@@ -159,6 +165,8 @@ class ChatReply(Reply):
         match parsed:
             case TextDelta(text):
                 return None if self._has_no_content else {"content": text}
+            case ReasoningDelta(text):
+                return {"reasoning_content": text, "reasoning": text} if self._has_reasoning else None
             case CallBegin(index, name):
                 function: FunctionCall = {"name": name, "arguments": ""}
                 first: ToolCallDelta = {

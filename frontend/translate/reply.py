@@ -64,7 +64,7 @@ def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usag
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": sum(each.num_reasoning_tokens for each in usages.values()),
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
             "audio_tokens": 0,

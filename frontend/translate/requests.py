@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from frontend.errors import ContextLengthExceeded, InvalidRequest
+from frontend.errors import ContextLengthExceeded, InvalidRequest, UnsupportedValue
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
@@ -37,6 +37,17 @@ from model_repository.contract.request import (
 from model_repository.contract.rules import prompt_too_long
 from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, RequestDefaults
 
+# Switch the thinking, or set its budget, or show it.
+_THINKING_FIELDS = (
+    "reasoning_effort",
+    "enable_thinking",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "include_reasoning",
+)
+_SWITCHES = ("enable_thinking", "thinking")  # of chat templates: Qwen3's and others', DeepSeek-V3.1's
+# The budget, as a share of max_tokens, where the template reads no effort. Source: OpenRouter's documentation.
+_EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
 _MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
@@ -60,7 +71,14 @@ def chat_to_requests(
     """
     max_tokens = _max_tokens(chat, defaults.chat_max_tokens, name)
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
+    params = _params(
+        chat,
+        name,
+        defaults,
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        thinking_budget=_thinking_budget(chat, name, max_tokens[0]),
+    )
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(prompt=prompt, params=params, images=_images(chat, may_fetch), request_id=request_id)
@@ -133,8 +151,8 @@ def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
     # Mirostat's tokens are drawn by the engine stage, whatever the runtime.
     if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
-    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None:
-        places += ["reasoning_effort"] * ("reasoning_effort" not in fields)
+    if isinstance(body, ChatCompletionRequest) and not parameters.reasoning_format:
+        places += [each for each in _THINKING_FIELDS if getattr(body, each) is not None and each not in fields]
     if isinstance(body, ChatCompletionRequest | TokenizeRequest):
         places += [f"chat_template_kwargs.{key}" for key in body.chat_template_kwargs or () if key not in fields]
         unread = [
@@ -154,8 +172,8 @@ def _chat_prompt(
 ) -> ChatPrompt:
     fields = name.model.parameters.template_fields
     kwargs = body.chat_template_kwargs or {}
-    if isinstance(body, ChatCompletionRequest) and body.reasoning_effort is not None and "reasoning_effort" in fields:
-        kwargs = {"reasoning_effort": body.reasoning_effort, **kwargs}
+    if isinstance(body, ChatCompletionRequest):
+        kwargs = _thinking_kwargs(body, name) | kwargs
     return ChatPrompt(
         messages=tuple(message_for_template(message, fields) for message in messages),
         tool_use=tool_use,
@@ -163,6 +181,38 @@ def _chat_prompt(
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
     )
+
+
+def _thinking_kwargs(chat: ChatCompletionRequest, name: ModelName) -> dict[str, Any]:
+    """Return the template's variables that switch its model's thinking.
+
+    Raises:
+        UnsupportedValue: it cannot be switched off.
+    """
+    parameters, effort = name.model.parameters, chat.reasoning_effort
+    is_read = "reasoning_effort" in parameters.template_fields
+    kwargs: dict[str, Any] = {"reasoning_effort": effort} if effort is not None and is_read else {}
+    is_on, field = chat.enable_thinking, "enable_thinking"
+    if is_on is None and effort is not None and not is_read:
+        is_on, field = effort != "none", "reasoning_effort"
+    if is_on is None:
+        return kwargs
+    switches = [switch for switch in _SWITCHES if switch in parameters.template_fields]
+    if parameters.reasoning_format and not is_on and not switches:
+        raise UnsupportedValue(f"{field}: the model {name.requested} always thinks", param=field)
+    return kwargs | dict.fromkeys(switches, is_on)
+
+
+def _thinking_budget(chat: ChatCompletionRequest, name: ModelName, max_tokens: int) -> int | None:
+    """Return the largest number of thinking tokens; None: no limit, or the model does not think."""
+    parameters = name.model.parameters
+    if not parameters.reasoning_format:
+        return None
+    share = (
+        None if "reasoning_effort" in parameters.template_fields else _EFFORT_SHARES.get(chat.reasoning_effort or "")
+    )
+    budget = chat.thinking_budget()
+    return budget if budget is not None or share is None else int(share * max_tokens)
 
 
 def _params(
@@ -173,6 +223,7 @@ def _params(
     max_tokens: tuple[int, bool],
     num_logprobs: int | None,
     is_echo: bool = False,
+    thinking_budget: int | None = None,
 ) -> Params:
     overflow = ContextOverflow(body.context_length_exceeded_behavior or defaults.context_length_exceeded_behavior)
     limit, fills_window = max_tokens
@@ -191,6 +242,7 @@ def _params(
         structured_output=_structured_output(body),
         lora_name=name.lora_name,
         is_echo=is_echo,
+        thinking_budget=thinking_budget,
         has_logprobs=num_logprobs is not None,
         num_top_logprobs=num_logprobs or 0,
         has_token_ids=bool(body.return_token_ids),

@@ -30,6 +30,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     num_input_tokens: Annotated[int, TensorSpec(doc=_LAST)]
     num_output_tokens: Annotated[int, TensorSpec(doc=f"{_LAST}; the end-of-generation token counts too")]
     num_cached_tokens: Annotated[int, TensorSpec(doc=f"{_LAST}; input tokens with a reused KV cache")] = 0
+    num_reasoning_tokens: Annotated[
+        int, TensorSpec(doc=f"{_LAST}; output tokens of the model's thinking, its markers included")
+    ] = 0
 
 
 _CLOCK = "last response, with return_perf_metrics: nanoseconds of the monotonic clock of the engine's machine, when"
@@ -75,6 +78,7 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # with finish_reason, or in every delta if the request asked for it
     details: DeltaDetails | None = None
+    num_thinking_bytes: int = 0  # bytes of the text, from its start, that are thinking
 
 
 class OutputBatch(Struct, frozen=True, array_like=True):
@@ -158,11 +162,17 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         TensorSpec("cum_log_probs", doc="last response, with return_log_probs: the sum over the completion's text"),
     ] = None
     timing: Timing | None = None  # if the request asked for it
+    num_thinking_chars: Annotated[
+        int,
+        TensorSpec(
+            doc="characters of text_output, behind an echoed prompt, that are the model's thinking, with its markers"
+        ),
+    ] = 0
 
     @property
     def is_text(self) -> bool:
         """Whether the chunk carries only text, as almost every chunk does."""
-        lists = self.token_ids or self.logprobs or self.prompt_token_ids
+        lists = self.token_ids or self.logprobs or self.prompt_token_ids or self.num_thinking_chars
         return self.finish_reason is None and not lists and self.usage is None
 
 

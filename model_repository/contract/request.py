@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr
 
 from model_repository.contract.spec import TensorSpec
+from model_repository.reasoning_formats import ReasoningFormat
 
 MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us more per token than OpenAI's 4
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 64
@@ -201,6 +202,10 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = ContextOverflow.TRUNCATE
     sampling: SamplingParams = field(default_factory=SamplingParams)
     structured_output: StructuredOutput | None = None
+    thinking_budget: Annotated[
+        int | None,
+        TensorSpec(low=0, doc="with messages, for a model that thinks: tokens after which the thinking ends"),
+    ] = None
     lora_name: Annotated[str, TensorSpec(doc="one of the model's LoRA adapters; empty: none")] = ""
     is_echo: Annotated[
         bool,
@@ -324,6 +329,14 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str = ""  # of the HTTP request, for logs: printable ASCII
 
 
+class Thinking(Struct, frozen=True, omit_defaults=True):
+    """How a completion thinks before its answer."""
+
+    format: ReasoningFormat
+    is_open: bool  # the prompt ends with the begin marker; otherwise the model may write it
+    budget: int | None = None  # tokens after which the end marker is forced; None: no limit
+
+
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A prompt that fits the context window, and everything else about its completion."""
 
@@ -334,6 +347,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
     structured_output: StructuredOutput | None = None  # of the request, or of its tool calls
+    thinking: Thinking | None = None  # None: all text is the answer
     grammar_bytes: int = 0  # memory of the compiled structured output; 0: not known
     request_id: str = ""
 

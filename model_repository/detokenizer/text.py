@@ -95,6 +95,7 @@ class Detokenizer:
             usage=delta.usage,
             cum_logprob=details.cum_logprob,
             timing=details.timing,
+            num_thinking_chars=len(_decode(pieces, delta.num_thinking_bytes)) if delta.num_thinking_bytes else 0,
         )
 
     def _logprobs(
@@ -116,8 +117,12 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
     text_bytes = b"".join([byte_table[token_id] for token_id in delta.token_ids])
     if delta.num_cut_bytes:
         text_bytes = text_bytes[: -delta.num_cut_bytes]
+    num_thinking = delta.num_thinking_bytes
     return GenerationChunk(
-        text=text_bytes.decode("utf-8", "replace"), finish_reason=delta.finish_reason, usage=delta.usage
+        text=text_bytes.decode("utf-8", "replace"),
+        finish_reason=delta.finish_reason,
+        usage=delta.usage,
+        num_thinking_chars=len(text_bytes[:num_thinking].decode("utf-8", "replace")) if num_thinking else 0,
     )
 
 
@@ -130,5 +135,5 @@ def _cut(pieces: list[bytes], num_bytes: int) -> list[bytes]:
     return pieces
 
 
-def _decode(pieces: Iterable[bytes]) -> str:
-    return b"".join(pieces).decode("utf-8", "replace")
+def _decode(pieces: Iterable[bytes], num_bytes: int | None = None) -> str:
+    return b"".join(pieces)[:num_bytes].decode("utf-8", "replace")

@@ -37,6 +37,11 @@ class TokenIndex:
         end = bisect_right(self._sorted, text, lo=begin, key=lambda each: each[: len(text)])
         return self._order[begin:end]
 
+    def equal_to(self, text: bytes) -> TokenIds:
+        """Return the ids of the tokens with exactly this text, int64 [num_found]."""
+        begin = bisect_left(self._sorted, text)
+        return self._order[begin : bisect_right(self._sorted, text, lo=begin)]
+
     def containing(self, text: bytes) -> TokenIds:
         """Return the ids of the tokens that contain a text, int64 [num_found]. The text is not empty."""
         positions = np.flatnonzero(self._joined[: max(0, len(self._joined) - len(text) + 1)] == text[0])

@@ -264,6 +264,7 @@ RUNTIMES = {
                     Capability.MIROSTAT,
                     Capability.PRESENCE_PENALTY,
                     Capability.REPETITION_PENALTY,
+                    Capability.THINKING_BUDGET,
                 }
             ),
         },

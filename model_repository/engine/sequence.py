@@ -10,7 +10,7 @@ from model_repository.contract.request import EngineRequest
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
-from model_repository.engine.stop_buffer import StopBuffer
+from model_repository.engine.stop_buffer import StopBuffer, ThinkingBorder
 
 
 class EngineSequence:
@@ -45,11 +45,15 @@ class EngineSequence:
         self._end_token_id: int | None = None  # token that ended it; kept only if the request lists tokens
         self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
+        self._border = None if request.thinking is None else ThinkingBorder(request.thinking)
+        self._num_sent_bytes = 0  # counted for the border only
+        self._num_reasoning_tokens = 0
         self._stop_buffer = StopBuffer(
             byte_table,
             [stop.encode() for stop in request.params.stop],
             include_stop=request.params.include_stop,
             min_tokens=request.params.min_tokens,
+            border=self._border,
         )
         self._final_token_ids: list[int] = []  # not sent yet
         self._final_since_s = now_s
@@ -96,6 +100,7 @@ class EngineSequence:
                 self._end_at(token_id, token_id)
                 return
             self.finish_reason, self._stop_reason = FinishReason.STOP, token_id
+        self._num_reasoning_tokens += self._border is not None and self._border.num_bytes is None
         self._add_final(self._stop_buffer.push(token_id), now_s)
         if (matched := self._stop_buffer.matched_stop) is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.params.stop[matched]
@@ -150,7 +155,13 @@ class EngineSequence:
             finish_reason=self.finish_reason,
             usage=self._usage() if is_last or self.request.params.has_usage else None,
             details=details,
+            num_thinking_bytes=0 if self._border is None else self._next_thinking_bytes(self._border, token_ids),
         )
+
+    def _next_thinking_bytes(self, border: ThinkingBorder, token_ids: Sequence[int]) -> int:
+        start = self._num_sent_bytes
+        self._num_sent_bytes += sum(len(self._byte_table[token_id]) for token_id in token_ids)
+        return border.num_thinking_bytes(start, self._num_sent_bytes)
 
     def _num_cut_bytes(self) -> int:
         if self._end_token_id is not None:
@@ -162,6 +173,9 @@ class EngineSequence:
             num_input_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=self._num_output_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            num_reasoning_tokens=self._num_reasoning_tokens
+            if self._border is not None and self._border.has_thought
+            else 0,
         )
 
     def _timing(self) -> Timing:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from model_repository.contract.request import Thinking
 
 
 class _BufferedToken(NamedTuple):
@@ -26,10 +29,13 @@ class StopBuffer:
     As in vLLM, a stop sequence counts only if a token after the first `min_tokens` completes it. It may begin earlier,
     so its beginning is held back from the first token on. A stop sequence that is complete earlier is plain text.
 
+    Stop sequences are looked for in the answer only, behind the thinking.
+
     Args:
         stops: stop sequences, not empty.
         include_stop: the text ends with the stop sequence, instead of before it.
         min_tokens: the number of first tokens that complete no stop sequence.
+        border: finds the end of the thinking; None: the model does not think.
     """
 
     def __init__(
@@ -39,7 +45,9 @@ class StopBuffer:
         *,
         include_stop: bool = False,
         min_tokens: int = 0,
+        border: ThinkingBorder | None = None,
     ) -> None:
+        self._border = border
         self._byte_table = byte_table
         self._stops = [_StopMatcher(stop) for stop in stops]
         self._include_stop = include_stop
@@ -57,9 +65,13 @@ class StopBuffer:
         self._decoder.decode(token_bytes)
         begin, self._num_bytes = self._num_bytes, self._num_bytes + len(token_bytes)
         is_boundary = not self._decoder.getstate()[0]
-        if is_boundary and not self._stops and not self._open:  # almost every token
+        is_answer = self._border is None or (self._border.num_bytes is not None and not self._buffered)
+        if is_boundary and not self._stops and not self._open and is_answer:  # almost every token
             return [token_id]
         self._buffered.append(_BufferedToken(token_id, begin, self._num_bytes, is_boundary))
+        if self._border is not None and self._border.num_bytes is None:
+            token_bytes = self._border.push(token_bytes)
+            begin = self._num_bytes - len(token_bytes)
         match = self._find_stop(token_bytes, begin)
         if self._num_exempt:
             self._num_exempt -= 1
@@ -90,7 +102,10 @@ class StopBuffer:
 
     def _pop_final(self) -> list[int]:
         """Return whole characters before the first possible beginning of a stop sequence."""
-        limit = self._num_bytes - max([stop.num_matched for stop in self._stops], default=0)
+        num_held = max([stop.num_matched for stop in self._stops], default=0)
+        if self._border is not None:
+            num_held = max(num_held, self._border.num_held)
+        limit = self._num_bytes - num_held
         final: list[int] = []
         while self._buffered and self._buffered[0].end <= limit:
             item = self._buffered.popleft()
@@ -107,6 +122,68 @@ class StopBuffer:
         return items
 
 
+class ThinkingBorder:
+    """Finds the border between the thinking and the answer in the bytes of a completion.
+
+    The model thinks if its prompt opened the thinking, or if its own text begins with the begin marker, which white
+    space may precede. The thinking ends with the first end marker, or with the completion.
+    """
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._end = _StopMatcher(thinking.format.end.encode())
+        self._begin = thinking.format.begin.encode()
+        self._head: bytes | None = None if thinking.is_open else b""  # while it may become the begin marker
+        self._num_bytes = 0
+        self.num_bytes: int | None = None  # of the thinking; None: it goes on
+        self.num_held = 0  # last bytes that may begin a marker
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the thinking has begun, and goes on."""
+        return self._head is None and self.num_bytes is None
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether there was any thinking so far."""
+        return self.is_thinking or bool(self.num_bytes)
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes that would end the thinking now."""
+        return self._end.rest
+
+    def answer_in(self, text: bytes) -> bytes:
+        """Return the bytes of the answer that `text` would add to the thinking."""
+        length = copy.copy(self._end).push(text)
+        return b"" if length is None else text[length:]
+
+    def num_thinking_bytes(self, start: int, end: int) -> int:
+        """Return how many of the bytes from `start` to `end`, which are final, are thinking."""
+        if self.is_thinking:
+            return end - start
+        return max(0, min(end, self.num_bytes or 0) - start)
+
+    def push(self, text: bytes) -> bytes:
+        """Add the next bytes; return those of them, and of the undecided ones before, that belong to the answer."""
+        if self._head is not None:
+            self._head += text
+            marker = self._head.lstrip()
+            if self._begin.startswith(marker) and marker != self._begin:
+                self.num_held = len(self._head)
+                return b""
+            text, self._head = self._head, None
+            if not marker.startswith(self._begin):
+                self.num_bytes = self.num_held = 0
+                return text
+        length = self._end.push(text)
+        self._num_bytes += len(text)
+        self.num_held = self._end.num_matched
+        if length is None:
+            return b""
+        self.num_bytes, self.num_held = self._num_bytes - len(text) + length, 0
+        return text[length:]
+
+
 class _StopMatcher:
     """Finds one stop sequence byte by byte, by the algorithm of Knuth, Morris and Pratt.
 
@@ -118,6 +195,11 @@ class _StopMatcher:
         self.num_bytes = len(stop)
         self._borders = [0, 0]  # table of KMP: the length of the border of each prefix
         self.num_matched = 0  # bytes at the end of the text that begin the stop sequence without completing it
+
+    @property
+    def rest(self) -> bytes:
+        """The bytes that would complete it now."""
+        return self._stop[self.num_matched :]
 
     def push(self, text: bytes) -> int | None:
         """Add the next bytes of the text; return the number of them that first complete it, if they do."""

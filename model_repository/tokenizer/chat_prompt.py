@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_repository.capabilities import callable_tools
-from model_repository.contract.request import ChatPrompt
+from model_repository.contract.request import ChatPrompt, Thinking
 from model_repository.errors import InvalidRequest
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.plain_text import MarkedText
 from model_repository.tokenizer.text_limit import TextLimit
@@ -23,7 +24,9 @@ _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that few 
 class ChatEncoder:
     """Renders and encodes conversations."""
 
-    def __init__(self, files: TokenizerFiles, vocabulary: Vocabulary, tool_call_format: str) -> None:
+    def __init__(
+        self, files: TokenizerFiles, vocabulary: Vocabulary, tool_call_format: str, reasoning_format: str = ""
+    ) -> None:
         def compiled(source: str | None) -> ChatTemplate | None:
             return ChatTemplate(source, files.special_tokens) if source else None
 
@@ -31,11 +34,16 @@ class ChatEncoder:
         self._tool_template = compiled(files.tool_template) or self._template
         self._vocabulary = vocabulary
         self._marked_text = MarkedText(vocabulary.control_tokens)
+        self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
         self._is_plain = tool_call_format == PLAIN.name
         self._has_system_role = self._template is not None and _renders_system_role(self._template)
 
-    def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> Sequence[int]:
-        """Return the conversation's token ids. Its text never becomes a special token.
+    def encode(
+        self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None
+    ) -> tuple[Sequence[int], Thinking | None]:
+        """Return the conversation's token ids, and how the model thinks behind them, with no budget.
+
+        The conversation's text never becomes a special token.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.
@@ -66,9 +74,19 @@ class ChatEncoder:
             raise InvalidRequest(_without_mark(exc.text, mark), exc.field) from exc
         _check_encodable(rendered)
         limit(_without_mark(rendered, mark), "messages")
+        thinking = self._thinking(rendered, is_new=prompt.add_generation_prompt)
         if mark is None:
-            return self._vocabulary.encode(rendered, add_special_tokens=False)
-        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark))
+            return self._vocabulary.encode(rendered, add_special_tokens=False), thinking
+        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark)), thinking
+
+    def _thinking(self, rendered: str, *, is_new: bool) -> Thinking | None:
+        """Return how the model thinks behind a rendered conversation: the template may open or close the thinking."""
+        if self._reasoning_format is None:
+            return None
+        text = rendered.rstrip()
+        is_open = text.endswith(self._reasoning_format.begin)
+        may_begin = is_new and not text.endswith(self._reasoning_format.end)
+        return Thinking(self._reasoning_format, is_open) if is_open or may_begin else None
 
 
 def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from tokenizers import AddedToken, Tokenizer
 
-from model_repository.contract.request import IMAGE_MARKER, IMAGE_PLACE, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.request import (
+    IMAGE_MARKER,
+    IMAGE_PLACE,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    Thinking,
+    TokenPrompt,
+)
 from model_repository.contract.spec import specs_of
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer import echo
@@ -30,6 +38,7 @@ class EncodedPrompt:
     token_ids: tuple[int, ...]  # IMAGE_PLACE for each image
     echo: tuple[bytes, ...] = ()  # the bytes of each token in the echoed text
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
+    thinking: Thinking | None = None  # None: all text behind it is the answer
 
 
 def _num_bytes(prompt: EncodedPrompt) -> int:
@@ -41,17 +50,25 @@ class PromptEncoder:
 
     Args:
         tool_call_format: of chats: a name in `tool_formats`.
+        reasoning_format: of chats: a name in `reasoning_formats`; empty: the model does not think.
         has_images: the model reads images.
     """
 
     def __init__(
-        self, files: TokenizerFiles, byte_table: Sequence[bytes], tool_call_format: str, *, has_images: bool = False
+        self,
+        files: TokenizerFiles,
+        byte_table: Sequence[bytes],
+        tool_call_format: str,
+        reasoning_format: str = "",
+        *,
+        has_images: bool = False,
     ) -> None:
         self.vocabulary = Vocabulary(files.tokenizer, len(byte_table))
-        self._image_prompts = _ImagePromptEncoder(files, len(byte_table), tool_call_format) if has_images else None
+        formats = tool_call_format, reasoning_format
+        self._image_prompts = _ImagePromptEncoder(files, len(byte_table), *formats) if has_images else None
         self._byte_table = byte_table
         self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
-        self._chat = ChatEncoder(files, self.vocabulary, tool_call_format)
+        self._chat = ChatEncoder(files, self.vocabulary, *formats)
         self._cache: BoundedCache[EncodedPrompt] = BoundedCache(_num_bytes, KEPT_S)
 
     def encode(
@@ -77,7 +94,7 @@ class PromptEncoder:
         """
         if num_images:
             assert self._image_prompts is not None, "the request's capabilities are checked before"
-            return EncodedPrompt(token_ids=self._image_prompts.encode(prompt, num_images, limit))
+            return self._image_prompts.encode(prompt, num_images, limit)
         return self._cache.get(
             (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
         )
@@ -85,6 +102,7 @@ class PromptEncoder:
     def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
         token_ids: Sequence[int]
         echoed: tuple[bytes, ...] = ()
+        thinking: Thinking | None = None
         field = prompt_field(prompt)
         match prompt:
             case TextPrompt(text, ""):
@@ -99,13 +117,13 @@ class PromptEncoder:
                 limit(text + suffix, field)
                 return self._encode_with_suffix(text, suffix, is_echo=is_echo)
             case ChatPrompt():
-                token_ids = self._chat.encode(prompt, limit)
+                token_ids, thinking = self._chat.encode(prompt, limit)
             case TokenPrompt(token_ids):
                 pass
         self.vocabulary.check(token_ids, field)
         if is_echo and not isinstance(prompt, TextPrompt):
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
-        return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed)
+        return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed, thinking=thinking)
 
     def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
         tokens = self._fill_in_middle.encode(text, suffix)
@@ -122,27 +140,28 @@ class PromptEncoder:
 class _ImagePromptEncoder:
     """Encodes prompts with images: `<image>` in any text is a place for one."""
 
-    def __init__(self, files: TokenizerFiles, num_tokens: int, tool_call_format: str) -> None:
+    def __init__(self, files: TokenizerFiles, num_tokens: int, tool_call_format: str, reasoning_format: str) -> None:
         tokenizer = Tokenizer.from_str(files.tokenizer.to_str())
         tokenizer.add_special_tokens([AddedToken(IMAGE_MARKER, normalized=False)])  # unless it has it
         self._vocabulary = Vocabulary(tokenizer, num_tokens, frozenset({IMAGE_MARKER}))
         self._num_tokens = num_tokens
-        self._chat = ChatEncoder(files, self._vocabulary, tool_call_format)
+        self._chat = ChatEncoder(files, self._vocabulary, tool_call_format, reasoning_format)
         self._marker_id = self._vocabulary.added_id(IMAGE_MARKER)
 
-    def encode(self, prompt: Prompt, num_images: int, limit: TextLimit) -> tuple[int, ...]:
-        """Return the token ids, with IMAGE_PLACE for each image.
+    def encode(self, prompt: Prompt, num_images: int, limit: TextLimit) -> EncodedPrompt:
+        """Return the tokens, with IMAGE_PLACE for each image.
 
         Raises:
             InvalidRequest: the prompt has another number of places, its form takes none, or it is refused without
                 images too.
         """
+        thinking: Thinking | None = None
         match prompt:
             case TextPrompt(text, ""):
                 limit(text, prompt_field(prompt))
                 token_ids: Sequence[int] = self._vocabulary.encode(text)
             case ChatPrompt():
-                token_ids = self._chat.encode(prompt, limit)
+                token_ids, thinking = self._chat.encode(prompt, limit)
             case _:
                 raise InvalidRequest("they go with messages, or with a text prompt without suffix", "images")
         num_places = sum(token_id == self._marker_id for token_id in token_ids)
@@ -152,7 +171,8 @@ class _ImagePromptEncoder:
         if token_ids[-1] == self._marker_id:  # its tokens have no logits of their own
             raise InvalidRequest("text must follow the last image", prompt_field(prompt))
         self._vocabulary.check(set(token_ids) - {self._marker_id}, prompt_field(prompt))
-        return tuple(IMAGE_PLACE if token_id == self._marker_id else token_id for token_id in token_ids)
+        placed = tuple(IMAGE_PLACE if token_id == self._marker_id else token_id for token_id in token_ids)
+        return EncodedPrompt(token_ids=placed, thinking=thinking)
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -13,6 +13,7 @@ from model_repository.capabilities import Capability, callable_tools
 from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import Tensors, message_tensor, pack, payload_of, unpack
 from model_repository.contract.request import (
+    ChatPrompt,
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
@@ -24,7 +25,7 @@ from model_repository.contract.request import (
 from model_repository.contract.rules import check_prompt, check_request, fitting_max_tokens, printable_id
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
-from model_repository.errors import InvalidRequest, stage_error
+from model_repository.errors import InvalidRequest, Unsupported, stage_error
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities
 from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
@@ -42,6 +43,7 @@ class StageConfig:
     runtime: str
     capabilities: frozenset[Capability]
     tool_call_format: str
+    reasoning_format: str
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> StageConfig:
@@ -50,6 +52,7 @@ class StageConfig:
             runtime=parameters["runtime"],
             capabilities=frozenset(map(Capability, json.loads(parameters["capabilities"]))),
             tool_call_format=parameters["tool_call_format"],
+            reasoning_format=parameters["reasoning_format"],
         )
 
 
@@ -83,7 +86,8 @@ class TokenizerStage:
         self._config = config
         self._tool_format = TOOL_FORMATS[config.tool_call_format]
         has_images = Capability.IMAGES in config.capabilities
-        self._prompts = PromptEncoder(files, byte_table, config.tool_call_format, has_images=has_images)
+        formats = config.tool_call_format, config.reasoning_format
+        self._prompts = PromptEncoder(files, byte_table, *formats, has_images=has_images)
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(config.context_window, tokens)
         self._check_constraint = check
@@ -138,6 +142,10 @@ class TokenizerStage:
         check_request(request)
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
+        if request.params.thinking_budget is not None and not (
+            self._config.reasoning_format and isinstance(request.prompt, ChatPrompt)
+        ):
+            raise Unsupported("needs messages, and a model that thinks", "thinking_budget")
         field = prompt_field(request.prompt)
         prompt = self._prompts.encode(
             request.prompt, num_images=len(request.images), is_echo=request.params.is_echo, limit=self._limit
@@ -153,6 +161,9 @@ class TokenizerStage:
             end_token_ids=() if request.params.ignore_eos else prompt.end_token_ids,
             echo=prompt.echo,
             structured_output=output,
+            thinking=None
+            if prompt.thinking is None
+            else replace(prompt.thinking, budget=request.params.thinking_budget),
             grammar_bytes=grammar_bytes,
             request_id=request.request_id,
         )

@@ -82,6 +82,18 @@ def test_the_chat_template_names_the_tool_call_format(tool_checkpoint: Path, art
     assert load_byte_table(folder / "byte_table.npz")[260:262] == [b"<tool_call>", b""]
 
 
+def test_the_chat_template_names_the_reasoning_format_and_its_tokens_are_text(
+    tool_checkpoint: Path, artifacts: Path
+) -> None:
+    description = json.loads((tool_checkpoint / "tokenizer.json").read_text())
+    description["added_tokens"][1]["content"] = "</think>"
+    (tool_checkpoint / "tokenizer.json").write_text(json.dumps(description))
+    (tool_checkpoint / "chat_template.jinja").write_text("{{ '<think></think>' }}")
+    folder = build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
+    assert artifact.verify(folder).reasoning_format == "think"
+    assert load_byte_table(folder / "byte_table.npz")[261:262] == [b"</think>"]
+
+
 def test_the_template_for_tools_goes_before_the_other_one(tool_checkpoint: Path, artifacts: Path) -> None:
     templates = [{"name": "default", "template": "hello"}, {"name": "tool_use", "template": "<|python_tag|>"}]
     (tool_checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))

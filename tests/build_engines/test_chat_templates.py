@@ -47,8 +47,8 @@ def prompt_text(template: str, *messages: dict[str, Any], tool_call_format: str 
     """Return the tokenizer stage's prompt of a conversation as text."""
     model = files(byte_level(["<s>", "</s>"]), template, special_tokens=SPECIAL_TOKENS)
     vocabulary = Vocabulary(model.tokenizer)
-    token_ids = list(ChatEncoder(model, vocabulary, tool_call_format).encode(ChatPrompt(messages, **others)))
-    return str(model.tokenizer.decode(token_ids, skip_special_tokens=False))
+    token_ids, _ = ChatEncoder(model, vocabulary, tool_call_format).encode(ChatPrompt(messages, **others))
+    return str(model.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
 def test_every_shipped_template_is_used() -> None:

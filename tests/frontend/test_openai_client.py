@@ -104,7 +104,7 @@ async def test_every_answer_can_be_sent_back(
     prompt = triton.requests[-1].prompt
     assert isinstance(prompt, ChatPrompt)
     encoder = ChatEncoder(DEMO_FILES, Vocabulary(DEMO_FILES.tokenizer), "hermes")
-    sent = DEMO_FILES.tokenizer.decode(list(encoder.encode(prompt)), skip_special_tokens=False)
+    sent = DEMO_FILES.tokenizer.decode(list(encoder.encode(prompt)[0]), skip_special_tokens=False)
     said = sent.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
     arguments = text.partition('"arguments": ')[2].removesuffix("}\n</tool_call>")
     assert said.startswith(text[:11]) and arguments in said

@@ -88,8 +88,8 @@ def repository(state_dir: Path) -> Path:
     repository = state_dir / "both"
     with _built_once(state_dir, "both") as is_missing:
         if is_missing:
-            artifacts = [_build(state_dir, "demo", *aliases, "--option", "contexts=2"), _build(state_dir, *paced)]
-            _run("render", *artifacts, "--repository", str(repository), *ENGINE)
+            artifacts = [build(state_dir, "demo", *aliases, "--option", "contexts=2"), build(state_dir, *paced)]
+            run_build("render", *artifacts, "--repository", str(repository), *ENGINE)
     return repository
 
 
@@ -100,7 +100,7 @@ def paced_repository(repository: Path) -> Path:
     alone = repository.parent / "paced"
     with _built_once(repository.parent, "paced") as is_missing:
         if is_missing:
-            _run("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
+            run_build("render", str(artifact), "--repository", str(alone), "--max-sequences", str(MAX_SEQUENCES_ALONE))
     return alone
 
 
@@ -119,8 +119,8 @@ def flood_repository(repository: Path) -> Path:
     rendered = state_dir / "flood"
     with _built_once(state_dir, "flood") as is_missing:
         if is_missing:
-            artifact = _build(state_dir, *flood)
-            _run("render", artifact, "--repository", str(rendered), "--max-sequences", str(MAX_SEQUENCES_FLOOD))
+            artifact = build(state_dir, *flood)
+            run_build("render", artifact, "--repository", str(rendered), "--max-sequences", str(MAX_SEQUENCES_FLOOD))
     return rendered
 
 
@@ -162,7 +162,9 @@ def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPa
     """A server with API keys, an operations port and two workers, whose demo model loads adapters."""
     folder = tmp_path_factory.mktemp("server")
     artifacts = [str(*(repository.parent / "artifacts").glob(f"{name}-*")) for name in ("demo", "synthetic--paced")]
-    _run("render", *artifacts, "--repository", str(folder / "repository"), *ENGINE, "--adapter-root", str(adapter_root))
+    run_build(
+        "render", *artifacts, "--repository", str(folder / "repository"), *ENGINE, "--adapter-root", str(adapter_root)
+    )
     key_file = KeyFile(folder / "keys.json")
     key_file.add("admin", role=Role.ADMIN)
     key_file.add("everything")
@@ -178,7 +180,7 @@ def busy_server(demo_artifact: Path, adapter_root: Path, tmp_path_factory: pytes
     """A server with the keys `admin` and CLIENTS; its demo model runs eight sequences in two contexts."""
     folder = tmp_path_factory.mktemp("busy-server")
     options = ("--max-sequences", "8", "--num-threads", "1", "--adapter-root", str(adapter_root))
-    _run("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)
+    run_build("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)
     key_file = KeyFile(folder / "keys.json")
     key_file.add("admin", role=Role.ADMIN)
     for name in CLIENTS:
@@ -210,7 +212,7 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     repository, root = state_dir / "repository", state_dir / "adapters"
     build_adapter(FORMAL, artifacts[0], root / "formal", (DEMO_CATALOG,))
     options = ["--max-sequences", str(MAX_SEQUENCES), "--adapter-root", str(root)]
-    _run("render", *map(str, artifacts), "--repository", str(repository), *options)
+    run_build("render", *map(str, artifacts), "--repository", str(repository), *options)
     install_double(repository)
     # Threads of numpy's that wait for each other are no help to a model of this size.
     with running_stack(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:
@@ -271,13 +273,13 @@ def demo_artifact(repository: Path) -> Path:
     return folder
 
 
-def _build(state_dir: Path, *arguments: str) -> str:
+def build(state_dir: Path, *arguments: str) -> str:
     """Return the artifact's folder."""
-    output = _run("build", *arguments, "--state-dir", str(state_dir))
+    output = run_build("build", *arguments, "--state-dir", str(state_dir))
     return next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact"))
 
 
-def _run(*arguments: str) -> str:
+def run_build(*arguments: str) -> str:
     command = [sys.executable, "-m", "build_engines", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

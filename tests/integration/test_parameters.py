@@ -448,10 +448,18 @@ def _reaches_the_template(api: Api, endpoint: str) -> None:
     assert unread.headers["x-ignored-params"] == "chat_template_kwargs.enable_thinking"
 
 
-@effect("reasoning_effort")
-def _is_listed_where_the_template_does_not_read_it(api: Api, endpoint: str) -> None:
-    answer = api.ask(endpoint, reasoning_effort="high", max_tokens=1)
-    assert (answer.status, answer.headers["x-ignored-params"]) == (200, "reasoning_effort")
+@effect("reasoning_effort", "enable_thinking", "thinking_budget_tokens", "thinking_token_budget", "include_reasoning")
+def _is_listed_by_a_model_that_does_not_think(api: Api, endpoint: str) -> None:
+    """test_thinking.py has the effects on one that does."""
+    switches: dict[str, Any] = {
+        "reasoning_effort": "high",
+        "enable_thinking": True,
+        "thinking_budget_tokens": 1,
+        "thinking_token_budget": 1,
+        "include_reasoning": False,
+    }
+    answer = api.ask(endpoint, max_tokens=1, **switches)
+    assert (answer.status, set(answer.headers["x-ignored-params"].split(","))) == (200, set(switches))
 
 
 @effect("add_generation_prompt")

@@ -23,6 +23,7 @@ PARAMETERS = ModelParameters(
     adapters=("demo-formal",),
     capabilities=frozenset({Capability.SEED, Capability.LORA}),
     tool_call_format="hermes",
+    reasoning_format="",
     template_fields=("reasoning_effort",),
     defaults={
         "completion_max_tokens": 16,

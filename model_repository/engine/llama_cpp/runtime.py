@@ -34,6 +34,7 @@ from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
+from model_repository.engine.thinking_constraint import ThinkingConstraint
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
 from model_repository.system.cores import num_physical_cores
@@ -125,6 +126,8 @@ class LlamaCppRuntime:
         constraint: TokenConstraint | None = None
         if output is not None:
             constraint = self._constraints.start(output, params.sender, request.grammar_bytes)
+        if request.thinking is not None and (constraint is not None or request.thinking.budget is not None):
+            constraint = ThinkingConstraint(request.thinking, self._token_index, constraint)
         if params.bad_words:
             constraint = BadWords(params.bad_words, self._token_index, constraint)
         if params.allowed_token_ids:

@@ -25,6 +25,7 @@ from model_repository.contract.request import EngineRequest, Mirostat, SamplingP
 from model_repository.engine.bad_words import BadWords, TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.tensorrt_llm import tensors
+from model_repository.engine.thinking_constraint import ThinkingConstraint
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import StageError
 
@@ -149,6 +150,8 @@ class AllowedTokens:
         constraint: TokenConstraint | None = None
         if self.structured_output is not None:
             constraint = _compiler(self.vocabulary).start(self.structured_output, num_bytes=self.request.grammar_bytes)
+        if self.request.thinking is not None and (constraint is not None or self.request.thinking.budget is not None):
+            constraint = ThinkingConstraint(self.request.thinking, _token_index(self.vocabulary), constraint)
         if params.bad_words:
             constraint = BadWords(params.bad_words, _token_index(self.vocabulary), constraint)
         if params.allowed_token_ids:

@@ -63,7 +63,12 @@ class SamplingPlanner:
         # Two independent masks may together forbid every token, and that would go unnoticed.
         params = request.params
         is_masked = bool(
-            banned or params.min_tokens or params.ignore_eos or params.bad_words or params.allowed_token_ids
+            banned
+            or params.min_tokens
+            or params.ignore_eos
+            or params.bad_words
+            or params.allowed_token_ids
+            or request.thinking is not None
         )
         native_grammar = None if is_masked else self._native_grammar(request.structured_output)
         is_shaped = _is_shaped(request.params.sampling)
@@ -114,7 +119,9 @@ class SamplingPlanner:
         """Return the masks. TensorRT-LLM's `min_tokens` holds back only one end token, and even a complete output's."""
         has_held_ends = bool(request.params.min_tokens and ends)
         is_constrained = structured_output is not None or bool(
-            request.params.bad_words or request.params.allowed_token_ids
+            request.params.bad_words
+            or request.params.allowed_token_ids
+            or (request.thinking is not None and request.thinking.budget is not None)
         )
         if not is_constrained and not has_held_ends and not (banned and _is_shaped(request.params.sampling)):
             return []

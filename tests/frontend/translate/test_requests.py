@@ -8,6 +8,7 @@ import msgspec.structs
 import pytest
 from msgspec.structs import replace
 
+from frontend.errors import UnsupportedValue
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields, tokenize_to_prompt
@@ -332,3 +333,80 @@ def test_the_reasoning_effort_is_a_name_for_a_template_that_reads_it() -> None:
         messages=(USER,), template_kwargs=kwargs
     )
     assert one(of_chat(reasoning_effort="high")).prompt == ChatPrompt(messages=(USER,))
+
+
+# --- thinking ---------------------------------------------------------------------------------------------------------
+
+
+def thinking_name(*template_fields: str, reasoning_format: str = "think") -> ModelName:
+    model = served_model(reasoning_format=reasoning_format, template_fields=template_fields)
+    return ModelName(requested=model.id, model=model)
+
+
+def variables(name: ModelName, **fields: Any) -> Any:
+    prompt = one(of_chat(name, **fields)).prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.template_kwargs
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "expected"),
+    [
+        (("enable_thinking",), {"enable_thinking": False}, {"enable_thinking": False}),
+        (("thinking",), {"enable_thinking": True}, {"thinking": True}),
+        (("enable_thinking",), {"reasoning_effort": "none"}, {"enable_thinking": False}),
+        (("enable_thinking",), {"reasoning_effort": "low"}, {"enable_thinking": True}),
+        (("enable_thinking", "reasoning_effort"), {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (("enable_thinking",), {}, {}),
+        ((), {"enable_thinking": True}, {}),
+    ],
+)
+def test_switches_of_thinking_reach_the_template_by_its_own_names(
+    fields: tuple[str, ...], sent: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert variables(thinking_name(*fields), **sent) == expected
+
+
+@pytest.mark.parametrize("sent", [{"enable_thinking": False}, {"reasoning_effort": "none"}])
+def test_a_model_that_always_thinks_refuses_to_be_switched_off(sent: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedValue) as caught:
+        of_chat(thinking_name(), **sent)
+    assert caught.value.param == next(iter(sent))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "budget"),
+    [
+        ((), {"thinking_budget_tokens": 7}, 7),
+        ((), {"thinking_token_budget": 0}, 0),
+        ((), {"reasoning_effort": "medium", "max_tokens": 100}, 50),
+        ((), {"reasoning_effort": "medium", "max_tokens": 100, "thinking_budget_tokens": 7}, 7),
+        (("reasoning_effort",), {"reasoning_effort": "medium", "max_tokens": 100}, None),
+        ((), {"reasoning_effort": "max"}, None),
+        ((), {}, None),
+    ],
+)
+def test_the_budget_of_the_thinking(fields: tuple[str, ...], sent: dict[str, Any], budget: int | None) -> None:
+    assert params_of(of_chat(thinking_name(*fields), **sent)).thinking_budget == budget
+
+
+def test_the_switches_are_ignored_by_a_model_that_does_not_think() -> None:
+    sent: dict[str, Any] = {
+        "reasoning_effort": "high",
+        "enable_thinking": False,
+        "thinking_budget_tokens": 5,
+        "thinking_token_budget": 5,
+        "include_reasoning": False,
+    }
+    name = thinking_name(reasoning_format="")
+    assert params_of(of_chat(name, **sent)).thinking_budget is None
+    assert ignored_fields(chat(**sent), name) == list(sent)
+    assert ignored_fields(chat(**sent), thinking_name("enable_thinking")) == []
+
+
+def test_the_chats_of_a_model_that_thinks_fill_the_window_by_default() -> None:
+    parameters = served_model(reasoning_format="think").parameters
+    assert parameters.request_defaults(DEFAULTS).chat_max_tokens is None
+    assert parameters.request_defaults(DEFAULTS).completion_max_tokens == DEFAULTS.completion_max_tokens
+    limited = served_model(reasoning_format="think", defaults={"chat_max_tokens": 9}).parameters
+    assert limited.request_defaults(DEFAULTS).chat_max_tokens == 9

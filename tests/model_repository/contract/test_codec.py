@@ -168,11 +168,12 @@ FULL = GenerationChunk(
     prompt_token_ids=(0, 7),
     finish_reason=FinishReason.STOP,
     stop_reason="€",
-    usage=Usage(num_input_tokens=5, num_output_tokens=7, num_cached_tokens=3),
+    usage=Usage(num_input_tokens=5, num_output_tokens=7, num_cached_tokens=3, num_reasoning_tokens=2),
     cum_logprob=-0.5,
     timing=Timing(
         arrival_time_ns=1, first_scheduled_time_ns=2**40, first_token_time_ns=2**62, last_token_time_ns=2**62 + 1
     ),
+    num_thinking_chars=1,
 )
 FULL_OUTPUTS: dict[str, list[Any]] = {
     "text_output": ["日本".encode()],
@@ -190,11 +191,13 @@ FULL_OUTPUTS: dict[str, list[Any]] = {
     "num_input_tokens": [5],
     "num_output_tokens": [7],
     "num_cached_tokens": [3],
+    "num_reasoning_tokens": [2],
     "cum_log_probs": [-0.5],
     "arrival_time_ns": [1],
     "first_scheduled_time_ns": [2**40],
     "first_token_time_ns": [2**62],
     "last_token_time_ns": [2**62 + 1],
+    "num_thinking_chars": [1],
 }
 
 
@@ -219,7 +222,7 @@ def test_any_chunk_has_the_datatypes_of_the_public_outputs_and_a_batch_of_one(ch
         (GenerationChunk(text="", stop_reason="", cum_logprob=0.0), {"stop_reason", "cum_log_probs"}),
         (
             GenerationChunk(text="", usage=Usage(num_input_tokens=0, num_output_tokens=0)),
-            {"num_input_tokens", "num_output_tokens", "num_cached_tokens"},
+            {"num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_reasoning_tokens"},
         ),
         (GenerationChunk(text="a", logprobs=(TokenLogprob(1, b"a", -1.0),)), {"token_bytes", "output_log_probs"}),
     ],

@@ -69,6 +69,7 @@ def test_a_batch_of_a_single_request_is_answered_with_public_outputs(model: Any)
         "num_input_tokens": [[3]],
         "num_output_tokens": [[1]],
         "num_cached_tokens": [[0]],
+        "num_reasoning_tokens": [[0]],
     }
 
 

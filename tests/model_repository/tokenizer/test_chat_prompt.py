@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model_repository.contract.request import ChatPrompt, ToolUse
+from model_repository.contract.request import ChatPrompt, Thinking, ToolUse
 from model_repository.errors import InvalidRequest
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.chat_prompt import ChatEncoder, messages_for_template
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
@@ -46,7 +47,7 @@ DEMO = encoder(DEMO_FILES)
 
 
 def chat_ids(*messages: dict[str, Any], chat: ChatEncoder = DEMO, **others: Any) -> list[int]:
-    return list(chat.encode(ChatPrompt(messages, **others)))
+    return list(chat.encode(ChatPrompt(messages, **others))[0])
 
 
 def tokens(
@@ -58,7 +59,7 @@ def tokens(
 ) -> list[str]:
     """Return the tokens of a prompt by this template, of a model with `<s>` and `<t>` and single bytes as tokens."""
     model = files(byte_level(["<s>", "<t>"]), source, tool_template=tool_template)
-    token_ids = encoder(model, tool_call_format).encode(ChatPrompt(messages, **others))
+    token_ids, _ = encoder(model, tool_call_format).encode(ChatPrompt(messages, **others))
     return [Vocabulary(model.tokenizer).token_string(token_id) for token_id in token_ids]
 
 
@@ -85,6 +86,34 @@ def reference_ids(*messages: dict[str, Any]) -> list[int]:
             *PLAIN.encode("\n").ids,
         ]
     return [*token_ids, start, *PLAIN.encode("assistant\n").ids]
+
+
+# --- thinking --------------------------------------------------------------------------------------------------------
+
+OPENS = "{{ messages[0].content }}:{% if add_generation_prompt %}\n<think>\n{% endif %}"
+CLOSES = "{{ messages[0].content }}:<think>\n\n</think>\n\n"
+SAYS_NOTHING = "{{ messages[0].content }}:"
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "fields", "is_open"),
+    [
+        (OPENS, "a", {}, True),
+        (OPENS, "a <think>", {"add_generation_prompt": False}, None),
+        (CLOSES, "a", {}, None),
+        (SAYS_NOTHING, "a", {}, False),
+        (SAYS_NOTHING, "a", {"add_generation_prompt": False}, None),
+        (SAYS_NOTHING, "a <think>", {}, False),
+    ],
+)
+@pytest.mark.parametrize("added_tokens", [["<s>", "<t>"], ["<think>", "</think>"]])
+def test_a_prompt_may_open_or_close_the_thinking(
+    template: str, text: str, fields: dict[str, Any], is_open: bool | None, added_tokens: list[str]
+) -> None:
+    model = files(byte_level(added_tokens), template)
+    chat = ChatEncoder(model, Vocabulary(model.tokenizer), "hermes", "think")
+    _, thinking = chat.encode(ChatPrompt((user(text),), **fields))
+    assert thinking == (None if is_open is None else Thinking(REASONING_FORMATS["think"], is_open))
 
 
 # --- the text of a user ---------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ PARAMS: dict[Capability, Params] = {
     },
     Capability.BAD_WORDS: Params(bad_words=("x",)),
     Capability.ALLOWED_TOKEN_IDS: Params(allowed_token_ids=(1,)),
+    Capability.THINKING_BUDGET: Params(thinking_budget=0),
     Capability.MIN_TOKENS: Params(min_tokens=1),
     Capability.LOGPROBS: Params(has_logprobs=True),
     Capability.STRUCTURED_OUTPUT: Params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),

@@ -25,6 +25,7 @@ from model_repository.contract.request import (
     SamplingParams,
     StructuredOutput,
     TextPrompt,
+    Thinking,
     TokenizeAnswer,
     TokenizeRequest,
     TokenPrompt,
@@ -33,7 +34,8 @@ from model_repository.contract.request import (
 from model_repository.contract.rules import prompt_too_long
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
-from model_repository.errors import InvalidRequest, PromptTooLong
+from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.constraint import unmeasured_constraint
 from model_repository.tokenizer.stage import StageConfig, TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
@@ -52,6 +54,7 @@ CONFIG = StageConfig(
     runtime="llama_cpp",
     capabilities=frozenset(Capability) - {Capability.IMAGES},
     tool_call_format="hermes",
+    reasoning_format="",
 )
 STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -91,6 +94,16 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         grammar_bytes=4096,
         request_id="req_abc",
     )
+
+
+def test_the_thinking_of_a_chat_goes_to_the_engine_with_its_budget() -> None:
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, dataclasses.replace(CONFIG, reasoning_format="think"))
+    thinking = Thinking(REASONING_FORMATS["think"], is_open=False, budget=5)
+    assert stage.encode(request(thinking_budget=5)).thinking == thinking
+    assert stage.encode(request(TextPrompt("a"))).thinking is None
+    rule = "thinking_budget: needs messages, and a model that thinks"
+    assert refusal(request(TextPrompt("a"), thinking_budget=5), Unsupported, stage) == rule
+    assert refusal(request(thinking_budget=5), Unsupported) == rule
 
 
 @pytest.mark.parametrize(("prompt", "field"), [(TextPrompt(""), "text_input"), (TokenPrompt(()), "input_ids")])

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from model_repository.capabilities import Capability
-from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput
+from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput, Thinking
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner, embedding_bias
+from model_repository.reasoning_formats import REASONING_FORMATS
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, VOCAB_SIZE, request
 
 SAMPLED = {"temperature": 0.7, "seed": 2**64 - 1}
@@ -154,6 +155,7 @@ EDITED: dict[Capability, dict[str, Any]] = {
     Capability.REPETITION_PENALTY: {"sampling": {"repetition_penalty": 1.5}},
     Capability.PRESENCE_PENALTY: {"sampling": {"presence_penalty": 1.0}},
     Capability.FREQUENCY_PENALTY: {"sampling": {"frequency_penalty": 1.0}},
+    Capability.THINKING_BUDGET: {"thinking": Thinking(REASONING_FORMATS["think"], is_open=True, budget=5)},
 }
 
 
@@ -163,6 +165,18 @@ def test_the_overlap_scheduler_costs_the_capabilities_that_need_a_logits_process
         assert "logits_processor" in keywords(**fields)
     asked = keywords(sampling=SAMPLED | {"top_p": 0.9, "logit_bias": {7: 1.0, 8: -100.0}}, num_logprobs=2)
     assert "logits_processor" not in asked
+
+
+def test_a_structured_output_behind_thinking_needs_a_logits_processor_too() -> None:
+    json_object, thinking = (
+        StructuredOutput(OutputFormat.JSON_OBJECT),
+        Thinking(REASONING_FORMATS["think"], is_open=True),
+    )
+    native = plan(GuidedDecoding.XGRAMMAR, structured_output=json_object, ignore_eos=False)
+    masked = plan(GuidedDecoding.XGRAMMAR, structured_output=json_object, thinking=thinking)
+    assert [each.native_grammar is not None for each in (native, masked)] == [True, False]
+    assert "logits_processor" in masked.keywords
+    assert "logits_processor" not in keywords(thinking=thinking)
 
 
 def test_a_dead_end_is_a_token_that_the_request_does_not_name() -> None:
