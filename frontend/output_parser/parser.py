@@ -42,6 +42,14 @@ class OutputParser:
         """Whether there were calls, all of them complete. A client must not run a call that was cut."""
         return 0 < self._num_begun == self._num_ended
 
+    def plain_part(self, chunk: GenerationChunk) -> str | None:
+        """Return the part of the answer that a chunk's text extends unchanged, without tools; None: `read` decides."""
+        if chunk.is_text:
+            return None if self._is_behind_thinking else "content"
+        is_inside = chunk.is_thinking and self._has_reasoning and not self._reasoning_white
+        is_last = self._reasoning_format is not None and chunk.text.endswith(self._reasoning_format.end)
+        return "reasoning" if is_inside and not is_last and chunk.text[-1] not in WHITE else None
+
     def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
         """Add the next chunk; return the deltas that are certain, after the last chunk all."""
         text = chunk.text

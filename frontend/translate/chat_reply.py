@@ -65,7 +65,7 @@ class ChatReply(Reply):
         self._parsers = [OutputParser(tool_format, reasoning_format) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # by choice
-        self.is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
+        self._is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events with the role, one for each choice."""
@@ -76,6 +76,10 @@ class ChatReply(Reply):
         if first.prompt_token_ids:
             events[0]["prompt_token_ids"] = list(first.prompt_token_ids)
         return events
+
+    def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
+        """See Reply."""
+        return self._parsers[index].plain_part(chunk) if self._is_plain and chunk.text else None
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""

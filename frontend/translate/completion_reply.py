@@ -46,13 +46,17 @@ class CompletionReply(Reply):
         self._is_padded = options is not None and bool(options.include_obfuscation)
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
-        self.is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
+        self._is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
         # Fireworks' rule; stream_options select OpenAI's.
         self._has_usage_on_last_chunk = options is None
 
     def opening(self, first: GenerationChunk) -> Sequence[Completion]:
         """Return no events: a completion has no role."""
         return ()
+
+    def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
+        """See Reply."""
+        return "text" if self._is_plain and chunk.is_text and chunk.text else None
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Completion]:
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""

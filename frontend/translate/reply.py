@@ -23,12 +23,14 @@ class Reply(Protocol):
 
     id: str
     num_per_prompt: int  # completions of each prompt
-    is_plain: bool  # events of text chunks of a choice differ in the text alone
     has_names: bool = False  # the name of each event, its `type`, goes on a line before it
     has_done: bool = True  # [DONE] is the last event; some clients wait for it after an error too
 
     def opening(self, first: GenerationChunk) -> Sequence[Event]:
         """Return the events before the first chunk of all."""
+
+    def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
+        """Return the part of the answer that a chunk's text extends, if the events of such chunks differ in it alone."""
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk; after the last chunk of all, also those that end the answer."""

@@ -24,11 +24,11 @@ _LINE_BREAKS = {character.encode(): f"\\u{ord(character):04x}".encode() for char
 
 
 class EventEncoder:
-    """Encodes the events of one reply. All events with plain text of a choice share the bytes around the text."""
+    """Encodes the events of one reply. Events that differ in their text alone share the bytes around it."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self._halves: dict[int, tuple[bytes, bytes]] = {}  # bytes before and after the text, by choice
+        self._frames: dict[tuple[int, str], list[bytes]] = {}  # bytes around the text, by choice and part
         self.end = DONE if reply.has_done else b""  # of the stream, also after an error
 
     def opening(self, first: GenerationChunk) -> bytes:
@@ -37,15 +37,16 @@ class EventEncoder:
 
     def encode(self, index: int, chunk: GenerationChunk) -> bytes:
         """Return the events of a chunk; empty while a parser holds the text back."""
-        if not (self._reply.is_plain and chunk.is_text and chunk.text):
+        part = self._reply.plain_part(index, chunk)
+        if part is None:
             return self._encoded(self._reply.events(index, chunk))
-        halves = self._halves.get(index)
-        if halves is None:
-            mark = secrets.token_hex(16)  # a text that occurs once in the event
-            sample = self._encoded(self._reply.events(index, GenerationChunk(text=mark)))
-            before, _, after = sample.partition(_json(mark))
-            halves = self._halves[index] = before, after
-        return halves[0] + _json(chunk.text) + halves[1]
+        frame = self._frames.get((index, part))
+        if frame is None:
+            mark = secrets.token_hex(16)  # occurs nowhere else in the event
+            sample = GenerationChunk(text=mark, num_thinking_chars=len(mark) if chunk.num_thinking_chars else 0)
+            frame = self._encoded(self._reply.events(index, sample)).split(_json(mark))
+            self._frames[index, part] = frame
+        return _json(chunk.text).join(frame)
 
     def failure(self, error: APIError) -> bytes:
         """Return the events that end the stream with an error."""

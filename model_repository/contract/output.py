@@ -172,7 +172,16 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
     @property
     def is_text(self) -> bool:
         """Whether the chunk carries only text, as almost every chunk does."""
-        lists = self.token_ids or self.logprobs or self.prompt_token_ids or self.num_thinking_chars
+        return not self.num_thinking_chars and self._has_text_alone
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the chunk carries only text, all of it thinking."""
+        return self.num_thinking_chars == len(self.text) and self._has_text_alone
+
+    @property
+    def _has_text_alone(self) -> bool:
+        lists = self.token_ids or self.logprobs or self.prompt_token_ids
         return self.finish_reason is None and not lists and self.usage is None
 
 

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.translate import sse
+from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.reply import Reply
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk
-from tests.fakes import DEMO, USAGE
-from tests.frontend.bodies import WEATHER, completion
+from tests.fakes import DEMO, USAGE, served_model
+from tests.frontend.bodies import WEATHER, chat, completion
 from tests.frontend.translate.chat_events import pieces_of, reply_to
 
 TEXTS = ("a", 'é\n"', "\u2028", "🙂 {}", "", "\0")
+PLAIN = GenerationChunk(text="x")
 LAST = GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=USAGE)
 
 
@@ -50,7 +52,7 @@ def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> by
 )
 @given(texts=st.lists(st.tuples(st.integers(0, 1), st.text() | st.sampled_from(TEXTS)), max_size=6))
 def test_plain_text_is_encoded_as_its_events(reply: Reply, num_choices: int, texts: list[tuple[int, str]]) -> None:
-    assert reply.is_plain
+    assert reply.plain_part(0, PLAIN) is not None
     chunks = [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
     chunks += [(index, LAST) for index in range(num_choices)]
     assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
@@ -67,8 +69,21 @@ def test_plain_text_is_encoded_as_its_events(reply: Reply, num_choices: int, tex
 )
 def test_a_reply_with_more_than_text_is_not_plain(fields: dict[str, Any]) -> None:
     reply = reply_to(stream=True, **fields)
-    assert not reply.is_plain
+    assert reply.plain_part(0, PLAIN) is None
     assert encoded(reply, [(0, chunk) for chunk in pieces_of(["a", "b"])]).count(b"data: ") >= 3
+
+
+@given(
+    thinking=st.lists(st.sampled_from(["a", " b", "c ", "\n", " <", "</think>"]), max_size=8),
+    answer=st.lists(st.sampled_from(["\n", " ", "x", " y "]), max_size=4),
+)
+def test_thinking_is_encoded_as_its_events(thinking: list[str], answer: list[str]) -> None:
+    model = ModelName(requested="r", model=served_model(reasoning_format="think"))
+    reply = ChatReply(chat(stream=True), model, 1)
+    chunks = [(0, GenerationChunk(text=text, num_thinking_chars=len(text))) for text in thinking]
+    chunks += [(0, GenerationChunk(text=text)) for text in answer]
+    chunks.append((0, LAST))
+    assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
 
 
 def test_text_that_a_parser_holds_back_is_no_event() -> None:
