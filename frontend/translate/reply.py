@@ -30,7 +30,7 @@ class Reply(Protocol):
         """Return the events before the first chunk of all."""
 
     def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
-        """Return the part of the answer that a chunk's text extends, if the events of such chunks differ in it alone."""
+        """Return the part that a chunk's text extends, if the events of such chunks differ in their text alone."""
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk; after the last chunk of all, also those that end the answer."""
