@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.engine import Engine
+from model_repository.engine.inbox import SetAdapter
 from model_repository.engine.runtime import Runtime
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, UnknownAdapter, Unsupported
 
@@ -70,11 +72,11 @@ class AdapterControl:
         if sum(bool(each.source) for each in loaded.values()) >= root.max_adapters:
             rule = f"{root.max_adapters} adapters are loaded already, which is the most (--max-adapters): unload one"
             raise InvalidRequest(f"{name!r}: {rule}", "name")
-        self._engine.between_steps(lambda runtime: runtime.load_adapter(name, adapter)).result()
+        self._set(name, adapter)
         try:
             root.note(name, adapter)  # last: an adapter whose load kills the process must not kill the next one
         except EngineFailed:
-            self._engine.between_steps(lambda runtime: runtime.unload_adapter(name)).result()
+            self._set(name, None)
             raise
         logger.info("loaded the adapter %s from %s", name, adapter.source)
 
@@ -85,8 +87,14 @@ class AdapterControl:
         if not loaded[name].source:
             raise InvalidRequest(f"{name!r}: it is part of the model's artifact: build that without it", "name")
         root.forget(name)
-        self._engine.between_steps(lambda runtime: runtime.unload_adapter(name)).result()
+        self._set(name, None)
         logger.info("unloaded the adapter %s", name)
+
+    def _set(self, name: str, adapter: Adapter | None) -> None:
+        """Have the engine load or unload an adapter between two steps."""
+        order = SetAdapter(name, adapter)
+        self._engine.post(order)
+        order.done.result()
 
 
 def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:

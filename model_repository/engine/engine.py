@@ -5,25 +5,34 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 
 from model_repository.contract.output import EngineStats
-from model_repository.contract.request import EngineRequest, EngineRequestBatch
+from model_repository.contract.request import EngineRequest
 from model_repository.contract.rules import check_declared, prompt_too_long
 from model_repository.engine import output_streams
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.counts import EngineCounts
 from model_repository.engine.emitter import Emitter
+from model_repository.engine.inbox import (
+    Arrival,
+    CancelKey,
+    Close,
+    EndStream,
+    FailRunning,
+    FailStreams,
+    Inbox,
+    Message,
+    OpenStream,
+    SetAdapter,
+    Submit,
+)
 from model_repository.engine.intake import Intake
-from model_repository.engine.output_sender import OutputSender
-from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
-from model_repository.engine.pending_cancels import PendingCancels
-from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, StepOutput
+from model_repository.engine.output_streams import OutputSender, OutputStreams
+from model_repository.engine.runtime import EngineConfig, Runtime, StepOutput
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import (
     EngineFailed,
@@ -34,6 +43,7 @@ from model_repository.errors import (
     PromptTooLong,
     StageError,
     Unloading,
+    stage_error,
 )
 
 logger = logging.getLogger(__name__)
@@ -46,7 +56,7 @@ _MAX_SENDER_WAIT_S = 0.04
 class Engine:
     """Runs requests on a runtime, many at a time, and sends their outputs to output streams.
 
-    `submit`, `cancel_key`, `cancel_stream` and `stats` may be called from any thread and return at once.
+    `post` and `stats` may be called from any thread and return at once.
 
     Args:
         runtime: owned by the engine's thread from here on.
@@ -72,19 +82,16 @@ class Engine:
         self._numbers = itertools.count(1)  # of the sequences
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
-        self._sender = OutputSender(on_failure=self.cancel_stream)
-        self._streams = OutputStreams(self._cancel_stream, clock, self._sender)
+        self.inbox = Inbox(runtime.wake)
+        self._sender = OutputSender(on_failure=lambda number: self.inbox.put(EndStream(number)))
+        self._streams = OutputStreams(clock, self._sender)
+        self._intake = Intake(runtime, self._streams, self.inbox, clock)
         self._max_steps_ahead = max_steps_ahead
         self._num_steps_ahead = 0  # since the sender's batch was made
-        self._pending_cancels = PendingCancels(clock)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._is_closing = False
         self.is_draining = False  # set by any thread; new requests are still served
         self._step_started_s: float | None = None
         self._counts = EngineCounts()
-        self._intake = Intake(
-            runtime, self._streams, self._pending_cancels, start=self._start_sequence, post=self._post
-        )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -93,68 +100,22 @@ class Engine:
 
     def close(self) -> None:
         """Stop the thread after the step in progress, fail the running requests, and close the runtime."""
-        self._is_closing = True
         self._intake.close()
-        self._post(lambda: None)
+        self.inbox.put(Close())
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():  # the process ends without waiting for it
             logger.error("the step in progress did not end within %g s", CLOSE_TIMEOUT_S)
 
     # --- called from any thread ---------------------------------------------------------------------------------
 
-    def submit(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
-        """Queue requests. Their outputs go to the named stream, or to the responder if the batch names no stream.
-
-        Raises:
-            EngineFailed: the engine's thread has ended.
-        """
-        self._check_alive()
-        self._post(lambda: self._intake.receive(batch, responder))
-
-    def open_stream(self, key: str, responder: OutputResponder) -> None:
-        """Open an output stream for the requests that name this key; its first batch is empty.
-
-        Raises:
-            EngineFailed: the engine's thread has ended.
-        """
-        self._check_alive()
-        self._post(lambda: self._streams.open(key, responder))
-
-    def cancel_key(self, key: str) -> None:
-        """Cancel the request with this cancel key, even if it arrives later."""
-        arrived_s = self._clock()
-        self._post(lambda: self._cancel_key(key, arrived_s))
-
-    def cancel_stream(self, number: int) -> None:
-        """End the output stream with this number, and cancel its sequences: its client is gone."""
-        arrived_s = self._clock()
-        self._post(lambda: self._end_stream(number, arrived_s))
-
-    def fail_running(self) -> None:
-        """End all running and waiting requests with an error: the model is being unloaded, and the time is up."""
-        self._post(lambda: self._fail_all(Unloading("the model is being unloaded")))
-
-    def fail_streams(self) -> None:
-        """End all requests and all output streams: a stage behind the engine has been unloaded."""
-        self._post(self._fail_streams)
-
-    def between_steps[Result](self, work: Callable[[Runtime], Result]) -> Future[Result]:
-        """Run `work` on the runtime between two steps, in the engine's thread.
+    def post(self, message: Message) -> None:
+        """Send a message to the engine's thread.
 
         Raises:
             EngineFailed: the thread has ended.
         """
         self._check_alive()
-        future: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work(self._runtime))
-            except Exception as exc:
-                future.set_exception(exc)
-
-        self._post(run)
-        return future
+        self.inbox.put(message)
 
     def adapters(self) -> Mapping[str, Adapter]:
         """Return the LoRA adapters that requests may name.
@@ -183,8 +144,8 @@ class Engine:
             num_image_tokens=runtime.images.num_tokens,
             image_s=runtime.images.passed_s,
             num_streams=len(self._streams),
-            num_output_batches=self._streams.num_batches,
-            num_output_items=self._streams.num_items,
+            num_output_batches=self._sender.num_batches,
+            num_output_items=self._sender.num_items,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
             adapters={name: adapter.source for name, adapter in runtime.adapters.items()},
             adapter_bytes=runtime.adapter_bytes,
@@ -196,10 +157,6 @@ class Engine:
     def _num_unloading(self, adapters: Mapping[str, Adapter]) -> int:
         names = [sequence.request.params.lora_name for sequence in list(self._sequences.values())]
         return sum(bool(name) and name not in adapters for name in names)
-
-    def _post(self, message: Callable[[], None]) -> None:
-        self._inbox.put(message)
-        self._runtime.wake()
 
     def _check_alive(self) -> None:
         if self._thread.ident is not None and not self._thread.is_alive():
@@ -227,7 +184,7 @@ class Engine:
         """Read the inbox, step the runtime once, and send the due outputs. Without work, sleep until a message."""
         self._read_inbox(wait=not self._runtime.has_work)
         self._streams.flush()  # refusals do not wait for a step
-        if self._runtime.has_work:
+        if self._runtime.has_work and not self._is_closing:
             for output in self._step():
                 self._record(output)
             self._collect_due()
@@ -239,14 +196,36 @@ class Engine:
         )
 
     def _read_inbox(self, *, wait: bool) -> None:
-        try:
-            if wait:
-                # Without work all outputs are sent. Only messages and silent streams need the thread.
-                self._inbox.get(timeout=output_streams.CHECK_INTERVAL_S if self._streams else None)()
-            while True:
-                self._inbox.get_nowait()()
-        except queue.Empty:
-            return
+        # Without work all outputs are sent. Only messages and silent streams need the thread.
+        idle_s = output_streams.CHECK_INTERVAL_S if self._streams else None
+        for message in self.inbox.read(idle_s if wait else 0.0):
+            match message:
+                case Submit(batch, responder):
+                    for arrival in self._intake.receive(batch, responder):
+                        self._start(arrival)
+                case Arrival():
+                    self._intake.finish(message)
+                    self._start(message)
+                case OpenStream(key, responder):
+                    self._streams.open(key, responder)
+                case CancelKey(key, arrived_s) if key in self._numbers_by_key:
+                    self._cancel(self._numbers_by_key[key], arrived_s)
+                case CancelKey(key):
+                    self._intake.cancel(key)
+                case EndStream(number, arrived_s):
+                    for sequence in [each for each in self._sequences.values() if each.stream.number == number]:
+                        self._cancel(sequence.number, arrived_s)
+                    self._streams.end(number)
+                case FailRunning():
+                    self._fail_all(Unloading("the model is being unloaded"))
+                case FailStreams():
+                    self._fail_all(EngineFailed("a stage on the way of its output was unloaded"))
+                    on_stream = OutputStreamNotOpen("a stage on its way was unloaded")
+                    self._streams.fail(on_stream, EngineFailed("a stage was unloaded"))
+                case SetAdapter():
+                    self._set_adapter(message)
+                case Close():
+                    self._is_closing = True
 
     def _step(self) -> Sequence[StepOutput]:
         if self._max_steps_ahead is not None and self._num_steps_ahead >= self._max_steps_ahead:
@@ -291,16 +270,30 @@ class Engine:
                 self._log(sequence)
             sequence.stream.add(sequence.item, delta)
 
-    def _start_sequence(
-        self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | None
-    ) -> None:
+    def _start(self, arrival: Arrival) -> None:
+        """Queue a request at the runtime, or refuse it on its stream."""
+        stream, request_id = arrival.stream, arrival.request.request_id
+        try:
+            if arrival.error is not None:
+                raise arrival.error
+            self._start_sequence(arrival)
+        except StageError as error:
+            if not stream.is_single:  # a single request's responder logs the refusal
+                stage_error(error, request_id)
+            stream.fail(arrival.item, error)
+        except BaseException:  # a panic in Rust code too
+            logger.exception("the runtime failed on a new request request_id=%s", request_id)
+            stream.fail(arrival.item, InternalError())
+
+    def _start_sequence(self, arrival: Arrival) -> None:
         """Queue a request at the runtime, unless it is already cancelled.
 
         Raises:
             StageError: the request is refused.
         """
+        request, stream, item = arrival.request, arrival.stream, arrival.item
         cancel_key = request.params.cancel_key
-        if not stream.is_open or self._pending_cancels.pop(cancel_key):
+        if not stream.is_open or self._intake.take_cancel(cancel_key):
             self._counts.num_cancelled += 1
             stream.drop(item)
             return
@@ -318,7 +311,7 @@ class Engine:
             eos_token_ids=self._config.eos_token_ids,
             now_s=self._clock(),
         )
-        self._runtime.submit(sequence.number, request, prepared)
+        self._runtime.submit(sequence.number, request, arrival.prepared)
         self._sequences[sequence.number] = sequence
         if cancel_key:
             self._numbers_by_key[cancel_key] = sequence.number
@@ -336,12 +329,16 @@ class Engine:
         if runtime.num_active + runtime.num_waiting >= self._config.max_sequences + self._config.max_waiting:
             raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
 
-    def _cancel_key(self, key: str, arrived_s: float) -> None:
-        if key in self._numbers_by_key:
-            self._cancel(self._numbers_by_key[key], arrived_s)
+    def _set_adapter(self, order: SetAdapter) -> None:
+        try:
+            if order.adapter is None:
+                self._runtime.unload_adapter(order.name)
+            else:
+                self._runtime.load_adapter(order.name, order.adapter)
+        except Exception as exc:
+            order.done.set_exception(exc)
         else:
-            self._pending_cancels.add(key)
-            self._intake.cancel(key)
+            order.done.set_result(None)
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         sequence = self._sequences[number]
@@ -356,14 +353,6 @@ class Engine:
         if sequence.stream.is_single:
             logger.info("%s", sequence.outcome())
 
-    def _end_stream(self, number: int, arrived_s: float) -> None:
-        if number in self._streams:  # else it has ended in the meantime
-            self._streams.end(number, arrived_s)
-
-    def _cancel_stream(self, number: int, arrived_s: float) -> None:
-        for sequence in [each.number for each in self._sequences.values() if each.stream.number == number]:
-            self._cancel(sequence, arrived_s)
-
     def _forget(self, sequence: EngineSequence) -> None:
         del self._sequences[sequence.number]
         self._numbers_by_key.pop(sequence.request.params.cancel_key, None)
@@ -376,10 +365,6 @@ class Engine:
         self._streams.flush()
         for sequence in sequences:  # last: clients get the error even if a broken runtime cannot free
             self._runtime.free(sequence.number)
-
-    def _fail_streams(self) -> None:
-        self._fail_all(EngineFailed("a stage on the way of its output was unloaded"))
-        self._streams.fail(OutputStreamNotOpen("a stage on its way was unloaded"), EngineFailed("a stage was unloaded"))
 
     def _fail(self, sequence: EngineSequence, error: StageError) -> None:
         self._forget(sequence)

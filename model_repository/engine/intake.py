@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.rules import printable_id
+from model_repository.engine.inbox import Arrival, Inbox
 from model_repository.engine.output_streams import OutputResponder, OutputStream, OutputStreams
 from model_repository.engine.pending_cancels import PendingCancels
 from model_repository.engine.runtime import Prepared, Runtime
-from model_repository.errors import (
-    EngineFailed,
-    InternalError,
-    InvalidRequest,
-    StageError,
-    error_from_message,
-    stage_error,
-)
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError, error_from_message
 from model_repository.fair_pool import FairPool
 
 logger = logging.getLogger(__name__)
@@ -31,34 +25,25 @@ _NUM_GRAMMAR_THREADS = 2
 class Intake:
     """Receives requests in the engine's thread, and prepares their grammars and images in threads of its own.
 
+    It also knows the cancelled requests that the engine does not have yet.
+
     Args:
         runtime: prepares the requests.
-        pending_cancels: knows the cancelled requests that the engine does not have yet.
-        start: queues a request at the runtime, unless it is cancelled; may raise a StageError.
-        post: has the engine's thread call a function; callable from any thread.
+        inbox: of the engine; gets the prepared requests.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        streams: OutputStreams,
-        pending_cancels: PendingCancels,
-        *,
-        start: Callable[[OutputStream, int, EngineRequest, Prepared | None], None],
-        post: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def __init__(self, runtime: Runtime, streams: OutputStreams, inbox: Inbox, clock: Callable[[], float]) -> None:
         self._runtime = runtime
         self._streams = streams
-        self._pending_cancels = pending_cancels
+        self._inbox = inbox
+        self._pending_cancels = PendingCancels(clock)
         self._preparing: dict[str, bool] = {}  # by cancel key: whether it is cancelled
-        self._start = start
-        self._post = post
         self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
         self._image_threads = FairPool(1, "images")
         self._is_closing = False
 
-    def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> None:
-        """Start the requests of a batch, once they are prepared, or fail them on their stream."""
+    def receive(self, batch: EngineRequestBatch, responder: OutputResponder) -> Iterator[Arrival]:
+        """Yield the requests of a batch that may start at once. The others come to the inbox when they are prepared."""
         try:
             stream = self._stream_of(batch, responder)
         except StageError as error:
@@ -69,18 +54,30 @@ class Intake:
             if isinstance(received, str):
                 stream.fail(item, error_from_message(received) or InternalError())
                 continue
-            request = replace(received, request_id=printable_id(received.request_id))
-            if request.images:
-                self._submit(self._image_threads, stream, item, request)
-            elif request.structured_output is not None or request.params.bad_words:
-                self._submit(self._grammar_threads, stream, item, request)
+            arrival = Arrival(stream, item, replace(received, request_id=printable_id(received.request_id)))
+            if received.images:
+                yield from self._submit(self._image_threads, arrival)
+            elif received.structured_output is not None or received.params.bad_words:
+                yield from self._submit(self._grammar_threads, arrival)
             else:
-                self._admit(stream, item, request)
+                yield arrival
+
+    def finish(self, arrival: Arrival) -> None:
+        """Note that a request is prepared."""
+        arrival.stream.num_preparing -= 1
+        key = arrival.request.params.cancel_key
+        if self._preparing.pop(key, False):
+            self._pending_cancels.add(key)  # it may have been forgotten meanwhile
 
     def cancel(self, key: str) -> None:
-        """Do not prepare the request with this cancel key, if it waits for that."""
+        """Cancel a request that the engine does not have. It is not prepared, if it waits for that."""
+        self._pending_cancels.add(key)
         if key in self._preparing:
             self._preparing[key] = True
+
+    def take_cancel(self, key: str) -> bool:
+        """Return whether the request with this key was cancelled before it arrived, and forget that."""
+        return self._pending_cancels.pop(key)
 
     def close(self) -> None:
         """End the threads, from any thread; waiting requests are dropped."""
@@ -106,55 +103,32 @@ class Intake:
         has_key = isinstance(request, EngineRequest) and bool(request.params.cancel_key)
         return self._streams.open_single(responder, has_cancel_key=has_key)
 
-    def _submit(self, threads: FairPool, stream: OutputStream, item: int, request: EngineRequest) -> None:
-        """Prepare the request in a thread, and admit it afterwards."""
+    def _submit(self, threads: FairPool, arrival: Arrival) -> Iterator[Arrival]:
+        """Prepare a request in a thread; yield it with the reason if the threads refuse it."""
+        params = arrival.request.params
         try:
-            threads.submit(request.params.sender, lambda: self._prepare(stream, item, request))
+            threads.submit(params.sender, lambda: self._prepare(arrival))
         except StageError as error:
-            self._refuse(stream, item, request, error)
+            yield replace(arrival, error=error)
         except RuntimeError:  # the threads have ended
-            self._refuse(stream, item, request, EngineFailed("the engine is shutting down"))
+            yield replace(arrival, error=EngineFailed("the engine is shutting down"))
         else:
-            stream.num_preparing += 1
-            if request.params.cancel_key:
-                self._preparing[request.params.cancel_key] = False
+            arrival.stream.num_preparing += 1
+            if params.cancel_key:
+                self._preparing[params.cancel_key] = False
 
-    def _prepare(self, stream: OutputStream, item: int, request: EngineRequest) -> None:
+    def _prepare(self, arrival: Arrival) -> None:
         """Prepare a request, in a thread for which no sequence waits."""
-        prepared: Prepared | StageError
+        request = arrival.request
         try:
             if self._is_closing:
                 raise EngineFailed("the engine is shutting down")
-            is_wanted = stream.is_open and not self._preparing.get(request.params.cancel_key)
+            is_wanted = arrival.stream.is_open and not self._preparing.get(request.params.cancel_key)
             prepared = self._runtime.prepare(request) if is_wanted else Prepared(request)
+            arrival = replace(arrival, request=prepared.request, prepared=prepared)
         except StageError as error:
-            prepared = error
+            arrival = replace(arrival, error=error)
         except BaseException:  # a panic in Rust code too
             logger.exception("the runtime did not prepare request_id=%s", request.request_id)
-            prepared = InternalError()
-        self._post(lambda: self._prepared(stream, item, request, prepared))
-
-    def _prepared(
-        self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | StageError
-    ) -> None:
-        stream.num_preparing -= 1
-        if self._preparing.pop(request.params.cancel_key, False):
-            self._pending_cancels.add(request.params.cancel_key)  # it may have been forgotten meanwhile
-        if isinstance(prepared, StageError):
-            self._refuse(stream, item, request, prepared)
-        else:
-            self._admit(stream, item, prepared.request, prepared)
-
-    def _admit(self, stream: OutputStream, item: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
-        try:
-            self._start(stream, item, request, prepared)
-        except StageError as error:
-            self._refuse(stream, item, request, error)
-        except BaseException:  # a panic in Rust code too
-            logger.exception("the runtime failed on a new request request_id=%s", request.request_id)
-            stream.fail(item, InternalError())
-
-    def _refuse(self, stream: OutputStream, item: int, request: EngineRequest, error: StageError) -> None:
-        if not stream.is_single:  # a single request's responder logs the refusal
-            stage_error(error, request.request_id)
-        stream.fail(item, error)
+            arrival = replace(arrival, error=InternalError())
+        self._inbox.put(arrival)

@@ -1,15 +1,16 @@
-"""The output streams of an engine: outputs are gathered, and each stream sends them as one batch."""
+"""The output streams of an engine: outputs are gathered, and a thread sends those of a stream as one batch."""
 
 from __future__ import annotations
 
 import heapq
 import logging
+import queue
 import secrets
+import threading
 from collections.abc import Callable, Set
-from typing import Protocol
+from typing import Any, Protocol
 
 from model_repository.contract.output import OutputBatch, TokenDelta
-from model_repository.engine.output_sender import OutputSender
 from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageError
 
 logger = logging.getLogger(__name__)
@@ -65,10 +66,10 @@ class OutputStream:
         self.check_interval_s = check_interval_s
         self.is_open = True
         self.num_preparing = 0  # requests that wait for their grammars
+        self.num_posted = 0  # to the sender
+        self.num_sent = 0  # written by the sender's thread
         self._responder = responder
         self._sender = sender
-        self._num_posted = 0
-        self._num_sent = 0  # written by the sender's thread
         self._serial = 0
         self._items: list[tuple[int, TokenDelta | str]] = []
         self._unannounced: set[int] = set()  # accepted requests without an output so far
@@ -81,7 +82,7 @@ class OutputStream:
     @property
     def is_sending(self) -> bool:
         """Whether a batch is on its way to Triton. Meanwhile tokens gather for the next one."""
-        return self._num_sent < self._num_posted
+        return self.num_sent < self.num_posted
 
     @property
     def has_items(self) -> bool:
@@ -111,8 +112,8 @@ class OutputStream:
         if self.is_single:
             self.end()
 
-    def flush(self, now_s: float) -> int:
-        """Send the next batch, even an empty one; return the number of its items."""
+    def flush(self, now_s: float) -> None:
+        """Send the next batch, even an empty one."""
         items, self._items = self._items, []
         announced = [(item, TokenDelta()) for item in sorted(self._unannounced)]
         self._unannounced.clear()
@@ -121,47 +122,79 @@ class OutputStream:
         self.last_sent_s = now_s
         if items:
             self.last_used_s = now_s
+        self._sender.num_batches += 1
+        self._sender.num_items += len(items)
         last = items[-1][1] if items else None
         if self.is_single and isinstance(last, TokenDelta) and last.finish_reason is not None:
             self.is_open = False
-            self._post(lambda: self._responder.close(batch))
+            self._sender.post(self, self._responder.close, batch)
         else:
-            self._post(lambda: self._responder.send(batch))
-        return len(items)
+            self._sender.post(self, self._responder.send, batch)
 
     def end(self, error: StageError | None = None) -> None:
         """End the stream, with an error or without."""
         if self.is_open:
             self.is_open = False
-            self._post(self._responder.close if error is None else lambda: self._responder.fail(error))
+            if error is None:
+                self._sender.post(self, self._responder.close)
+            else:
+                self._sender.post(self, self._responder.fail, error)
 
-    def _post(self, send: Callable[[], None]) -> None:
-        self._num_posted += 1
-        self._sender.post(lambda: self._send(send))
 
-    def _send(self, send: Callable[[], None]) -> None:
-        try:
-            send()
-        except Exception:
-            if self.is_open:  # else its client may be gone
-                logger.exception("stream %d: a batch could not be sent, its sequences are cancelled", self.number)
-                self._sender.on_failure(self.number)
-        finally:
-            self._num_sent += 1
+class OutputSender:
+    """A thread that sends the batches of all streams one after the other, so that no step waits for Triton.
+
+    Args:
+        on_failure: called from that thread with the number of a stream that could not send.
+    """
+
+    def __init__(self, on_failure: Callable[[int], None] = lambda number: None) -> None:
+        self.num_batches = 0
+        self.num_items = 0  # in the batches
+        self._on_failure = on_failure
+        self._queue: queue.SimpleQueue[tuple[OutputStream, Callable[..., None], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._is_idle = threading.Event()
+        self._is_idle.set()
+        self._thread = threading.Thread(target=self._run, name="output sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, stream: OutputStream, send: Callable[..., None], *arguments: Any) -> None:
+        """Have a function of a stream's responder called."""
+        stream.num_posted += 1
+        self._is_idle.clear()
+        self._queue.put((stream, send, arguments))
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        """Wait until everything is sent, or the time is up."""
+        self._is_idle.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """Send everything and end the thread, unless that takes too long."""
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (posted := self._queue.get()) is not None:
+            stream, send, arguments = posted
+            try:
+                send(*arguments)
+            except Exception:
+                if stream.is_open:  # else its client may be gone
+                    logger.exception("stream %d: a batch could not be sent, its sequences are cancelled", stream.number)
+                    self._on_failure(stream.number)
+            stream.num_sent += 1
+            if self._queue.empty():
+                self._is_idle.set()
 
 
 class OutputStreams:
-    """All output streams of an engine. They belong to the engine's thread.
+    """All output streams of an engine. They belong to the engine's thread."""
 
-    Args:
-        on_end: called with the number of a stream that has lost its client, and the time of the loss.
-    """
-
-    def __init__(self, on_end: Callable[[int, float], None], clock: Callable[[], float], sender: OutputSender) -> None:
+    def __init__(self, clock: Callable[[], float], sender: OutputSender) -> None:
         self._sender = sender
-        self.num_batches = 0
-        self.num_items = 0  # in the batches
-        self._on_end = on_end
         self._clock = clock
         self._streams: dict[int, OutputStream] = {}
         self._by_key: dict[str, OutputStream] = {}
@@ -170,9 +203,6 @@ class OutputStreams:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._streams
-
     def open(self, key: str, responder: OutputResponder) -> None:
         """Open a frontend's stream and send an empty batch. A key in use is an error for the responder."""
         stream = OutputStream(secrets.randbits(64), key, responder, self._clock(), self._sender)
@@ -180,7 +210,7 @@ class OutputStreams:
             stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
             return
         self._streams[stream.number] = self._by_key[key] = stream
-        self._flush(stream)
+        stream.flush(self._clock())
 
     def open_single(self, responder: OutputResponder, *, has_cancel_key: bool) -> OutputStream:
         """Open the stream of a single request of the public ensemble."""
@@ -206,7 +236,7 @@ class OutputStreams:
         """Send the gathered outputs, and forget ended streams."""
         for stream in list(self._streams.values()):
             if stream.is_open and stream.has_items:
-                self._flush(stream)
+                stream.flush(self._clock())
             if not stream.is_open:
                 self._forget(stream)
 
@@ -234,16 +264,15 @@ class OutputStreams:
         for stream in due:
             is_used = stream.is_single or stream.num_preparing or stream.number in used
             if is_used or now_s - stream.last_used_s < max_idle_s:
-                self._flush(stream)
+                stream.flush(now_s)
             else:
-                self.end(stream.number, now_s)
+                self.end(stream.number)
 
-    def end(self, number: int, since_s: float) -> None:
-        """End a stream: its client is gone, or it is unused."""
-        stream = self._streams[number]
-        self._forget(stream)
-        self._on_end(number, since_s)
-        stream.end()
+    def end(self, number: int) -> None:
+        """End a stream: its client is gone, or it is unused. Its sequences have already ended."""
+        if (stream := self._streams.get(number)) is not None:  # else it has ended in the meantime
+            self._forget(stream)
+            stream.end()
 
     def fail(self, error: StageError, single_error: StageError) -> None:
         """End all streams with an error, single requests with another one. Their sequences have already ended."""
@@ -255,7 +284,3 @@ class OutputStreams:
         self._streams.pop(stream.number, None)
         if stream.key:
             self._by_key.pop(stream.key, None)
-
-    def _flush(self, stream: OutputStream) -> None:
-        self.num_batches += 1
-        self.num_items += stream.flush(self._clock())

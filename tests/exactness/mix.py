@@ -8,7 +8,6 @@ import queue
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 from tokenizers import Tokenizer
@@ -31,6 +30,7 @@ from model_repository.contract.request import (
 )
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.engine import Engine
+from model_repository.engine.inbox import CancelKey, SetAdapter, Submit
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.loader import make_emitter
 from model_repository.engine.runtime import EngineConfig
@@ -210,7 +210,7 @@ class Mix:
         self._is_loaded = False  # LATER, in the mix
         self._mixed = _started(config)
         self._alone = _started(dataclasses.replace(config, max_sequences=1, options={"contexts": "1"}))
-        self._do(self._alone, lambda runtime: runtime.load_adapter(LATER, self._later))
+        self._set(self._alone, self._later)
         prompt = Cases(artifact).encode(SYSTEMS[-1], QUESTIONS[2])
         rounding = measure_rounding(artifact / "model.gguf", prompt)
         self.comparison = Comparison(rounding, len(load_byte_table(artifact / FILE_NAME)))
@@ -256,7 +256,7 @@ class Mix:
             self.comparison.compare(name, ask, self._answer_alone(request), client.answer())
 
     def _answer_alone(self, request: EngineRequest) -> Answer:
-        self._do(self._alone, lambda runtime: runtime._forget_all())
+        self._alone._runtime._forget_all()  # type: ignore[attr-defined]  # its thread has no work
         ended: queue.SimpleQueue[_Client] = queue.SimpleQueue()
         self._ask(self._alone, Case(request), ended)
         return ended.get(timeout=DEADLINE_S).answer()
@@ -264,22 +264,24 @@ class Mix:
     def _ask(self, engine: Engine, case: Case, ended: queue.SimpleQueue[_Client]) -> None:
         cancel_key = next(self._cancel_keys)
         request = replace(case.request, params=replace(case.request.params, cancel_key=cancel_key))
-        client = _Client(case, lambda: engine.cancel_key(cancel_key), ended)
-        engine.submit(EngineRequestBatch("", ((0, request),)), client)
+        client = _Client(case, lambda: engine.post(CancelKey(cancel_key)), ended)
+        engine.post(Submit(EngineRequestBatch("", ((0, request),)), client))
 
     def _set_later(self, case: Case, rng: random.Random) -> None:
         """Load the adapter that the case needs, or unload it now and then: running sequences keep it."""
         is_needed = case.request.params.lora_name == LATER
         if is_needed and not self._is_loaded:
-            self._do(self._mixed, lambda runtime: runtime.load_adapter(LATER, self._later))
+            self._set(self._mixed, self._later)
             self._is_loaded = True
         elif self._is_loaded and not is_needed and rng.random() < 0.2:
-            self._do(self._mixed, lambda runtime: runtime.unload_adapter(LATER))
+            self._set(self._mixed, None)
             self._is_loaded = False
 
     @staticmethod
-    def _do(engine: Engine, work: Callable[[Any], None]) -> None:
-        engine.between_steps(work).result(DEADLINE_S)
+    def _set(engine: Engine, adapter: Adapter | None) -> None:
+        order = SetAdapter(LATER, adapter)
+        engine.post(order)
+        order.done.result(DEADLINE_S)
 
 
 def build_demo(folder: Path) -> Path:

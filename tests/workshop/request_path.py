@@ -59,7 +59,7 @@ HAND_OVERS = (
     "model_repository/contract/codec.py:unpack",
     "model_repository/tokenizer/chat_template.py:ChatTemplate.render",
     "model_repository/tokenizer/vocabulary.py:Vocabulary.encode",
-    "model_repository/engine/engine.py:Engine._post",
+    "model_repository/engine/inbox.py:Inbox.put",
     "model_repository/engine/llama_cpp/runtime.py:LlamaCppRuntime.submit",
     "model_repository/engine/llama_cpp/context.py:Context.compute",
     "model_repository/engine/stop_buffer.py:StopBuffer.push",

@@ -25,6 +25,7 @@ from model_repository.contract.tensors import (
 )
 from model_repository.engine.adapter_control import AdapterControl
 from model_repository.engine.adapters.root import AdapterRoot
+from model_repository.engine.inbox import CancelKey, EndStream, FailRunning, FailStreams, OpenStream, Submit
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
@@ -42,7 +43,9 @@ class TritonPythonModel:
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
-        self.cancel_receiver = CancelReceiver(parameters["ensemble"], self.engine.cancel_stream)
+        self.cancel_receiver = CancelReceiver(
+            parameters["ensemble"], lambda number: self.engine.inbox.put(EndStream(number))
+        )
         self.cancel_sender = CancelSender(stage_name(parameters["ensemble"], "tokenizer"))
         custom = [python_backend.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
@@ -64,10 +67,11 @@ class TritonPythonModel:
             key = payload_of(tensors, OPEN_STREAM).decode("utf-8", "replace")
             if not key:
                 raise InvalidRequest("the key is empty", OPEN_STREAM.name)
-            self.engine.open_stream(key, responder)
+            self.engine.post(OpenStream(key, responder))
         elif ENGINE_REQUESTS.name in tensors:
             payload = self.signature.verified(payload_of(tensors, ENGINE_REQUESTS), ENGINE_REQUESTS.name)
-            self.engine.submit(unpack(EngineRequestBatch, payload, ENGINE_REQUESTS.name), responder)
+            batch = unpack(EngineRequestBatch, payload, ENGINE_REQUESTS.name)
+            self.engine.post(Submit(batch, responder))
         else:
             raise InvalidRequest("expected `control`, `open_stream` or `engine_requests`")
 
@@ -87,12 +91,12 @@ class TritonPythonModel:
         match message:
             case {"cancel_keys": [*keys]} if all(isinstance(key, str) and key for key in keys) and len(message) == 1:
                 for key in keys:
-                    self.engine.cancel_key(key)
+                    self.engine.post(CancelKey(key))
                 self.cancel_sender.cancel(*map(key_to_number, keys))  # they may wait in the tokenizer
             case {"fail": "running"} if len(message) == 1:
-                self.engine.fail_running()
+                self.engine.post(FailRunning())
             case {"fail": "streams"} if len(message) == 1:
-                self.engine.fail_streams()
+                self.engine.post(FailStreams())
             case {"drain": bool(is_draining)} if len(message) == 1:
                 self.engine.is_draining = is_draining
             case {"load_adapter": str(name), "source": str(source)} if len(message) == 2:

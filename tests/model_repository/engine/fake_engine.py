@@ -13,6 +13,7 @@ from model_repository.contract.request import EngineRequest, EngineRequestBatch,
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
+from model_repository.engine.inbox import OpenStream, Submit
 from model_repository.engine.output_streams import SINGLE_CHECK_INTERVAL_S
 from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, StageError
@@ -271,7 +272,7 @@ class Fake:
         self, stream: str, items: dict[int, EngineRequest | str], responder: FakeResponder | None = None
     ) -> FakeResponder:
         responder = responder or FakeResponder()
-        self.engine.submit(EngineRequestBatch(stream, tuple(items.items())), responder)
+        self.engine.post(Submit(EngineRequestBatch(stream, tuple(items.items())), responder))
         return responder
 
     def hold_grammars(self) -> threading.Event:
@@ -286,13 +287,24 @@ class Fake:
 
     def open_stream(self, key: str = "key") -> FakeResponder:
         responder = FakeResponder()
-        self.engine.open_stream(key, responder)
+        self.engine.post(OpenStream(key, responder))
         self.step()
         return responder
+
+    @property
+    def num_messages(self) -> int:
+        return self.engine.inbox._queue.qsize()
 
     def step(self, num_steps: int = 1, *, passed_s: float = 0.0) -> None:
         """Run the engine's loop some times; the clock moves before each."""
         for _ in range(num_steps):
             self.clock.now_s += passed_s
-            if self.runtime.has_work or not self.engine._inbox.empty():
+            if self.runtime.has_work or self.num_messages:
                 self.engine._run_once()
+                self._send()
+
+    def _send(self) -> None:
+        """Send what is posted, in this thread."""
+        sender = self.engine._sender
+        sender._queue.put(None)
+        sender._run()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
+from model_repository.engine.inbox import SetAdapter
 from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
 from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
@@ -108,10 +109,11 @@ def test_a_new_engine_loads_the_noted_adapters_except_broken_ones(
 
 def test_adapters_are_changed_between_two_steps_and_listed_in_the_stats() -> None:
     fake = Fake(b"hello")
-    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
-    assert (loaded.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
+    order = SetAdapter("polite", POLITE)
+    fake.engine.post(order)
+    assert (order.done.done(), fake.engine.stats().adapters, fake.runtime.num_wakes) == (False, {}, 1)
     fake.step()
-    assert loaded.result(0) is None
+    assert order.done.result(0) is None
     stats = fake.engine.stats()
     assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
         {"polite": "teams/polite"},
@@ -124,9 +126,10 @@ def test_an_adapter_that_does_not_load_leaves_requests_alone() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.runtime.adapter_error = InvalidRequest("bad", "source")
-    loaded = fake.engine.between_steps(lambda runtime: runtime.load_adapter("polite", POLITE))
+    order = SetAdapter("polite", POLITE)
+    fake.engine.post(order)
     fake.step(6)
-    assert loaded.exception(0) is fake.runtime.adapter_error
+    assert order.done.exception(0) is fake.runtime.adapter_error
     assert responder.texts() == ["h", "e", "l", "l", "o", ""]
 
 

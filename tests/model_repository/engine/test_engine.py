@@ -6,6 +6,7 @@ import pytest
 
 from model_repository.contract.output import OutputBatch, Usage
 from model_repository.engine.emitter import Emitter
+from model_repository.engine.inbox import CancelKey, EndStream
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, Panic, request
 from tests.waiting import wait_until
@@ -77,7 +78,7 @@ def test_no_step_waits_for_a_structured_output_that_is_being_compiled() -> None:
     fake.step(6)
     assert (other.text(), structured.texts()) == ("hello", [])
     may_go_on.set()
-    wait_until(lambda: fake.engine._inbox.qsize() == 1, "it is compiled")
+    wait_until(lambda: fake.num_messages == 1, "it is compiled")
     fake.step(6)
     assert structured.text() == "hello"
 
@@ -172,7 +173,7 @@ def test_a_step_without_requests_is_over() -> None:
     fake.runtime.is_waiting = True
     fake.submit(cancel_key="k")
     fake.step(2, passed_s=2.0)
-    fake.engine.cancel_key("k")
+    fake.engine.post(CancelKey("k"))
     fake.step(passed_s=2.0)
     assert fake.engine.stats().step_age_ms == 0.0
 
@@ -180,6 +181,6 @@ def test_a_step_without_requests_is_over() -> None:
 def test_each_message_wakes_the_runtime() -> None:
     fake = Fake(b"hello")
     fake.submit(cancel_key="k")
-    fake.engine.cancel_key("k")
-    fake.engine.cancel_stream(1)
+    fake.engine.post(CancelKey("k"))
+    fake.engine.post(EndStream(1))
     assert fake.runtime.num_wakes == 3

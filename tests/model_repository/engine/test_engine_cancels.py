@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from model_repository.engine.inbox import CancelKey, EndStream
 from model_repository.engine.pending_cancels import REMEMBERED_S
 from tests.model_repository.engine.fake_engine import REGEX, Fake
 from tests.waiting import DEADLINE_S, wait_until
@@ -13,7 +14,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 def test_a_cancel_that_overtakes_its_request_is_remembered() -> None:
     fake = Fake(b"hello")
-    fake.engine.cancel_key("secret")
+    fake.engine.post(CancelKey("secret"))
     fake.step(passed_s=1.0)
     gone, stays = fake.submit(cancel_key="secret"), fake.submit()
     fake.step(6)
@@ -35,11 +36,11 @@ def test_a_cancelled_request_that_waits_to_be_prepared_is_neither_prepared_nor_s
     fake.step()
     gone = fake.submit(structured_output=REGEX, cancel_key="secret")
     fake.step()
-    fake.engine.cancel_key("secret")
+    fake.engine.post(CancelKey("secret"))
     fake.step()
     fake.clock.now_s += REMEMBERED_S + 1
     may_go_on.set()
-    wait_until(lambda: fake.engine._inbox.qsize() == 2, "both come back")
+    wait_until(lambda: fake.num_messages == 2, "both come back")
     fake.step(6)
     assert (gone.is_closed, gone.batches, first.text(), prepared) == (True, [], "hello", ["one"])
     assert fake.engine.stats().num_cancelled == 1
@@ -49,11 +50,11 @@ def test_a_cancelled_request_that_waits_to_be_prepared_is_neither_prepared_nor_s
 def test_cancelled_keys_are_forgotten_after_a_while(next_key: str) -> None:
     """One lived on until the next cancel came."""
     fake = Fake(b"hello")
-    fake.engine.cancel_key("old")
+    fake.engine.post(CancelKey("old"))
     fake.step()
     fake.clock.now_s += REMEMBERED_S + 1
     if next_key:
-        fake.engine.cancel_key(next_key)
+        fake.engine.post(CancelKey(next_key))
     late = fake.submit(cancel_key="old")
     fake.step(6)
     assert late.text() == "hello"
@@ -62,7 +63,7 @@ def test_cancelled_keys_are_forgotten_after_a_while(next_key: str) -> None:
 def test_a_second_cancel_of_a_key_renews_its_memory() -> None:
     fake = Fake(b"hello")
     for key in ("again", "other", "again", "last"):
-        fake.engine.cancel_key(key)
+        fake.engine.post(CancelKey(key))
         fake.step(passed_s=0.6 * REMEMBERED_S)
     responders = [fake.submit(cancel_key=key) for key in ("again", "other", "last")]
     fake.step(6)
@@ -75,7 +76,7 @@ def test_a_key_in_use_is_refused() -> None:
     first, second = fake.submit(cancel_key="secret"), fake.submit(cancel_key="secret")
     fake.step()
     assert second.error_message.startswith("[invalid_value] cancel_key: ")
-    fake.engine.cancel_key("secret")
+    fake.engine.post(CancelKey("secret"))
     fake.step()
     assert first.is_closed
 
@@ -83,7 +84,7 @@ def test_a_key_in_use_is_refused() -> None:
 def test_an_empty_cancel_key_cancels_nothing() -> None:
     """A cancelled empty key was remembered, and took the next request without a key with it."""
     fake = Fake(b"hello")
-    fake.engine.cancel_key("")
+    fake.engine.post(CancelKey(""))
     responder = fake.submit()
     fake.step(6)
     assert responder.text() == "hello"
@@ -93,14 +94,14 @@ def test_the_time_from_cancel_to_free_is_measured() -> None:
     fake = Fake(b"hello")
     responder = fake.submit()
     fake.step()
-    fake.engine.cancel_stream(responder.number)
+    fake.engine.post(EndStream(responder.number, fake.clock.now_s))
     fake.step(passed_s=0.25)
     assert fake.engine.stats().last_cancel_to_free_ms == pytest.approx(250)
 
 
 def test_a_remembered_cancel_is_used_once() -> None:
     fake = Fake(b"hello")
-    fake.engine.cancel_key("secret")
+    fake.engine.post(CancelKey("secret"))
     fake.submit(cancel_key="secret")
     second = fake.submit(cancel_key="secret")
     fake.step(6)

@@ -10,6 +10,7 @@ import pytest
 from model_repository.contract.output import TokenDelta
 from model_repository.engine import engine, output_streams
 from model_repository.engine.emitter import Emitter
+from model_repository.engine.inbox import OpenStream
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.sequence import EngineSequence
 from model_repository.errors import EngineFailed
@@ -51,7 +52,7 @@ def test_an_engine_with_a_dead_thread_refuses_everything() -> None:
     fake.engine._thread.join(DEADLINE_S)
     with pytest.raises(EngineFailed):
         fake.engine.stats()
-    for call in (fake.submit, lambda: fake.engine.open_stream("key", FakeResponder())):
+    for call in (fake.submit, lambda: fake.engine.post(OpenStream("key", FakeResponder()))):
         with pytest.raises(EngineFailed):
             call()
     assert fake.runtime.is_closed
@@ -124,7 +125,7 @@ def test_the_thread_wakes_up_to_end_idle_streams(monkeypatch: pytest.MonkeyPatch
     fake = Fake(b"hello", has_real_clock=True)
     fake.engine.start()
     reader = FakeResponder()
-    fake.engine.open_stream("key", reader)
+    fake.engine.post(OpenStream("key", reader))
     reader.is_broken = is_broken
     assert reader.has_ended.wait(DEADLINE_S)
     fake.engine.close()
@@ -136,8 +137,8 @@ def test_closing_ends_all_requests_and_streams_with_an_error_and_frees_the_model
     fake = Fake(b"x" * 10_000_000)
     fake.engine.start()
     idle, busy = FakeResponder(), FakeResponder()
-    fake.engine.open_stream("idle", idle)
-    fake.engine.open_stream("busy", busy)
+    fake.engine.post(OpenStream("idle", idle))
+    fake.engine.post(OpenStream("busy", busy))
     fake.submit_batch("busy", {1: request(max_tokens=10_000_000)})
     single = fake.submit(max_tokens=10_000_000)
     assert busy.has_items.wait(DEADLINE_S) and single.has_items.wait(DEADLINE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_repository.contract.request import EngineRequestBatch
+from model_repository.engine.inbox import Close, FailStreams, Submit
 from model_repository.engine.output_streams import CHECK_INTERVAL_S
 from model_repository.errors import InvalidRequest
 from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, request
@@ -14,7 +15,7 @@ from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder
 def test_a_batch_without_a_stream_must_have_one_request(num_requests: int) -> None:
     fake, responder = Fake(), FakeResponder()
     items = tuple((number, request()) for number in range(num_requests))
-    fake.engine.submit(EngineRequestBatch("", items), responder)
+    fake.engine.post(Submit(EngineRequestBatch("", items), responder))
     fake.step()
     assert isinstance(responder.error, InvalidRequest)
 
@@ -35,10 +36,11 @@ def test_a_request_that_arrives_while_the_engine_closes_fails_like_the_others() 
     fake = Fake(b"hello")
     running = fake.submit()
     fake.step()
-    fake.engine._is_closing = True
     fake.engine._intake.close()
     late = fake.submit(structured_output=REGEX)
-    fake.engine._run()
+    fake.engine.post(Close())
+    fake.engine.start()
+    fake.engine.close()
     for responder in (running, late):
         assert responder.error_message == "[engine_failed] the engine is shutting down"
 
@@ -48,7 +50,7 @@ def test_a_failed_stage_is_an_engine_failure_for_a_single_request_with_a_waiting
     is_compiled = fake.hold_grammars()
     single = fake.submit(structured_output=REGEX)
     fake.step()
-    fake.engine.fail_streams()
+    fake.engine.post(FailStreams())
     fake.step()
     is_compiled.set()
     assert single.error_message.startswith("[engine_failed]")

@@ -25,7 +25,7 @@ class Engine:
 
     error: Exception | None = None
     is_draining = False
-    submit = open_stream = None  # nothing may reach them
+    post = None  # nothing may reach it
 
     def stats(self) -> EngineStats:
         if self.error is not None:
@@ -75,7 +75,7 @@ def test_a_request_without_a_proper_message_is_refused(model: Any, tensors: Tens
 def test_requests_for_the_engine_are_only_taken_with_the_tokenizers_signature(model: Any) -> None:
     """Any caller of Triton could send them: a prompt beyond the context window failed all running requests."""
     taken: list[EngineRequestBatch] = []
-    model.engine.submit = lambda batch, responder: taken.append(batch)
+    model.engine.post = lambda message: taken.append(message.batch)
     batch = EngineRequestBatch("", ((0, EngineRequest(prompt_token_ids=(1,), max_tokens=1)),))
     message, signature = pack(batch), SIGNATURE()
     for forged in (message, bytes(16) + message, Signature("other").sign(message)):

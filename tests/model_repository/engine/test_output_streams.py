@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from model_repository.contract.output import FinishReason, TokenDelta
+from model_repository.engine.inbox import EndStream, FailStreams
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
 from tests.model_repository.engine.fake_engine import REGEX, DeafResponder, Fake, FakeResponder, request
@@ -157,7 +158,7 @@ def test_a_disconnected_client_ends_only_its_own_sequences() -> None:
     single = fake.submit()
     fake.submit_batch("gone", {2: request()})  # waits for a slot
     fake.step()
-    fake.engine.cancel_stream(gone.number)
+    fake.engine.post(EndStream(gone.number))
     fake.step(6)
     assert (gone.is_closed, gone.texts(1), gone.texts(2)) == (True, ["h"], [])
     assert (stays.text(1), single.text()) == ("hello", "hello")
@@ -172,7 +173,7 @@ def test_a_stream_that_is_cancelled_twice_ends_once() -> None:
     fake = Fake(b"hello")
     reader = fake.open_stream()
     for _ in range(2):
-        fake.engine.cancel_stream(reader.number)
+        fake.engine.post(EndStream(reader.number))
     fake.step()
     assert reader.is_closed
 
@@ -196,10 +197,10 @@ def test_a_request_is_dropped_if_its_stream_ends_while_its_grammar_is_compiled()
     reader, may_go_on = fake.open_stream(), fake.hold_grammars()
     fake.submit_batch("key", {1: request(structured_output=REGEX)})
     fake.step()
-    fake.engine.cancel_stream(reader.number)
+    fake.engine.post(EndStream(reader.number))
     fake.step()
     may_go_on.set()
-    wait_until(lambda: not fake.engine._inbox.empty(), "it is compiled")
+    wait_until(lambda: bool(fake.num_messages), "it is compiled")
     fake.step()
     assert (reader.is_closed, reader.items(1), fake.runtime.has_work) == (True, [], False)
     assert fake.engine.stats().num_cancelled == 1
@@ -246,7 +247,7 @@ def test_after_the_unload_of_a_stage_streams_and_sequences_end_with_errors() -> 
     fake.submit_batch("key", {1: request()})
     single = fake.submit()
     fake.step()
-    fake.engine.fail_streams()
+    fake.engine.post(FailStreams())
     fake.step()
     assert isinstance(reader.error, OutputStreamNotOpen)
     assert isinstance(single.error, EngineFailed)

@@ -9,8 +9,7 @@ import pytest
 
 from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.output_sender import OutputSender
-from model_repository.engine.output_streams import OutputStream
+from model_repository.engine.output_streams import OutputSender, OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
 from tests.model_repository.engine.engine_requests import changed
