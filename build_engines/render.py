@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.cores import memory_bytes
@@ -100,44 +100,20 @@ def render(
         version: of the software, which is part of the fingerprint.
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
     """
-    ensemble = model_id_to_ensemble(manifest.model_id)
-    shared = {"artifact_dir": str(artifact_dir), "ensemble": ensemble, "context_window": str(manifest.context_window)}
-    tokenizer = shared | {
-        "runtime": manifest.runtime,
-        "capabilities": json.dumps(sorted(_capabilities(manifest))),
-        "tool_call_format": manifest.tool_call_format,
-        "reasoning_format": manifest.reasoning_format,
-    }
-    engine = shared | {
-        "runtime": manifest.runtime,
-        "runtime_options": json.dumps(manifest.options),
-        "precision": manifest.precision,
-        "adapters": json.dumps(manifest.adapters),
-        "requires": json.dumps(manifest.requires),
-        "eos_token_ids": json.dumps(manifest.eos_token_ids),
-        "max_sequences": str(options.max_sequences_of(manifest)),
-        "max_waiting": str(options.max_waiting),
-        "num_threads": str(options.num_threads),
-        "stream_interval_ms": str(options.stream_interval_ms),
-    }
     num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
         raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
-    if gpus:
-        engine["gpus"] = json.dumps(list(gpus))
-    if manifest.linked:
-        engine["linked_files"] = json.dumps({name: dataclasses.asdict(file) for name, file in manifest.linked.items()})
-    if options.adapter_root is not None:
-        engine["adapter_root"] = json.dumps(_adapter_root(manifest, options.adapter_root, options))
+    ensemble = model_id_to_ensemble(manifest.model_id)
     configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}
-    _set_parameters(configs[ensemble], model_parameters(manifest, options, version).to_parameters())
-    for stage, parameters in (("tokenizer", tokenizer), ("engine", engine), ("detokenizer", shared)):
+    for stage, spec in tensors.STAGES.items():
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
-        configs[stage_name(ensemble, stage)] = _stage_config(
-            ensemble, stage, tensors.STAGES[stage], parameters, num_instances=num_instances
-        )
+        configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
+    parameters = model_parameters(manifest, artifact_dir, options, version, gpus).to_config()
+    for config in configs.values():
+        for name, value in parameters.items():
+            config.parameters[name].string_value = value
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
     for name in tensors.ENSEMBLES:
         files[f"{stage_name(ensemble, name)}/{_EMPTY_VERSION}"] = ""
@@ -151,27 +127,42 @@ def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
 
 
-def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> dict[str, object]:
-    return {
-        "folder": str(folder.absolute()),
-        "base": manifest.base,
-        "max_adapters": options.max_adapters,
-        "max_rank": options.max_adapter_rank,
-    }
+def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> AdapterRoot:
+    return AdapterRoot(
+        folder=folder.absolute(),
+        ensemble=model_id_to_ensemble(manifest.model_id),
+        runtime=manifest.runtime,
+        base=manifest.base,
+        max_adapters=options.max_adapters,
+        max_rank=options.max_adapter_rank,
+    )
 
 
-def model_parameters(manifest: Manifest, options: ServeOptions, version: str) -> ModelParameters:
-    """Return the model's description in the ensemble's configuration."""
+def model_parameters(
+    manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str, gpus: Sequence[int] = ()
+) -> ModelParameters:
+    """Return what the stages and the frontend must know of a model."""
+    root = options.adapter_root
     return ModelParameters(
         model_id=manifest.model_id,
-        context_window=manifest.context_window,
-        max_sequences=options.max_sequences_of(manifest),
-        created=manifest.created,
-        owned_by="conch",
+        artifact_dir=artifact_dir,
         runtime=manifest.runtime,
+        options=manifest.options,
+        precision=manifest.precision,
+        requires=manifest.requires,
+        linked_files=manifest.linked,
+        gpus=tuple(gpus),
+        context_window=manifest.context_window,
+        eos_token_ids=frozenset(manifest.eos_token_ids),
+        max_sequences=options.max_sequences_of(manifest),
+        max_waiting=options.max_waiting,
+        num_threads=options.num_threads,
+        stream_interval_ms=options.stream_interval_ms,
+        adapters=manifest.adapters,
+        adapter_root=None if root is None else _adapter_root(manifest, root, options),
+        created=manifest.created,
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,
-        adapters=tuple(manifest.adapters),
         capabilities=_capabilities(manifest),
         tool_call_format=manifest.tool_call_format,
         reasoning_format=manifest.reasoning_format,
@@ -343,10 +334,8 @@ def _ensemble_config(ensemble: str, name: str) -> pb.ModelConfig:
     )
 
 
-def _stage_config(
-    ensemble: str, stage: str, spec: StageSpec, parameters: Mapping[str, str], *, num_instances: int
-) -> pb.ModelConfig:
-    config = pb.ModelConfig(
+def _stage_config(ensemble: str, stage: str, spec: StageSpec, *, num_instances: int) -> pb.ModelConfig:
+    return pb.ModelConfig(
         name=stage_name(ensemble, stage),
         backend="python",
         max_batch_size=spec.max_batch_size,
@@ -357,8 +346,6 @@ def _stage_config(
         # Batches never wait for more requests. Requests of different shapes are in different batches.
         dynamic_batching=pb.ModelDynamicBatching() if spec.max_batch_size > 1 else None,
     )
-    _set_parameters(config, parameters)
-    return config
 
 
 def _step(ensemble: str, stage: str, spec: StageSpec) -> pb.ModelEnsembling.Step:
@@ -380,11 +367,6 @@ def _output(spec: TensorSpec) -> pb.ModelOutput:
 
 def _data_type(spec: TensorSpec) -> pb.DataType:
     return pb.DataType.Value("TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}")
-
-
-def _set_parameters(config: pb.ModelConfig, parameters: Mapping[str, str]) -> None:
-    for name, value in parameters.items():
-        config.parameters[name].string_value = value
 
 
 def _model_source(stage: str) -> str:

@@ -1,4 +1,4 @@
-"""A model's description in its ensemble's configuration: rendered at build time, read by the frontend."""
+"""A model's parameters in config.pbtxt: rendered at build time, read by its stages and the frontend."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from model_repository.capabilities import Capability
+import msgspec
+
 from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
+from model_repository.contract.tensors import model_id_to_ensemble
+from model_repository.engine.runtime import EngineConfig
+
+_NAME = "conch"  # name of the parameter in config.pbtxt
 
 # Fields of messages with the reasoning of an earlier turn, which only some chat templates read.
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -61,20 +66,14 @@ class RequestDefaults:
         return dataclasses.replace(self, **defaults)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelParameters:
-    """A served model, as its ensemble describes it."""
+class ModelParameters(EngineConfig, frozen=True, kw_only=True):
+    """All parameters of a served model: as JSON, the one parameter in config.pbtxt of its ensembles and stages."""
 
     model_id: str
-    context_window: int  # tokens of prompt and completion together
-    max_sequences: int  # decoded by one replica at a time
     created: int  # unix seconds
-    owned_by: str
-    runtime: str
     fingerprint: str  # changes whenever the same request could get a different answer
     aliases: tuple[str, ...]  # further names of the model, of printable characters
-    adapters: tuple[str, ...]  # names of its LoRA adapters
-    capabilities: frozenset[Capability]
+    capabilities: frozenset[str]  # values of Capability, and words of later versions
     tool_call_format: str
     reasoning_format: str  # a name in `reasoning_formats`; empty: the model does not think
     template_fields: tuple[str, ...]  # variables, REASONING_FIELDS and `name` of messages that its chat template reads
@@ -89,35 +88,31 @@ class ModelParameters:
             of_server = dataclasses.replace(of_server, chat_max_tokens=None)
         return of_server.overridden_by(self.defaults)
 
-    def to_parameters(self) -> dict[str, str]:
-        """Return the parameters of config.pbtxt: plain texts, and JSON for other values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values["capabilities"] = sorted(self.capabilities)
-        return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    @property
+    def ensemble(self) -> str:
+        """The ensemble's name in Triton."""
+        return model_id_to_ensemble(self.model_id)
+
+    def to_config(self) -> dict[str, str]:
+        """Return the parameters of config.pbtxt."""
+        return {_NAME: msgspec.json.encode(self, enc_hook=str, order="deterministic").decode()}
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str]) -> ModelParameters | None:
-        """Read the parameters; None if the ensemble is not ours. Additions of later versions are ignored."""
+    def from_config(cls, parameters: Mapping[str, str], path: Callable[[str], str] = str) -> ModelParameters:
+        """Read the parameters of config.pbtxt. Additions of later versions are ignored.
+
+        Args:
+            path: returns the path under which this process can open a file.
+
+        Raises:
+            ValueError: the configuration is not ours, or an earlier version has rendered it.
+        """
         try:
-            defaults = _read(parameters["defaults"], dict)
-            return cls(
-                model_id=parameters["model_id"],
-                context_window=int(parameters["context_window"]),
-                max_sequences=int(parameters["max_sequences"]),
-                created=int(parameters["created"]),
-                owned_by=parameters["owned_by"],
-                runtime=parameters["runtime"],
-                fingerprint=parameters["fingerprint"],
-                aliases=_read_texts(parameters["aliases"]),
-                adapters=_read_texts(parameters["adapters"]),
-                capabilities=_read_capabilities(parameters["capabilities"]),
-                tool_call_format=parameters["tool_call_format"],
-                reasoning_format=parameters["reasoning_format"],
-                template_fields=_read_texts(parameters["template_fields"]),
-                defaults=checked_defaults({name: defaults[name] for name in defaults if name in _DEFAULTS}),
-            )
-        except (KeyError, ValueError):
-            return None
+            found = msgspec.json.decode(parameters[_NAME], type=cls, dec_hook=lambda kind, text: kind(path(text)))
+            checked_defaults(found.defaults)
+        except (KeyError, ValueError, msgspec.DecodeError) as exc:
+            raise ValueError(f"another version has rendered this config.pbtxt ({exc}): render the repository") from exc
+        return found
 
 
 def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
@@ -138,24 +133,6 @@ def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
     if defaults.pop("sampling", None) is not None:
         defaults = API_SAMPLING | defaults
     return cast(ModelDefaults, defaults)
-
-
-def _read[T](text: str, kind: type[T]) -> T:
-    value = json.loads(text)
-    if not isinstance(value, kind):
-        raise ValueError(f"{text}: expected a JSON {kind.__name__}")
-    return value
-
-
-def _read_texts(text: str) -> tuple[str, ...]:
-    values = _read(text, list)
-    if not all(isinstance(value, str) for value in values):
-        raise ValueError(f"{text}: expected a JSON list of texts")
-    return tuple(values)
-
-
-def _read_capabilities(text: str) -> frozenset[Capability]:
-    return frozenset(Capability(word) for word in _read_texts(text) if word in Capability)
 
 
 def _max_tokens(value: object) -> int | None:

@@ -25,23 +25,23 @@ from model_repository.contract.rules import printable_id
 from model_repository.contract.tensors import OUTPUT_BATCH, ensemble_to_model_id
 from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
+from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
 
 
-def stage_parameters(args: Mapping[str, str]) -> dict[str, str]:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    config = json.loads(args["model_config"])
-    parameters = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
-    return parameters | {"artifact_dir": ascii_path(parameters["artifact_dir"])}
-
-
 @contextlib.contextmanager
-def loading(args: Mapping[str, str]) -> Iterator[None]:
-    """Close the stage's shared memory to other users, and log in one line why it does not load: Triton hides that."""
+def loading(args: Mapping[str, str]) -> Iterator[ModelParameters]:
+    """Yield the model's parameters, and log in one line why a stage does not load: Triton hides that.
+
+    The stage's shared memory is closed to other users.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         _close_shared_memory()
-        yield
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        texts = {name: value["string_value"] for name, value in parameters.items()}
+        yield ModelParameters.from_config(texts, ascii_path)
     except Exception as exc:
         reason = exc.text if isinstance(exc, StageError) else f"{type(exc).__name__}: {exc}"
         logger.error("%s %s %s", args["model_name"], LOAD_FAILURE, reason)

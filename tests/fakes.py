@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec.structs
@@ -22,22 +23,23 @@ from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.model_parameters import ModelParameters
 
 
-def served_model(model_id: str = "org/demo", **parameters: Any) -> ServedModel:
+def served_model(model_id: str = "org/demo", adapters: Sequence[str] = (), **parameters: Any) -> ServedModel:
     """Return a model of this id that can do everything; `parameters` are those of its ensemble."""
     fields: dict[str, Any] = {
         "context_window": 2048,
         "max_sequences": 64,
         "created": 1700000000,
-        "owned_by": "conch",
+        "artifact_dir": Path("unused"),
+        "eos_token_ids": frozenset([0]),
         "runtime": "llama_cpp",
         "fingerprint": "fp_demo",
         "aliases": (),
-        "adapters": (),
         "capabilities": frozenset(Capability),
         "tool_call_format": "hermes",
         "reasoning_format": "",
         "template_fields": (),
         "defaults": {},
+        "adapters": dict.fromkeys(adapters, ""),
     }
     return ServedModel(
         ensemble=model_id_to_ensemble(model_id), parameters=ModelParameters(model_id=model_id, **fields | parameters)

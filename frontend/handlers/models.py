@@ -38,7 +38,7 @@ def _card(name: ModelName) -> ModelCard:
         "id": name.requested,
         "object": "model",
         "created": name.model.parameters.created,
-        "owned_by": name.model.parameters.owned_by,
+        "owned_by": "conch",
         "root": name.model.id,
         "parent": name.model.id if name.lora_name else None,
         "max_model_len": name.model.parameters.context_window,

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -151,13 +152,12 @@ _SOME_MODEL = ModelName(
         parameters=ModelParameters(
             model_id="demo",
             context_window=2048,
-            max_sequences=1,
             created=0,
-            owned_by="",
             runtime="",
+            artifact_dir=Path(),
+            eos_token_ids=frozenset(),
             fingerprint="",
             aliases=(),
-            adapters=(),
             capabilities=frozenset(Capability),
             tool_call_format="hermes",
             reasoning_format="",

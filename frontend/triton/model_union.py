@@ -6,12 +6,25 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping
 
+from msgspec.structs import replace
+
 from frontend.triton.models import ModelDirectory, ModelSnapshot, ServedModel
 
 logger = logging.getLogger(__name__)
 
-# Replicas may have been given different ones; a request for an adapter goes where it is.
-_MAY_DIFFER = frozenset({"adapters", "created"})
+# Adapters may differ: a request for an adapter goes where it is. Settings of the machine may differ, too.
+_COMPARED = (
+    "context_window",
+    "max_sequences",
+    "runtime",
+    "fingerprint",
+    "aliases",
+    "capabilities",
+    "tool_call_format",
+    "reasoning_format",
+    "template_fields",
+    "defaults",
+)
 
 
 class ModelUnion:
@@ -46,12 +59,11 @@ class ModelUnion:
 
     def _merged(self, first: ServedModel, other: ServedModel, endpoint: str) -> ServedModel:
         parameters = first.parameters
-        names = [field.name for field in dataclasses.fields(parameters) if field.name not in _MAY_DIFFER]
-        differing = tuple(name for name in names if getattr(parameters, name) != getattr(other.parameters, name))
+        differing = tuple(name for name in _COMPARED if getattr(parameters, name) != getattr(other.parameters, name))
         if differing and (key := (first.id, endpoint, differing)) not in self._logged:
             self._logged.add(key)
             logger.error("%s at %s is not what it is elsewhere: %s differ", first.id, endpoint, ", ".join(differing))
-        adapters = tuple(dict.fromkeys((*parameters.adapters, *other.parameters.adapters)))
-        if adapters == parameters.adapters:
+        adapters = {**parameters.adapters, **other.parameters.adapters}
+        if len(adapters) == len(parameters.adapters):
             return first
-        return dataclasses.replace(first, parameters=dataclasses.replace(parameters, adapters=adapters))
+        return dataclasses.replace(first, parameters=replace(parameters, adapters=adapters))

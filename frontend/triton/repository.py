@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Container, Mapping
 from typing import Any
 
+from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
@@ -146,8 +146,12 @@ class Repository:
 def _model_of(ensemble: str, config: Any, adapters: tuple[str, ...] | None) -> ServedModel | None:
     if config.platform != "ensemble":
         return None
-    texts = {name: value.string_value for name, value in config.parameters.items()}
-    parameters = ModelParameters.from_parameters(texts)
-    if parameters is not None and adapters is not None:
-        parameters = dataclasses.replace(parameters, adapters=adapters)
-    return None if parameters is None else ServedModel(ensemble=ensemble, parameters=parameters)
+    try:
+        parameters = ModelParameters.from_config(
+            {name: value.string_value for name, value in config.parameters.items()}
+        )
+    except ValueError:  # an ensemble of another project
+        return None
+    if adapters is not None:
+        parameters = replace(parameters, adapters=dict.fromkeys(adapters, ""))
+    return ServedModel(ensemble=ensemble, parameters=parameters)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from model_repository.capabilities import Capability
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
@@ -21,9 +23,8 @@ from model_repository.system.linked_file import LinkedFile, why_changed
 PROJECTOR = "mmproj.gguf"  # in an artifact of llama_cpp: makes tokens of images
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """The engine stage's parameters in config.pbtxt."""
+class EngineConfig(Struct, frozen=True, kw_only=True):
+    """The parameters of a model in config.pbtxt that its engine needs."""
 
     runtime: str
     artifact_dir: Path
@@ -34,11 +35,12 @@ class EngineConfig:
     num_threads: int = 0  # 0: the runtime chooses
     stream_interval_ms: int = 40  # under load, the longest wait of a stream's tokens
     precision: str = "f16"  # of matrices and KV cache
-    options: Mapping[str, str] = field(default_factory=dict)  # the runtime's own
-    adapters: Mapping[str, Path] = field(default_factory=dict)  # LoRA adapters in the artifact, by name
+    options: Mapping[str, str] = {}  # the runtime's own
+    adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
     adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: no adapter can be loaded
-    requires: Mapping[str, str] = field(default_factory=dict)  # properties of the machine, for compiled models
-    linked_files: Mapping[str, LinkedFile] = field(default_factory=dict)  # in the artifact, by name
+    requires: Mapping[str, str] = {}  # properties of the machine, for compiled models
+    linked_files: Mapping[str, LinkedFile] = {}  # in the artifact, by name
+    gpus: tuple[int, ...] = ()  # numbers of the model's GPUs; empty: the first ones of the machine
 
     def check_files(self) -> None:
         """Check the files that their owner can change.

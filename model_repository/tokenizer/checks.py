@@ -18,7 +18,7 @@ BLAMED_INPUTS = {
 }
 
 
-def check_capabilities(request: GenerationRequest, capabilities: Collection[Capability], runtime: str) -> None:
+def check_capabilities(request: GenerationRequest, capabilities: Collection[str], runtime: str) -> None:
     """Refuse values that the runtime cannot honour.
 
     Raises:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -26,6 +24,7 @@ from model_repository.contract.rules import check_prompt, check_request, fitting
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
+from model_repository.model_parameters import ModelParameters
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities
 from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
@@ -33,27 +32,6 @@ from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageConfig:
-    """The stage's parameters in config.pbtxt."""
-
-    context_window: int  # tokens of prompt and completion together
-    runtime: str
-    capabilities: frozenset[Capability]
-    tool_call_format: str
-    reasoning_format: str
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str]) -> StageConfig:
-        return cls(
-            context_window=int(parameters["context_window"]),
-            runtime=parameters["runtime"],
-            capabilities=frozenset(map(Capability, json.loads(parameters["capabilities"]))),
-            tool_call_format=parameters["tool_call_format"],
-            reasoning_format=parameters["reasoning_format"],
-        )
 
 
 def _num_bytes(found: CheckedOutput | InvalidRequest) -> int:
@@ -79,17 +57,17 @@ class TokenizerStage:
         self,
         files: TokenizerFiles,
         byte_table: Sequence[bytes],
-        config: StageConfig,
+        model: ModelParameters,
         check: Callable[[GenerationRequest, ToolFormat], CheckedOutput] = unmeasured_constraint,
         sign: Callable[[bytes], bytes] = lambda message: message,
     ) -> None:
-        self._config = config
-        self._tool_format = TOOL_FORMATS[config.tool_call_format]
-        has_images = Capability.IMAGES in config.capabilities
-        formats = config.tool_call_format, config.reasoning_format
+        self._model = model
+        self._tool_format = TOOL_FORMATS[model.tool_call_format]
+        has_images = Capability.IMAGES in model.capabilities
+        formats = model.tool_call_format, model.reasoning_format
         self._prompts = PromptEncoder(files, byte_table, *formats, has_images=has_images)
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
-        self._limit = window_limit(config.context_window, tokens)
+        self._limit = window_limit(model.context_window, tokens)
         self._check_constraint = check
         self._sign = sign
         # Refusals are kept too, so that repeated bad requests cost no further time.
@@ -143,7 +121,7 @@ class TokenizerStage:
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
         if request.params.thinking_budget is not None and not (
-            self._config.reasoning_format and isinstance(request.prompt, ChatPrompt)
+            self._model.reasoning_format and isinstance(request.prompt, ChatPrompt)
         ):
             raise Unsupported("needs messages, and a model that thinks", "thinking_budget")
         field = prompt_field(request.prompt)
@@ -155,7 +133,7 @@ class TokenizerStage:
             raise InvalidRequest("the prompt is empty", field)
         return EngineRequest(
             prompt_token_ids=prompt.token_ids,
-            max_tokens=fitting_max_tokens(request.params, len(prompt.token_ids), self._config.context_window, field),
+            max_tokens=fitting_max_tokens(request.params, len(prompt.token_ids), self._model.context_window, field),
             params=request.params,
             images=request.images,
             end_token_ids=() if request.params.ignore_eos else prompt.end_token_ids,
@@ -201,6 +179,6 @@ class TokenizerStage:
         return found
 
     def _check(self, request: GenerationRequest) -> None:
-        check_capabilities(request, self._config.capabilities, self._config.runtime)
+        check_capabilities(request, self._model.capabilities, self._model.runtime)
         for name, token_ids in token_ids_of(request.params):
             self._prompts.vocabulary.check(token_ids, name)

@@ -8,24 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.__main__ import main
 from build_engines.digests import Digests
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
 from model_repository.model_parameters import ModelParameters
+from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
 
 
 def read_ensemble(repository: Path, ensemble: str) -> ModelParameters:
     """Return an ensemble's parameters as the frontend reads them."""
-    config = text_format.Parse((repository / ensemble / "config.pbtxt").read_text(), pb.ModelConfig())
-    model = ModelParameters.from_parameters({name: value.string_value for name, value in config.parameters.items()})
-    assert model is not None
-    return model
+    return parameters_in((repository / ensemble / "config.pbtxt").read_text())
 
 
 def test_a_checkpoint_is_built_and_rendered(
@@ -69,9 +65,9 @@ def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_pat
     arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]
     arguments += ["--max-sequences", "3", "--max-waiting", "4", "--num-threads", "5", "--stream-interval-ms", "66"]
     assert main([*arguments, "--state-dir", str(tmp_path)]) == 0
-    config = (tmp_path / "repository" / "fast__engine" / "config.pbtxt").read_text()
-    for value in ('"3"', '"4"', '"5"', '"66"', '"99"', r"{\"itl_ms\": \"20\", \"num_tokens\": \"5\"}"):
-        assert value in config
+    model = read_ensemble(tmp_path / "repository", "fast")
+    assert (model.max_sequences, model.max_waiting, model.num_threads, model.stream_interval_ms) == (3, 4, 5, 66)
+    assert (model.context_window, model.options) == (99, {"itl_ms": "20", "num_tokens": "5"})
 
 
 def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
@@ -80,7 +76,7 @@ def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_ne
     assert source.projector is not None and source.projector.is_file()
     assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
     model = read_ensemble(tmp_path / "repository", "demo")
-    assert (model.adapters, Capability.IMAGES in model.capabilities) == ((), False)
+    assert (model.adapters, Capability.IMAGES in model.capabilities) == ({}, False)
 
 
 def test_an_artifact_that_is_named_twice_is_refused(
@@ -135,9 +131,10 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
 """
     )
     assert main(["build", "../files/conch.yaml", "--state-dir", str(tmp_path)]) == 0
-    assert read_ensemble(tmp_path / "repository", "tiny").adapters == ("first",)
-    assert read_ensemble(tmp_path / "repository", "other").adapters == ("second", "third")
-    assert "files/lora" in (tmp_path / "repository" / "tiny__engine" / "config.pbtxt").read_text()
+    tiny = read_ensemble(tmp_path / "repository", "tiny")
+    assert tiny.adapter_root is not None
+    assert (list(tiny.adapters), tiny.adapter_root.folder.resolve()) == (["first"], tmp_path / "files" / "lora")
+    assert list(read_ensemble(tmp_path / "repository", "other").adapters) == ["second", "third"]
 
 
 @pytest.mark.parametrize(

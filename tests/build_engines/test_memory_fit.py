@@ -10,6 +10,7 @@ import pytest
 from build_engines import artifact
 from build_engines.memory_fit import ModelDemand, fit
 from build_engines.render import ServeOptions, render_artifacts
+from tests.build_engines.test_render import parameters_in
 from tests.build_engines.test_render_artifacts import MANIFEST
 
 GB = 10**9
@@ -56,11 +57,10 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     manifest = dataclasses.replace(MANIFEST, context_window=131_072, kv_cache_bytes_per_token=32_768)
     artifact.seal(folder, manifest)
     files = render_artifacts({folder: ServeOptions()})
-    for stage in ("tokenizer", "engine", "detokenizer"):
-        assert 'key: "context_window"\n  value {\n    string_value: "2048"' in files[f"org--demo__{stage}/config.pbtxt"]
-    assert '"max_sequences"\n  value {\n    string_value: "3"' in files["org--demo__engine/config.pbtxt"]
+    fitted = parameters_in(files["org--demo/config.pbtxt"])
+    assert (fitted.context_window, fitted.max_sequences) == (2048, 3)
     assert (
         "16 sequences of 131,072 tokens are reduced to 3 of 2,048 for 1.0 GB of memory; --max-sequences" in caplog.text
     )
-    chosen = render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo__engine/config.pbtxt"]
-    assert '"131072"' in chosen and '"8"' in chosen
+    chosen = parameters_in(render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo/config.pbtxt"])
+    assert (chosen.context_window, chosen.max_sequences) == (131_072, 8)

@@ -32,9 +32,9 @@ from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
 from model_repository.contract.tensors import STAGES
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.loader import read_engine_config
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.model_parameters import ModelParameters
 from model_repository.system.linked_file import LinkedFile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
@@ -65,8 +65,10 @@ def parsed(name: str) -> pb.ModelConfig:
     return text_format.Parse(CONFIGS[f"{name}/config.pbtxt"], pb.ModelConfig())
 
 
-def parameters(name: str) -> dict[str, str]:
-    return {key: value.string_value for key, value in parsed(name).parameters.items()}
+def parameters_in(config: str) -> ModelParameters:
+    """Return the parameters in the text of a configuration."""
+    parameters = text_format.Parse(config, pb.ModelConfig()).parameters
+    return ModelParameters.from_config({key: value.string_value for key, value in parameters.items()})
 
 
 # --- rendered files ---------------------------------------------------------------------------------------------------
@@ -85,7 +87,7 @@ def test_every_stage_has_its_door() -> None:
 
 def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     manifest = dataclasses.replace(MANIFEST, has_images=True)
-    assert Capability.IMAGES in model_parameters(manifest, OPTIONS, "0").capabilities
+    assert Capability.IMAGES in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
 
 
 def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds() -> None:
@@ -93,29 +95,24 @@ def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds
         manifest = dataclasses.replace(
             MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)}, has_images=True
         )
-        capabilities = model_parameters(manifest, OPTIONS, "0").capabilities
+        capabilities = model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
         assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
         assert (Capability.IMAGES in capabilities) == (backend is Backend.PYTORCH)
         assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= {*HINTS, Capability.IMAGES}
 
 
-def test_the_engine_reads_its_configuration_back() -> None:
-    config = read_engine_config(parameters("org--demo__engine"))
-    assert (config.runtime, config.artifact_dir, config.context_window) == ("llama_cpp", Path("/artifacts/demo"), 2048)
-    assert (config.max_sequences, config.max_waiting, config.num_threads) == (8, 100, 2)
-    assert config.stream_interval_ms == 25
-    assert (config.eos_token_ids, config.options) == (frozenset([3056, 3054]), {})
-    assert config.adapters == {"org/formal": Path("/artifacts/demo/adapters/org--formal.gguf")}
-    assert config.linked_files == MANIFEST.linked
+def test_ensembles_and_stages_have_the_same_parameters() -> None:
+    expected = model_parameters(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+    assert [parameters_in(config) for config in CONFIGS.values()] == [expected] * len(CONFIGS)
+    assert (expected.max_sequences, expected.max_waiting, expected.num_threads) == (8, 100, 2)
+    assert expected.stream_interval_ms == 25
+    assert (expected.adapter_root, expected.gpus) == (None, ())
 
 
 def test_the_engine_gets_the_folder_of_loadable_adapters() -> None:
-    assert read_engine_config(parameters("org--demo__engine")).adapter_root is None
     options = dataclasses.replace(OPTIONS, adapter_root=Path("/adapters"), max_adapters=3, max_adapter_rank=16)
     files = render(MANIFEST, Path("/artifacts/demo"), options, "1.2.3")
-    config = text_format.Parse(files["org--demo__engine/config.pbtxt"], pb.ModelConfig())
-    given = {name: value.string_value for name, value in config.parameters.items()}
-    assert AdapterRoot.from_parameters(given) == AdapterRoot(
+    assert parameters_in(files["org--demo__engine/config.pbtxt"]).adapter_root == AdapterRoot(
         folder=Path("/adapters"),
         ensemble="org--demo",
         runtime="llama_cpp",
@@ -156,7 +153,7 @@ def test_more_contexts_than_sequences_are_refused() -> None:
 
 def fingerprint(version: str = "1.2.3", serve: dict[str, Any] | None = None, **changes: Any) -> str:
     options = dataclasses.replace(OPTIONS, **(serve or {}))
-    return model_parameters(dataclasses.replace(MANIFEST, **changes), options, version).fingerprint
+    return model_parameters(dataclasses.replace(MANIFEST, **changes), Path("unused"), options, version).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -221,14 +218,10 @@ def catalog_manifest(entry: ModelEntry) -> Manifest:
 
 
 def catalog_parameters(entry: ModelEntry) -> str:
-    """Return the parameters of a model's ensemble and stages as JSON; its tensors are those of any model."""
-    files = render(catalog_manifest(entry), Path("/artifacts/model"), ServeOptions(), "1.2.3")
-    configs = {name: content for name, content in files.items() if name.endswith(".pbtxt")}
-    shown = {}
-    for _, content in sorted(configs.items()):
-        config = text_format.Parse(content, pb.ModelConfig())
-        shown[config.name] = {key: value.string_value for key, value in sorted(config.parameters.items())}
-    return json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+    """Return the parameters of a model as JSON; its tensors are those of any model."""
+    parameters = model_parameters(catalog_manifest(entry), Path("/artifacts/model"), ServeOptions(), "1.2.3")
+    [text] = parameters.to_config().values()
+    return json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n"
 
 
 CATALOG_PARAMETERS = {

@@ -204,12 +204,12 @@ class Mix:
             num_threads=num_contexts,
             precision="f32",
             options={"contexts": str(num_contexts)},
-            adapters={name: artifact / "adapters" / f"demo-{name}.gguf" for name in ("formal", "pictures")},
+            adapters={name: f"adapters/demo-{name}.gguf" for name in ("formal", "pictures")},
         )
-        self._later = Adapter.of_artifact(config.adapters["formal"])
+        self._later = Adapter.of_artifact(artifact / config.adapters["formal"])
         self._is_loaded = False  # LATER, in the mix
         self._mixed = _started(config)
-        self._alone = _started(dataclasses.replace(config, max_sequences=1, options={"contexts": "1"}))
+        self._alone = _started(replace(config, max_sequences=1, options={"contexts": "1"}))
         self._set(self._alone, self._later)
         prompt = Cases(artifact).encode(SYSTEMS[-1], QUESTIONS[2])
         rounding = measure_rounding(artifact / "model.gguf", prompt)

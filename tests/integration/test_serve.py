@@ -111,7 +111,7 @@ def damaged(paced_repository: Path, folder: Path) -> Path:
     for source in paced_repository.glob("*/"):
         target = folder / source.name.replace("synthetic--paced", "damaged")
         shutil.copytree(source, target)
-        config = (target / "config.pbtxt").read_text().replace("synthetic--paced", "damaged")
+        config = re.sub("synthetic(--|/)paced", "damaged", (target / "config.pbtxt").read_text())
         (target / "config.pbtxt").write_text(config.replace("/artifacts/damaged-", "/none/"))
     return folder
 

@@ -1,26 +1,41 @@
-"""An ensemble's parameters, written and read."""
+"""A model's parameters in config.pbtxt, written and read."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import ContextOverflow
+from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.model_parameters import ModelParameters, RequestDefaults, checked_defaults
+from model_repository.system.linked_file import LinkedFile
 
 PARAMETERS = ModelParameters(
     model_id="org/demo",
+    artifact_dir=Path("/artifacts/demo"),
     context_window=2048,
+    eos_token_ids=frozenset([7, 9]),
     max_sequences=8,
+    max_waiting=5,
+    num_threads=6,
+    stream_interval_ms=25,
+    options={"contexts": "2"},
+    requires={"num_gpus": "2"},
+    gpus=(0, 1),
+    linked_files={"model.gguf": LinkedFile(source="/home/a.gguf", inode=1, size_bytes=2, mtime_ns=3)},
+    adapter_root=AdapterRoot(
+        folder=Path("/adapters"), ensemble="org--demo", runtime="llama_cpp", base="", max_adapters=2, max_rank=8
+    ),
     created=1_700_000_000,
-    owned_by="conch",
     runtime="llama_cpp",
     fingerprint="fp_0123456789ab",
     aliases=("gpt-4o", "nvidiaLlama-3.1-Nemotron-70B-Instruct", 'a "quoted" name/é:1'),
-    adapters=("demo-formal",),
+    adapters={"demo-formal": "adapters/demo-formal.gguf"},
     capabilities=frozenset({Capability.SEED, Capability.LORA}),
     tool_call_format="hermes",
     reasoning_format="",
@@ -39,7 +54,8 @@ PARAMETERS = ModelParameters(
         "frequency_penalty": 0.5,
     },
 )
-WRITTEN = PARAMETERS.to_parameters()
+[(NAME, TEXT)] = PARAMETERS.to_config().items()
+WRITTEN = json.loads(TEXT)
 FRONTENDS_OWN = RequestDefaults(
     completion_max_tokens=16,
     chat_max_tokens=256,
@@ -48,41 +64,37 @@ FRONTENDS_OWN = RequestDefaults(
 )
 
 
+def read(written: dict[str, Any]) -> ModelParameters:
+    return ModelParameters.from_config({NAME: json.dumps(written)})
+
+
 def test_parameters_survive_the_configuration() -> None:
-    read = ModelParameters.from_parameters(WRITTEN)
-    assert read == PARAMETERS
-    assert isinstance(read.defaults["context_length_exceeded_behavior"], ContextOverflow)
+    assert read(WRITTEN) == PARAMETERS
+    assert isinstance(read(WRITTEN).defaults["context_length_exceeded_behavior"], ContextOverflow)
 
 
 def test_additions_of_a_later_version_are_ignored() -> None:
-    later = WRITTEN | {"colour": "blue", "capabilities": '["lora", "seed", "telepathy"]'}
-    later["defaults"] = json.dumps(json.loads(WRITTEN["defaults"]) | {"mood": "calm"})
-    assert ModelParameters.from_parameters(later) == PARAMETERS
-
-
-@pytest.mark.parametrize("missing", sorted(WRITTEN))
-def test_an_ensemble_that_lacks_a_parameter_is_not_ours(missing: str) -> None:
-    assert ModelParameters.from_parameters({name: WRITTEN[name] for name in WRITTEN if name != missing}) is None
+    later = WRITTEN | {"colour": "blue", "capabilities": ["lora", "seed", "telepathy"]}
+    later["defaults"] = WRITTEN["defaults"] | {"mood": "calm"}
+    assert read(later) == replace(PARAMETERS, capabilities=PARAMETERS.capabilities | {"telepathy"})
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "parameters",
     [
-        {"context_window": "wide"},
-        {"created": ""},
-        {"aliases": "gpt-4o"},
-        {"adapters": "{}"},
-        {"aliases": "[1]"},
-        {"capabilities": "all"},
-        {"capabilities": "[[]]"},
-        {"template_fields": "1"},
-        {"defaults": "[]"},
-        {"defaults": '{"chat_max_tokens": 0}'},
+        {},
+        {"model_id": "org/demo", "context_window": "2048"},  # of a version with several
+        {NAME: "[]"},
+        {NAME: json.dumps({name: WRITTEN[name] for name in WRITTEN if name != "fingerprint"})},
+        {NAME: json.dumps(WRITTEN | {"context_window": "wide"})},
+        {NAME: json.dumps(WRITTEN | {"aliases": [1]})},
+        {NAME: json.dumps(WRITTEN | {"defaults": {"chat_max_tokens": 0}})},
     ],
-    ids=str,
+    ids=lambda parameters: str(parameters)[-60:],
 )
-def test_an_ensemble_with_other_values_is_not_ours(changes: dict[str, str]) -> None:
-    assert ModelParameters.from_parameters(WRITTEN | changes) is None
+def test_parameters_of_another_version_are_to_be_rendered_again(parameters: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"^another version has rendered this config\.pbtxt .*: render the repository"):
+        ModelParameters.from_config(parameters)
 
 
 # --- defaults --------------------------------------------------------------------------------------------------------

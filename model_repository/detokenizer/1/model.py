@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 from typing import Any
 
 from model_repository import python_backend
@@ -21,13 +20,12 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the byte table and the strings of special tokens."""
-        parameters = python_backend.stage_parameters(args)
-        artifact = Path(parameters["artifact_dir"])
-        with python_backend.loading(args):
+        with python_backend.loading(args) as parameters:
+            artifact = parameters.artifact_dir
             self.detokenizer = Detokenizer(
                 load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
             )
-        self.cancel_sender = CancelSender(parameters["ensemble"])
+        self.cancel_sender = CancelSender(parameters.ensemble)
 
     def execute(self, requests: list[Any]) -> None:
         """Answer each batch with its texts. Some batches get no response: empty ones, and those without a client."""

@@ -24,7 +24,6 @@ from model_repository.contract.tensors import (
     stage_name,
 )
 from model_repository.engine.adapter_control import AdapterControl
-from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.inbox import CancelKey, EndStream, FailRunning, FailStreams, OpenStream, Submit
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
@@ -36,18 +35,16 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model and start the engine's thread."""
-        parameters = python_backend.stage_parameters(args)
-        with python_backend.loading(args):
-            self.signature = Signature(parameters["ensemble"])
+        with python_backend.loading(args) as parameters:
+            ensemble = parameters.ensemble
+            self.signature = Signature(ensemble)
             self.engine = load_engine(parameters)
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
-        self.adapters = AdapterControl(self.engine, AdapterRoot.from_parameters(parameters))
-        self.cancel_receiver = CancelReceiver(
-            parameters["ensemble"], lambda number: self.engine.inbox.put(EndStream(number))
-        )
-        self.cancel_sender = CancelSender(stage_name(parameters["ensemble"], "tokenizer"))
-        custom = [python_backend.CustomMetric(family, parameters["ensemble"]) for family in FAMILIES]
+        self.adapters = AdapterControl(self.engine, parameters.adapter_root)
+        self.cancel_receiver = CancelReceiver(ensemble, lambda number: self.engine.inbox.put(EndStream(number)))
+        self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
+        custom = [python_backend.CustomMetric(family, ensemble) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
 

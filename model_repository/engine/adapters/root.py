@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
-from model_repository.ascii_path import ascii_path
 from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble
 from model_repository.engine.adapters.folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
@@ -33,21 +31,6 @@ class AdapterRoot:
     base: str  # of the model's weights
     max_adapters: int  # loaded besides those of the artifact
     max_rank: int
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str]) -> Self | None:
-        """Read the engine's parameters; None: the model was rendered without a root."""
-        if "adapter_root" not in parameters:
-            return None
-        given = json.loads(parameters["adapter_root"])
-        return cls(
-            folder=Path(ascii_path(given["folder"])),
-            ensemble=parameters["ensemble"],
-            runtime=parameters["runtime"],
-            base=given["base"],
-            max_adapters=given["max_adapters"],
-            max_rank=given["max_rank"],
-        )
 
     def find(self, name: str, source: str) -> Adapter:
         """Return an adapter, checked against the model.

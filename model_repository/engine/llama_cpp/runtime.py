@@ -90,7 +90,8 @@ class LlamaCppRuntime:
             for num_slots in num_slots_of_contexts:
                 context_params = _context_params(config, num_slots, self._num_threads)
                 self._contexts.append(Context(self._model, context_params, self._adapters.weights, self._computed))
-            for name, path in config.adapters.items():
+            for name in config.adapters:
+                path = config.artifact_dir / config.adapters[name]
                 self._adapters.add(self._model, name, Adapter.of_artifact(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc

@@ -28,7 +28,7 @@ def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> Any:
         from tensorrt_llm._torch.peft.lora.config import LoraConfig
     max_loras = len(config.adapters) + (0 if config.adapter_root is None else config.adapter_root.max_adapters)
     return LoraConfig(
-        lora_dir=[str(path) for path in config.adapters.values()],
+        lora_dir=[str(config.artifact_dir / path) for path in config.adapters.values()],
         max_lora_rank=options.lora_max_rank,
         lora_target_modules=list(options.lora_modules),
         max_loras=max_loras,
@@ -50,7 +50,7 @@ class LoraRequests:
         self._numbers: dict[str, int] = {}  # by the keys of adapters
         self._next_number = itertools.count(1)
         for name in sorted(config.adapters):
-            self._add(name, Adapter.of_artifact(config.adapters[name]))
+            self._add(name, Adapter.of_artifact(config.artifact_dir / config.adapters[name]))
 
     def of(self, name: str) -> Any:
         """Return TensorRT-LLM's name of an adapter; None for an empty name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from model_repository.fair_pool import FairPool
 from model_repository.system.bounded_process import memory_bytes
 from model_repository.system.cores import num_cores
 from model_repository.tokenizer.constraint import ConstraintCompiler
-from model_repository.tokenizer.stage import GrammarNotChecked, Message, StageConfig, TokenizerStage
+from model_repository.tokenizer.stage import GrammarNotChecked, Message, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
@@ -37,18 +36,16 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer and compile the chat template."""
-        parameters = python_backend.stage_parameters(args)
-        artifact = Path(parameters["artifact_dir"])
-        with python_backend.loading(args):
+        with python_backend.loading(args) as parameters:
             self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks, so it starts before all threads
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes(5) + _MAX_BYTES, hard))
             self.stage = TokenizerStage(
-                TokenizerFiles.load(artifact / "tokenizer"),
-                load_byte_table(artifact / FILE_NAME),
-                StageConfig.from_parameters(parameters),
+                TokenizerFiles.load(parameters.artifact_dir / "tokenizer"),
+                load_byte_table(parameters.artifact_dir / FILE_NAME),
+                parameters,
                 self.compiler,
-                Signature(parameters["ensemble"]).sign,
+                Signature(parameters.ensemble).sign,
             )
         # Tokenizing frees Python's lock. One sender leaves a core for other work, and a thread for other senders.
         num_threads = max(2, num_cores())
@@ -61,7 +58,7 @@ class TritonPythonModel:
         )
         self.grammar_threads = FairPool(_NUM_COMPILERS)
         self.cancelled: dict[int, None] = {}  # recent cancel keys, as numbers
-        self.cancel_receiver = CancelReceiver(stage_name(parameters["ensemble"], "tokenizer"), self._cancel)
+        self.cancel_receiver = CancelReceiver(stage_name(parameters.ensemble, "tokenizer"), self._cancel)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt. None stands for a request that a thread answers later.

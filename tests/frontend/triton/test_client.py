@@ -85,7 +85,7 @@ async def test_a_tokenizer_that_answers_garbage_has_failed(
 
 async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTritonServer, client: TritonClient) -> None:
     model = served_model(aliases=("gpt-4o",), adapters=("formal",), defaults={"chat_max_tokens": None})
-    ours = model.parameters.to_parameters()
+    ours = model.parameters.to_config()
     server.index = [
         ("org--demo", "READY"),
         ("org--demo__engine", "READY"),
@@ -109,7 +109,7 @@ async def test_models_that_are_not_offered_are_not_seen_whatever_their_state(
 ) -> None:
     server.index = [("org--demo", "READY"), ("other", "READY"), ("broken", "UNAVAILABLE")]
     parameters = {name: ("ensemble", served_model(name.replace("--", "/"))) for name, _ in server.index}
-    server.configs = {name: (kind, model.parameters.to_parameters()) for name, (kind, model) in parameters.items()}
+    server.configs = {name: (kind, model.parameters.to_config()) for name, (kind, model) in parameters.items()}
     model_filter = ModelFilter(["org/demo"])
     client = await connect(server, offered=model_filter)
     snapshot = await client.snapshot()
@@ -122,10 +122,10 @@ async def test_models_that_are_not_offered_are_not_seen_whatever_their_state(
 async def test_adapters_are_those_that_the_engine_named_last(server: FakeTritonServer, client: TritonClient) -> None:
     model = served_model(adapters=("formal",))
     server.index = [("org--demo", "READY")]
-    server.configs = {"org--demo": ("ensemble", model.parameters.to_parameters())}
+    server.configs = {"org--demo": ("ensemble", model.parameters.to_config())}
 
     async def adapters() -> tuple[str, ...]:
-        return (await client.snapshot()).ready["org/demo"].parameters.adapters
+        return tuple((await client.snapshot()).ready["org/demo"].parameters.adapters)
 
     assert await adapters() == ("formal",)
     server.adapters = {"formal": "", "polite": "teams/polite"}
@@ -161,7 +161,7 @@ async def test_without_tritons_key_models_are_served_but_not_loaded(
     model = served_model()
     server.key = "right" * 10
     server.index = [("org--demo", "READY"), ("org--demo__engine", "READY"), ("broken", "UNAVAILABLE")]
-    server.configs = {"org--demo": ("ensemble", model.parameters.to_parameters())}
+    server.configs = {"org--demo": ("ensemble", model.parameters.to_config())}
     server.script = list(chunks("a"))
     client = await connect(server, key=key)
     for _ in range(2):

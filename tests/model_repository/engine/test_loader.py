@@ -2,73 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.engine.emitter import PendingOutput
-from model_repository.engine.loader import load_engine, make_emitter, read_engine_config
+from model_repository.engine.loader import load_engine, make_emitter
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
 from model_repository.errors import EngineFailed
 from model_repository.system.linked_file import LinkedFile
 from model_repository.system.machine import Machine
 
-PARAMETERS = {
-    "runtime": "synthetic",
-    "artifact_dir": "/artifacts/demo",
-    "ensemble": "demo",
-    "context_window": "2048",
-    "eos_token_ids": "[7, 9]",
-    "max_sequences": "4",
-    "max_waiting": "5",
-    "num_threads": "6",
-    "stream_interval_ms": "25",
-    "runtime_options": '{"itl_ms": "20"}',
-    "precision": "f16",
-}
-
-
-def test_every_parameter_is_read() -> None:
-    linked = LinkedFile(source="/home/a.gguf", inode=1, size_bytes=2, mtime_ns=3)
-    optional = {
-        "adapters": '{"polite": "adapters/polite.gguf"}',
-        "requires": '{"num_gpus": "8"}',
-        "linked_files": json.dumps({"model.gguf": dataclasses.asdict(linked)}),
-    }
-    assert read_engine_config(PARAMETERS | optional) == EngineConfig(
-        runtime="synthetic",
-        artifact_dir=Path("/artifacts/demo"),
-        context_window=2048,
-        eos_token_ids=frozenset([7, 9]),
-        max_sequences=4,
-        max_waiting=5,
-        num_threads=6,
-        stream_interval_ms=25,
-        options={"itl_ms": "20"},
-        adapters={"polite": Path("/artifacts/demo/adapters/polite.gguf")},
-        requires={"num_gpus": "8"},
-        linked_files={"model.gguf": linked},
-    )
+CONFIG = EngineConfig(
+    runtime="synthetic", artifact_dir=Path("/artifacts/demo"), context_window=2048, eos_token_ids=frozenset([7, 9])
+)
 
 
 def test_a_model_whose_file_was_changed_is_refused_by_its_name(tmp_path: Path) -> None:
     """The files of an artifact were not compared at load, and the stage loaded whatever its user had put there."""
     (tmp_path / "a.gguf").write_bytes(b"weights")
-    linked = {"model.gguf": dataclasses.asdict(LinkedFile.of(tmp_path / "a.gguf"))}
+    linked = {"model.gguf": LinkedFile.of(tmp_path / "a.gguf")}
     (tmp_path / "model.gguf").hardlink_to(tmp_path / "a.gguf")
     (tmp_path / "a.gguf").write_bytes(b"")
-    parameters = PARAMETERS | {"artifact_dir": str(tmp_path), "linked_files": json.dumps(linked)}
     expected = r"a\.gguf: changed since the model was built \(0 bytes, at the build 7\): build the model again"
     with pytest.raises(EngineFailed, match=expected):
-        load_engine(parameters)
+        load_engine(replace(CONFIG, artifact_dir=tmp_path, linked_files=linked))
 
 
 def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
     """Return the number of batches of one stream within a second in which it has a token every 0.1 ms."""
-    config = read_engine_config(PARAMETERS | {"runtime": runtime, "stream_interval_ms": str(interval_ms)})
+    config = replace(CONFIG, runtime=runtime, stream_interval_ms=interval_ms)
     emitter, since_s, count = make_emitter(config, num_cores), 0.0, 0
     for step in range(10_000):
         now_s = step * 1e-4
@@ -89,12 +54,11 @@ def test_an_artifact_for_another_machine_is_refused_before_its_runtime_is_import
 ) -> None:
     machine = Machine(tensorrt_llm_version="1.2.1")
     monkeypatch.setattr("model_repository.engine.loader.read_machine", lambda: machine)
-    parameters = PARAMETERS | {"runtime": runtime, "requires": '{"tensorrt_llm": "1.1.0"}'}
     expected = (
         r"^/artifacts/demo: built with TensorRT-LLM 1\.1\.0, this machine has TensorRT-LLM 1\.2\.1: build it again"
     )
     with pytest.raises(EngineFailed, match=expected):
-        load_engine(parameters)
+        load_engine(replace(CONFIG, runtime=runtime, requires={"tensorrt_llm": "1.1.0"}))
 
 
 def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,17 +70,16 @@ def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: 
         return Machine()
 
     monkeypatch.setattr("model_repository.engine.loader.read_machine", machine)
-    parameters = PARAMETERS | {"requires": '{"num_gpus": "2"}'}
+    config = replace(CONFIG, requires={"num_gpus": "2"})
     with pytest.raises(EngineFailed, match=r"GPUs \[1, 3\]: CUDA_VISIBLE_DEVICES shows fewer"):
-        load_engine(parameters | {"gpus": "[1, 3]"})
+        load_engine(replace(config, gpus=(1, 3)))
     with pytest.raises(EngineFailed, match="GPU"):
-        load_engine(parameters | {"gpus": "[1, 2]"})
+        load_engine(replace(config, gpus=(1, 2)))
     assert visible == ["5,6"]
 
 
 def test_an_unknown_runtime_is_refused_with_the_known_ones() -> None:
-    config = read_engine_config(PARAMETERS | {"runtime": "magic"})
     with pytest.raises(
         UnknownRuntime, match=r"runtime 'magic': expected one of \['llama_cpp', 'synthetic', 'tensorrt_llm'\]"
     ):
-        load_runtime(config, [])
+        load_runtime(replace(CONFIG, runtime="magic"), [])

@@ -30,7 +30,7 @@ from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_cons
 from model_repository.tokenizer.stage import TokenizerStage
 from tests.model_repository.python_backend import Request, stage_door
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
-from tests.model_repository.tokenizer.test_stage import CONFIG, STAGE, request
+from tests.model_repository.tokenizer.test_stage import MODEL, STAGE, request
 from tests.public_tensors import request_to_tensors
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -183,7 +183,7 @@ class SlowGrammars:
 @pytest.fixture
 def grammars(model: Any) -> Iterator[SlowGrammars]:
     slow = SlowGrammars()
-    model.stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, slow)
+    model.stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, slow)
     yield slow
     slow.may_go_on.set()
 

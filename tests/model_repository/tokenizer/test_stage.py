@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 import logging
 from typing import Any
@@ -37,9 +36,10 @@ from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TO
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.constraint import unmeasured_constraint
-from model_repository.tokenizer.stage import StageConfig, TokenizerStage
+from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import TOOL_FORMATS
+from tests.fakes import served_model
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
     DEMO_FILES,
@@ -49,14 +49,8 @@ from tests.model_repository.tokenizer.models import (
     sentencepiece,
 )
 
-CONFIG = StageConfig(
-    context_window=2048,
-    runtime="llama_cpp",
-    capabilities=frozenset(Capability) - {Capability.IMAGES},
-    tool_call_format="hermes",
-    reasoning_format="",
-)
-STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG)
+MODEL = served_model(capabilities=frozenset(Capability) - {Capability.IMAGES}).parameters
+STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL)
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
@@ -83,7 +77,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         has_logprobs=True,
         structured_output=output,
     )
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, lambda asked, tool_format: (output, 4096))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, lambda asked, tool_format: (output, 4096))
     encoded = stage.encode(GenerationRequest(prompt=TokenPrompt((1, 2)), params=params, request_id="req_abc"))
     assert encoded == EngineRequest(
         prompt_token_ids=(1, 2),
@@ -97,7 +91,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
 
 
 def test_the_thinking_of_a_chat_goes_to_the_engine_with_its_budget() -> None:
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, dataclasses.replace(CONFIG, reasoning_format="think"))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"))
     thinking = Thinking(REASONING_FORMATS["think"], is_open=False, budget=5)
     assert stage.encode(request(thinking_budget=5)).thinking == thinking
     assert stage.encode(request(TextPrompt("a"))).thinking is None
@@ -149,7 +143,7 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
     for name in ("encode", "encode_parts"):
         monkeypatch.setattr(Vocabulary, name, counted(name, getattr(Vocabulary, name)))
     check = counted("constraint", unmeasured_constraint)
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, CONFIG, check)
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, check)
     chat = ChatPrompt(({"role": "user", "content": "<hi> <|im_end|>"},))
 
     def siblings(**others: Any) -> list[EngineRequest]:
@@ -173,7 +167,7 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
 def test_tools_become_a_structured_output_in_the_models_format(tool_format: str) -> None:
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, dataclasses.replace(CONFIG, tool_call_format=tool_format))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, msgspec.structs.replace(MODEL, tool_call_format=tool_format))
     chat = msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))
     output = stage.encode(request(chat)).structured_output
     assert output is not None
@@ -239,10 +233,10 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
     add_special_tokens: bool, expected: tuple[str, ...]
 ) -> None:
     model = files(sentencepiece())
-    stage = TokenizerStage(model, byte_table(model.tokenizer), CONFIG)
+    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL)
     assert tokenized(TextPrompt("a"), stage, add_special_tokens=add_special_tokens).strings == expected
 
 
 def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
-    assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > CONFIG.context_window
+    assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > MODEL.context_window
     assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())

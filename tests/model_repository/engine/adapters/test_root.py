@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from model_repository.ascii_path import ascii_path
 from model_repository.engine.adapters.folder import Adapter
-from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.model_parameters import ModelParameters
+from tests.fakes import served_model
 from tests.model_repository.engine.adapter_folders import WEIGHTS, root_of, write_folder
 
 
@@ -44,8 +46,8 @@ def test_paths_have_no_letter_of_the_roots_own_that_tritons_python_cannot_open(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # Triton's folder
-    given = {"folder": str(folder.rename(tmp_path / "jürgen")), "base": "base", "max_adapters": 1, "max_rank": 8}
-    root = AdapterRoot.from_parameters({"adapter_root": json.dumps(given), "ensemble": "m", "runtime": "llama_cpp"})
+    given = served_model(adapter_root=root_of(folder.rename(tmp_path / "jürgen"))).parameters.to_config()
+    root = ModelParameters.from_config(given, ascii_path).adapter_root
     assert root is not None
     path = root.find("x", "teams/polite").path
     assert path.is_file() and str(path).isascii()

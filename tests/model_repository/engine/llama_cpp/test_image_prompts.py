@@ -53,7 +53,7 @@ def started(artifact: Path, **changes: object) -> LlamaCppRuntime:
         artifact_dir=artifact,
         eos_token_ids=frozenset([261]),
         precision="f32",
-        adapters={"a": artifact / "a.gguf"},
+        adapters={"a": "a.gguf"},
         **options,
     )
     return LlamaCppRuntime(config, load_byte_table(artifact / FILE_NAME))

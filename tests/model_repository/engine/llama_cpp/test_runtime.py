@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest, OutputFormat, Params, SamplingParams, StructuredOutput
@@ -36,7 +37,8 @@ UNUSED = itertools.count(100)  # numbers of sequences
 @pytest.fixture(scope="module")
 def config(tiny_artifact: Path) -> EngineConfig:
     """A built artifact, served with three slots and two adapters."""
-    adapters = {name: write_adapter(tiny_artifact / f"{name}.gguf", seed) for seed, name in enumerate(("a", "b"))}
+    for seed, name in enumerate(("a", "b")):
+        write_adapter(tiny_artifact / f"{name}.gguf", seed)
     return EngineConfig(
         runtime="llama_cpp",
         artifact_dir=tiny_artifact,
@@ -44,7 +46,7 @@ def config(tiny_artifact: Path) -> EngineConfig:
         eos_token_ids=frozenset([EOS]),
         max_sequences=3,
         num_threads=1,
-        adapters=adapters,
+        adapters={"a": "a.gguf", "b": "b.gguf"},
     )
 
 
@@ -58,9 +60,7 @@ def start(config: EngineConfig) -> Iterator[Start]:
     with contextlib.ExitStack() as started:
 
         def start(**changes: Any) -> LlamaCppRuntime:
-            runtime = LlamaCppRuntime(
-                dataclasses.replace(config, **changes), load_byte_table(config.artifact_dir / FILE_NAME)
-            )
+            runtime = LlamaCppRuntime(replace(config, **changes), load_byte_table(config.artifact_dir / FILE_NAME))
             started.callback(runtime.close)
             return runtime
 
@@ -157,9 +157,9 @@ def test_a_model_or_adapter_that_does_not_load_is_named(config: EngineConfig, st
     for name in ("model.gguf", "bad.gguf"):
         (tmp_path / name).write_bytes(b"not a model")
     with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
-        LlamaCppRuntime(dataclasses.replace(config, artifact_dir=tmp_path), [])
+        LlamaCppRuntime(replace(config, artifact_dir=tmp_path), [])
     with pytest.raises(EngineFailed, match=r"bad\.gguf: llama\.cpp does not load it"):
-        start(adapters={"bad": tmp_path / "bad.gguf"})
+        start(adapters={"bad": str(tmp_path / "bad.gguf")})
 
 
 def test_a_file_that_is_changed_under_a_running_model_is_named(

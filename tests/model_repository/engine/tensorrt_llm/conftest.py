@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.contract.request import EngineRequest, SamplingParams
@@ -113,7 +113,7 @@ def config(tmp_path: Path) -> EngineConfig:
         context_window=256,
         eos_token_ids=frozenset([EOS, OTHER_EOS]),
         max_sequences=2,
-        adapters={"polite": tmp_path / "adapters" / "polite"},
+        adapters={"polite": "adapters/polite"},
         options={"backend": BACKENDS[0], "prompt_logprobs": "true"},
     )
 
@@ -124,7 +124,7 @@ def start(config: EngineConfig) -> Iterator[Callable[..., Tiny]]:
     started: list[Tiny] = []
 
     def start(**options: str) -> Tiny:
-        given = dataclasses.replace(config, options={**config.options, **options})
+        given = replace(config, options={**config.options, **options})
         started.append(Tiny(RUNTIME.TensorRtLlmRuntime(given, BYTE_TABLE, environment={})))
         return started[-1]
 

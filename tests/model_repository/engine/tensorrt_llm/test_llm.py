@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.llm import llm_keywords
@@ -23,7 +23,7 @@ def keywords(config: EngineConfig, **options: str) -> dict[str, Any]:
 
 
 def test_an_engine_brings_its_own_limits_of_lengths(config: EngineConfig) -> None:
-    asked = keywords(dataclasses.replace(config, adapters={}), max_batch_size="32", max_num_tokens="4096")
+    asked = keywords(replace(config, adapters={}), max_batch_size="32", max_num_tokens="4096")
     cache, scheduler = asked.pop("kv_cache_config"), asked.pop("scheduler_config")
     assert asked == {
         "model": str(config.artifact_dir / "engine"),
@@ -42,7 +42,7 @@ def test_an_engine_brings_its_own_limits_of_lengths(config: EngineConfig) -> Non
 
 def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -> None:
     asked = keywords(
-        dataclasses.replace(config, adapters={}),
+        replace(config, adapters={}),
         backend="pytorch",
         tp_size="4",
         pp_size="2",
@@ -76,7 +76,7 @@ def start(config: EngineConfig, environment: dict[str, str] | None = None) -> An
 
 
 def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: Path) -> None:
-    empty = dataclasses.replace(config, artifact_dir=tmp_path / "nothing")
+    empty = replace(config, artifact_dir=tmp_path / "nothing", adapters={})
     with pytest.raises(EngineFailed, match=r"TensorRT-LLM does not load it: .*neither an engine nor a checkpoint"):
         start(empty)
 
@@ -84,7 +84,7 @@ def test_a_model_that_does_not_load_is_one_line(config: EngineConfig, tmp_path: 
 @pytest.mark.engine_backend
 def test_an_engine_of_other_sizes_is_refused(config: EngineConfig) -> None:
     with pytest.raises(EngineFailed, match="tensor_parallel_size=8: the engine has 1"):
-        start(dataclasses.replace(config, options={"tp_size": "8"}))
+        start(replace(config, options={"tp_size": "8"}))
 
 
 def test_the_error_of_a_release_without_engines_names_the_remedy(
@@ -92,7 +92,7 @@ def test_the_error_of_a_release_without_engines_names_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", None)
     with pytest.raises(EngineFailed, match=r"ended with release 1\.2"):
-        start(dataclasses.replace(config, options={"backend": "engine"}))
+        start(replace(config, options={"backend": "engine"}))
 
 
 @pytest.fixture
@@ -120,10 +120,11 @@ def test_rank_0_hands_the_other_ranks_to_tensorrt_llm(config: EngineConfig, mpi:
 
 def test_a_vocabulary_without_special_tokens_is_refused(tmp_path: Path, config: EngineConfig) -> None:
     folder = write_model(tmp_path / "other")
+    other = replace(config, artifact_dir=folder, adapters={})
     with pytest.raises(EngineFailed, match="no token without text"):
-        RUNTIME.TensorRtLlmRuntime(dataclasses.replace(config, artifact_dir=folder), [b"a", b"b", b"c"], environment={})
+        RUNTIME.TensorRtLlmRuntime(other, [b"a", b"b", b"c"], environment={})
 
 
 def test_a_bad_option_stops_the_start(config: EngineConfig) -> None:
     with pytest.raises(EngineFailed, match="option tp_size=none: must be a whole number above 0"):
-        start(dataclasses.replace(config, options={"tp_size": "none"}))
+        start(replace(config, options={"tp_size": "none"}))

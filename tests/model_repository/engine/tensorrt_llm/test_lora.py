@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
@@ -26,16 +26,16 @@ def adapter(path: Path, key: str = "key", **fields: Any) -> Adapter:
 
 
 def requests_of(config: EngineConfig, **options: str) -> LoraRequests:
-    return LoraRequests(dataclasses.replace(config, options=options), TensorRtLlmOptions.of(options))
+    return LoraRequests(replace(config, options=options), TensorRtLlmOptions.of(options))
 
 
 def test_adapters_of_the_artifact_have_numbers_that_do_not_depend_on_their_order(
     config: EngineConfig, tmp_path: Path
 ) -> None:
-    paths = {name: tmp_path / name for name in ("b", "a")}
+    paths = {name: str(tmp_path / name) for name in ("b", "a")}
     for path in paths.values():
-        path.mkdir()
-    requests = requests_of(dataclasses.replace(config, adapters=paths))
+        Path(path).mkdir()
+    requests = requests_of(replace(config, adapters=paths))
     asked = {name: requests.of(name) for name in paths}
     assert {name: item.lora_int_id for name, item in asked.items()} == {"a": 1, "b": 2}
     assert (asked["a"].lora_name, asked["a"].lora_path) == ("a", str(tmp_path / "a"))
@@ -70,7 +70,7 @@ def test_an_adapter_beyond_the_limits_of_the_model_is_refused(
 
 
 def test_an_engine_supports_adapters_only_if_built_with_one(config: EngineConfig, tmp_path: Path) -> None:
-    alone = dataclasses.replace(config, adapters={}, adapter_root=ROOT, options={})
+    alone = replace(config, adapters={}, adapter_root=ROOT, options={})
     with pytest.raises(Unsupported, match="built without adapters"):
         requests_of(alone).add("x", adapter(tmp_path))
     requests_of(alone, lora_modules="attn_q").add("x", adapter(tmp_path))
@@ -79,8 +79,8 @@ def test_an_engine_supports_adapters_only_if_built_with_one(config: EngineConfig
 
 def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: EngineConfig) -> None:
     options = TensorRtLlmOptions.of({"backend": "pytorch"})
-    assert not supports_adapters(dataclasses.replace(config, adapters={}), options)
-    lora = lora_config(dataclasses.replace(config, adapter_root=ROOT), options)
+    assert not supports_adapters(replace(config, adapters={}), options)
+    lora = lora_config(replace(config, adapter_root=ROOT), options)
     assert (lora.max_loras, lora.max_cpu_loras, lora.max_lora_rank) == (4, 4, 64)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import OutputFormat, StructuredOutput
@@ -26,7 +26,7 @@ def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -
     """The demo model with xgrammar, on the PyTorch backend also with its overlap scheduler."""
     backend, has_overlap = request.param
     folder = write_artifact(tmp_path / "demo", "demo", backend)
-    config = dataclasses.replace(
+    config = replace(
         config,
         artifact_dir=folder,
         eos_token_ids=frozenset([EOS]),
