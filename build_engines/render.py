@@ -127,9 +127,11 @@ def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
 
 
-def _adapter_root(manifest: Manifest, folder: Path, options: ServeOptions) -> AdapterRoot:
+def _adapter_root(manifest: Manifest, options: ServeOptions) -> AdapterRoot | None:
+    if options.adapter_root is None:
+        return None
     return AdapterRoot(
-        folder=folder.absolute(),
+        folder=options.adapter_root.absolute(),
         ensemble=model_id_to_ensemble(manifest.model_id),
         runtime=manifest.runtime,
         base=manifest.base,
@@ -142,7 +144,6 @@ def model_parameters(
     manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str, gpus: Sequence[int] = ()
 ) -> ModelParameters:
     """Return what the stages and the frontend must know of a model."""
-    root = options.adapter_root
     return ModelParameters(
         model_id=manifest.model_id,
         artifact_dir=artifact_dir,
@@ -159,7 +160,7 @@ def model_parameters(
         num_threads=options.num_threads,
         stream_interval_ms=options.stream_interval_ms,
         adapters=manifest.adapters,
-        adapter_root=None if root is None else _adapter_root(manifest, root, options),
+        adapter_root=_adapter_root(manifest, options),
         created=manifest.created,
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,

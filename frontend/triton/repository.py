@@ -153,5 +153,5 @@ def _model_of(ensemble: str, config: Any, adapters: tuple[str, ...] | None) -> S
     except ValueError:  # an ensemble of another project
         return None
     if adapters is not None:
-        parameters = replace(parameters, adapters=dict.fromkeys(adapters, ""))
+        parameters = replace(parameters, adapters=dict.fromkeys(adapters, ""))  # only the engine needs paths
     return ServedModel(ensemble=ensemble, parameters=parameters)

@@ -29,7 +29,7 @@ class Intake:
 
     Args:
         runtime: prepares the requests.
-        inbox: of the engine; gets the prepared requests.
+        inbox: gets the prepared requests.
     """
 
     def __init__(self, runtime: Runtime, streams: OutputStreams, inbox: Inbox, clock: Callable[[], float]) -> None:

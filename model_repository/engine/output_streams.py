@@ -66,8 +66,8 @@ class OutputStream:
         self.check_interval_s = check_interval_s
         self.is_open = True
         self.num_preparing = 0  # requests that wait for their grammars
-        self.num_posted = 0  # to the sender
-        self.num_sent = 0  # written by the sender's thread
+        self.num_posted = 0  # batches and ends that the sender has got
+        self.num_sent = 0  # batches and ends that are sent; written by the sender's thread
         self._responder = responder
         self._sender = sender
         self._serial = 0
@@ -148,7 +148,7 @@ class OutputSender:
         on_failure: called from that thread with the number of a stream that could not send.
     """
 
-    def __init__(self, on_failure: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, on_failure: Callable[[int], None]) -> None:
         self.num_batches = 0
         self.num_items = 0  # in the batches
         self._on_failure = on_failure

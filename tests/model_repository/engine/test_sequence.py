@@ -26,7 +26,7 @@ def sequence(**fields: Any) -> EngineSequence:
     return EngineSequence(
         5,
         changed(EngineRequest(prompt_token_ids=PROMPT, max_tokens=50), **{"is_stream": True} | fields),
-        stream=OutputStream(1, "key", FakeResponder(), 0.0, OutputSender()),
+        stream=OutputStream(1, "key", FakeResponder(), 0.0, OutputSender(lambda number: None)),
         item=3,
         byte_table=BYTE_TABLE,
         eos_token_ids=frozenset([EOS]),
