@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from model_repository.contract.output import FinishReason, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest, Thinking
 from model_repository.engine.bad_words import TokenIndex
-from model_repository.engine.output_sender import OutputSender
-from model_repository.engine.output_streams import OutputStream
+from model_repository.engine.output_streams import OutputSender, OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
 from model_repository.engine.thinking_constraint import ThinkingConstraint
@@ -42,7 +41,7 @@ def generated(pieces: Sequence[bytes], thinking: Thinking, **fields: Any) -> lis
         changed(
             EngineRequest(prompt_token_ids=(0,), max_tokens=len(pieces), thinking=thinking), is_stream=True, **fields
         ),
-        stream=OutputStream(1, "key", FakeResponder(), 0.0, OutputSender()),
+        stream=OutputStream(1, "key", FakeResponder(), 0.0, OutputSender(on_failure=lambda number: None)),
         item=0,
         byte_table=pieces,
         eos_token_ids=frozenset(),

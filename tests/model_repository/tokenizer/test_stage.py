@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from model_repository.capabilities import Capability
 from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
