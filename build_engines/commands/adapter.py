@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from build_engines.adapter import build_adapter
+from build_engines import artifact
+from build_engines.artifact import Manifest
+from build_engines.catalog import Catalog
+from build_engines.digests import Digests
+from build_engines.errors import BuildError
+from build_engines.llama_cpp.gguf_header import read_gguf_base
+from build_engines.llama_cpp.lora import write_lora
+from build_engines.peft import LoraAdapter
+from build_engines.tensorrt_llm.lora import copy_adapter, lora_limits
+from model_repository.engine.adapters.folder import MANIFEST, WEIGHTS, AdapterManifest
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,3 +44,45 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _adapter(options: argparse.Namespace) -> None:
     manifest = build_adapter(options.source, options.artifact, options.output, tuple(options.catalog))
     print(f"adapter     {options.output} (rank {manifest.rank})")
+
+
+def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tuple[Path, ...] = ()) -> AdapterManifest:
+    """Check an adapter against the model of an artifact, and write it for the model's runtime.
+
+    Args:
+        source: a folder in PEFT's format.
+        artifact_dir: the model's.
+        target: a new folder, or an adapter from an earlier call.
+        catalogs: files with further models, for tensorrt_llm.
+
+    Raises:
+        BuildError: names the file or the field, and the rule.
+    """
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise BuildError(f"{target}: is there already, and holds no adapter: name another folder")
+    model = Manifest.load(artifact_dir)
+    adapter = LoraAdapter.load(source)
+    modules: tuple[str, ...] = ()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with artifact.written_aside(target) as folder:
+        match model.runtime:
+            case "llama_cpp":
+                first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")  # of its parts
+                base = read_gguf_base(first)
+                write_lora(adapter, base, folder / WEIGHTS[model.runtime])
+            case "tensorrt_llm":
+                limits = lora_limits({target.name: source}, Catalog.load(*catalogs).find(model.model_id))
+                assert limits is not None
+                modules = limits.modules
+                copy_adapter(source, folder)
+            case _:
+                raise BuildError(f"{artifact_dir}: the runtime {model.runtime} takes no adapters")
+        manifest = AdapterManifest(
+            runtime=model.runtime,
+            base=model.base,
+            rank=adapter.rank,
+            modules=modules,
+            files=Digests().of_all({path.name: path for path in sorted(folder.iterdir())}),
+        )
+        manifest.save(folder)
+    return manifest

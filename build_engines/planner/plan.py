@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
-from build_engines.planner.advice import advice
-from build_engines.planner.search import Request, fitting_plan, node_counts
+from build_engines.parallelism import Parallelism
+from build_engines.planner.search import Request, candidates, fitting_plan, node_counts
 from build_engines.planner.sizing import Plan
 
 __all__ = ["Plan", "plan"]
 
+MIN_USEFUL_SEQ_LEN = 1024  # a shorter context is not proposed
 DEFAULT_MAX_BATCH_SIZE = 128  # sequences in one step; their part of the cache depends on their lengths
 
 
@@ -53,7 +57,7 @@ def plan(
     _check_tp_size(request)
     found = fitting_plan(request)
     if found is None:
-        raise DoesNotFit(advice(request))
+        raise DoesNotFit(_advice(request))
     return found
 
 
@@ -114,3 +118,92 @@ def _check_tp_size(request: Request) -> None:
 
 def _default(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+def _advice(request: Request) -> str:
+    """Return one line with the reason why a model does not fit, and changes with which it fits."""
+    remedies = list(_remedies(request))
+    ending = f"what would fit: {', or '.join(remedies)}" if remedies else "no GPU that is known here would do"
+    return f"{request.entry.model_id} does not fit: {_reason(request)}; {ending}"
+
+
+def _reason(request: Request) -> str:
+    closest = _closest(request)
+    if closest is None:
+        return _rule_broken(request)
+    gpu, memory, layout = request.gpu, closest.memory, closest.parallelism
+    taken = memory.total_bytes - memory.room_bytes
+    on = f"on {layout.num_gpus} x {gpu.name} ({layout}) in {request.precision}"
+    if closest.lacks_calibration_memory:
+        size, node = _gb(closest.checkpoint_bytes), f"{layout.num_gpus_per_node} x {_gb(memory.total_bytes)}"
+        return f"{on} its scales are measured with the 16-bit model of {size} on the GPUs of a node, {node}"
+    if memory.room_bytes <= 0:
+        return f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}"
+    return (
+        f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}, "
+        f"the cache gets {_gb(memory.kv_cache_bytes)}, "
+        f"and one sequence of {request.max_seq_len} tokens needs {_gb(closest.kv_bytes_per_sequence)}"
+    )
+
+
+def _closest(request: Request) -> Plan | None:
+    """Return the plan over the most GPUs, with the largest tensor parallelism; None: no legal layout."""
+    return max(candidates(request), key=lambda plan: plan.parallelism.num_gpus, default=None)
+
+
+def _rule_broken(request: Request) -> str:
+    """Return the rule that excludes every layout over the given GPUs."""
+    num_gpus, num_nodes = next(node_counts(request.num_gpus, request.num_nodes, request.gpu))
+    if num_gpus % num_nodes:
+        return f"{num_gpus} GPUs do not divide evenly over {num_nodes} nodes"
+    layouts = ((num_gpus // num_nodes, num_nodes), (1, num_gpus))
+    rules = dict.fromkeys(filter(None, (request.entry.layout_rule(*sizes) for sizes in layouts)))
+    nodes = f" on {num_nodes} nodes" if num_nodes > 1 else ""
+    return f"{num_gpus} GPUs{nodes} cannot share it ({'; '.join(rules)})"
+
+
+def _remedies(request: Request) -> Iterator[str]:
+    """Yield single changes with which the model fits, the smallest first."""
+    entry = request.entry
+    closest = _closest(request)
+    is_built = closest is not None and not closest.lacks_calibration_memory
+    if closest is not None and is_built and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
+        yield f"--max-seq-len {closest.num_cached_tokens}"
+    for max_batch_size in _smaller_batches(request.max_batch_size):
+        found = fitting_plan(replace(request, max_batch_size=max_batch_size))
+        if found is not None:
+            yield f"--max-batch-size {max_batch_size} ({_layout(found)})"
+            break
+    has_fp8 = Precision.FP8 in entry.precisions and Precision.FP8.runs_on(request.gpu)
+    if has_fp8 and not request.precision.is_quantized:
+        found = fitting_plan(replace(request, precision=Precision.FP8))
+        if found is not None:
+            yield f"--precision fp8 ({_layout(found)})"
+    if request.num_gpus is not None or request.num_nodes is not None:
+        found = fitting_plan(replace(request, num_gpus=None, num_nodes=None, tp_size=None))
+        if found is not None:
+            yield f"{_flags(found.parallelism)} ({_layout(found)})"
+    for gpu in GPUS.values():
+        is_other = gpu != request.gpu and (not entry.gpu_architectures or gpu.architecture in entry.gpu_architectures)
+        if is_other and request.precision.runs_on(gpu):
+            found = fitting_plan(replace(request, gpu=gpu))
+            if found is not None:
+                yield f"--gpu {gpu.key} ({_layout(found)})"
+
+
+def _smaller_batches(max_batch_size: int) -> Iterator[int]:
+    """Yield powers of two below a batch size, the largest first. A smaller batch needs less workspace."""
+    yield from (2**exponent for exponent in range((max_batch_size - 1).bit_length() - 1, -1, -1))
+
+
+def _layout(found: Plan) -> str:
+    return f"{found.parallelism.num_gpus} x {found.gpu.name}, {found.parallelism}"
+
+
+def _flags(parallelism: Parallelism) -> str:
+    nodes = f" --nodes {parallelism.num_nodes}" if parallelism.num_nodes > 1 else ""
+    return f"--gpus {parallelism.num_gpus}{nodes}"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"

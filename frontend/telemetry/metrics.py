@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import Metric as Family
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from frontend.telemetry.definitions import METRICS, Kind, Metric
-from frontend.telemetry.vllm_names import VllmNames
 
 # Otherwise each counter and histogram has one more series, with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # The variable with the shared folder. prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+_VLLM_NAMES = {metric.name.removesuffix("_total"): metric.vllm for metric in METRICS if metric.vllm}
+_VLLM_REASONS = {"cancelled": "abort"}  # ours to vLLM's
 
 
 def forget_worker(pid: int | None) -> None:
@@ -105,3 +111,44 @@ def _family(metric: Metric, registry: CollectorRegistry) -> Any:
             return Gauge(metric.name, metric.meaning, multiprocess_mode=metric.gauge_mode, **arguments)
         case Kind.HISTOGRAM:
             return BulkHistogram(metric.name, metric.meaning, buckets=metric.buckets, **arguments)
+
+
+class VllmNames(Collector):
+    """The metrics of another collector, and their copies under vLLM's names. They are made for each scrape.
+
+    Args:
+        collector: such as a registry.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each family and its copies."""
+        for family in self._collector.collect():
+            yield family
+            for name in _VLLM_NAMES.get(family.name, ()):
+                yield _renamed(family, name.removesuffix("_total"))
+
+
+def _renamed(family: Family, name: str) -> Family:
+    copy = Family(name, family.documentation, family.type)
+    copy.samples = list(_samples(family.samples, family.name, name))
+    return copy
+
+
+def _samples(samples: Iterable[Sample], old: str, new: str) -> Iterator[Sample]:
+    for sample in samples:
+        yield sample._replace(name=new + sample.name.removeprefix(old), labels=_labels(sample.labels))
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return vLLM's labels. Our label `triton` stays: it distinguishes the engines of a model."""
+    ours = dict(labels)
+    renamed = {"model_name": ours.pop("model"), "engine": "0"}
+    if "finish_reason" in ours:
+        reason = ours.pop("finish_reason")
+        renamed["finished_reason"] = _VLLM_REASONS.get(reason, reason)
+    if "code" in ours:
+        renamed["reason"] = ours.pop("code")
+    return renamed | ours

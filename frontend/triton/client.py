@@ -6,17 +6,19 @@ import contextlib
 import itertools
 import json
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
+import grpc.aio
 import msgspec
 
+from frontend import errors, loop_time
 from frontend.errors import APIError
 from frontend.triton.channel import RPC_TIMEOUT_S, Connection, TritonCredentials, unary
 from frontend.triton.endpoints import ModelFilter
-from frontend.triton.failures import error_from_message, understood
+from frontend.triton.failures import error_from_message, error_from_rpc, understood
 from frontend.triton.generations import Generations
 from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.models import ModelSnapshot
-from frontend.triton.one_response import one_response
 from frontend.triton.repository import Repository
 from model_repository.contract.codec import pack, unpack
 from model_repository.contract.output import (
@@ -219,6 +221,38 @@ class TritonClient:
         wanted: TensorSpec,
         timeout_s: float = RPC_TIMEOUT_S,
     ) -> bytes:
-        response = await one_response(self._connection.stub, infer_request(stage, given, payload), timeout_s)
+        """Call a decoupled stage that answers once. Such a stage can only be called through a stream."""
+        call = self._connection.stub.ModelStreamInfer(iter((infer_request(stage, given, payload),)))
+        try:
+            response = await loop_time.within(timeout_s, _only_response(call))
+        except TimeoutError as exc:
+            raise errors.TritonTimeout() from exc
+        finally:
+            call.cancel()
         with understood(f"of {stage}"):
             return payload_of(response, wanted)
+
+
+async def _only_response(call: Any) -> Any:
+    response = await _read(call)
+    if response is None:
+        raise errors.EngineFailed("The model's pipeline did not answer.")
+    # Never cancelled: Triton might then count the request as running for ever, and unloads no model with a request.
+    with contextlib.suppress(APIError):
+        await _read(call)
+    return response
+
+
+async def _read(call: Any) -> Any:
+    """Return the next response, None at the end."""
+    try:
+        response = await call.read()
+    except grpc.aio.AioRpcError as exc:
+        raise error_from_rpc(exc) from exc
+    if response is grpc.aio.EOF:
+        return None
+    if response is None:  # grpc could not read it
+        raise errors.BadAnswer()
+    if response.error_message:
+        raise error_from_message(response.error_message)
+    return response.infer_response

@@ -16,8 +16,7 @@ from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from frontend.triton.model_union import ModelUnion
-from frontend.triton.models import ModelName, ModelSnapshot
+from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
 from model_repository.contract.output import GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer

@@ -6,7 +6,6 @@ import json
 from typing import Any, NoReturn
 
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.nesting import levels
 
 FIELD = "guided_decoding_guide"
 
@@ -33,9 +32,14 @@ def parse_json(content: str, path: str) -> object:
 
 
 def check_depth(value: object, path: str) -> None:
-    for depth, _ in enumerate(levels(value), start=1):
+    """Refuse a value that is nested too deeply, level by level: recursion could overflow the stack."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
         if depth > MAX_DEPTH:
             refuse(f"{path}: nested more than {MAX_DEPTH} deep")
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
 
 
 def checked_list(value: object, path: str, *, is_filled: bool = False) -> list[Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import main
-from build_engines.adapter import build_adapter
 from build_engines.artifact import Manifest
 from build_engines.build import build
+from build_engines.commands.adapter import build_adapter
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
 from model_repository.engine.adapters.root import AdapterRoot

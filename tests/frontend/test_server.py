@@ -77,7 +77,7 @@ def test_with_a_certificate_both_ports_speak_tls_and_operations_asks_for_none(tm
 
 def test_a_client_that_begins_no_tls_handshake_is_cut_as_one_that_sends_no_head(tmp_path: Path) -> None:
     cert, key = make(tmp_path, "server")
-    constants = ["frontend.connections.runner:HEADER_TIMEOUT_S=0.05"]
+    constants = ["frontend.server:HEADER_TIMEOUT_S=0.05"]
     with running(tmp_path, *API, f"--tls-cert={cert}", f"--tls-key={key}", constants=constants) as server:
         server.wait_for(" listens on ")
         port = int(server.url.rpartition(":")[2])

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 from openai import OpenAI
 
-from build_engines.adapter import build_adapter
+from build_engines.commands.adapter import build_adapter
 from build_engines.tensorrt_llm.lora import MODULES
 from frontend.caller import Role
 from frontend.launcher.launcher import Launcher

@@ -45,7 +45,7 @@ ENSEMBLE = "demo"
 QUESTION = "What is the capital of France?"
 # Functions that run beside a request: they would come and go with the clock.
 _BACKGROUND = re.compile(
-    r"frontend/triton/(health_monitor|replica|health_checks|models|repository|model_union|channel)\.py|frontend/loop_time\.py"
+    r"frontend/triton/(health_monitor|replica|health_checks|models|repository|channel)\.py|frontend/loop_time\.py"
     r"|engine/metrics\.py|model_repository/model_parameters\.py|\.snapshot$"
     r"|\.engine_stats$|\._control$|one_response|\.note_engine$|_begin_at_zero|Metrics\.set$|CustomMetric|\.stats$|_num_unloading$"
 )

@@ -69,7 +69,7 @@ async def test_an_answer_names_the_time_that_its_connection_may_be_idle_unless_i
 
 async def test_a_body_that_dribbles_in_is_answered_with_408(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontend.handlers.bodies.BODY_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("frontend.connections.runner.LINGERING_S", 0.3)
+    monkeypatch.setattr("frontend.server.LINGERING_S", 0.3)
     triton = FakeTriton(chunks("x"))
     http = await serve(triton)
     (answer,) = await exchange(port_of(http), post("/v1/completions", COMPLETION)[:-1])

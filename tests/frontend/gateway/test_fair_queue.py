@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.gateway.fair_queue import WEIGHTS, Entry, FairQueue
+from frontend.gateway.admission import WEIGHTS, Entry, FairQueue
 from frontend.protocol.priority import Priority
 
 COSTS = st.integers(1, 100)
