@@ -11,7 +11,7 @@ from enum import StrEnum
 from frontend.triton.models import KnownName, ModelName
 
 
-class Role(StrEnum):
+class KeyRole(StrEnum):
     """The routes that a key opens."""
 
     USER = "user"
@@ -24,7 +24,7 @@ class Caller:
 
     name: str
     id: str  # the first digits of the key's hash
-    role: Role = Role.USER
+    role: KeyRole = KeyRole.USER
     models: tuple[str, ...] = ()  # names or patterns with *; empty: all
     organization: str = ""  # of this request; checked if the key has organizations
     project: str = ""  # of this request; checked if the key has projects

@@ -16,7 +16,7 @@ _NS = 1e-9
 
 
 @dataclass(slots=True)
-class Completion:
+class CompletionRecord:
     """One completion so far."""
 
     request: GenerationRequest
@@ -42,7 +42,7 @@ class StreamRecord:
         num_per_prompt: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.completions = [Completion(request) for request in requests]
+        self.completions = [CompletionRecord(request) for request in requests]
         self.num_per_prompt = num_per_prompt
         self.is_stream = requests[0].params.is_stream
         self.gap_counts = [0] * (len(GAP_S) + 1)  # gaps between two chunks of a completion, by bucket

@@ -17,7 +17,7 @@ from build_engines.llama_cpp.layout import Placement, place_tensors
 from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.projector import text_tensors
 from build_engines.llama_cpp.storage import PRECISIONS, convert, num_bytes
-from build_engines.llama_cpp.tokens import Vocabulary
+from build_engines.llama_cpp.tokens import GgufVocabulary
 from build_engines.llama_cpp.weights import find_tensors
 
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -47,7 +47,7 @@ def write_gguf(
     model = ModelConfig.of(checkpoint.config)
     stored = PRECISIONS[precision]
     placements = place_tensors(model, text_tensors(find_tensors(checkpoint.folder)))
-    vocabulary = Vocabulary.of(checkpoint)
+    vocabulary = GgufVocabulary.of(checkpoint)
     typed = [(placement, stored.of_tensor(placement.source.shape)) for placement in placements]
     factors = model.rope.frequency_factors(model.head_dim)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model.arch])

@@ -17,7 +17,7 @@ type Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class MatrixFormat:
     """The number format of a file's matrices."""
 
     type: gguf.GGMLQuantizationType
@@ -34,9 +34,9 @@ class Precision:
 # With f16 here and in the KV cache, logits of the demo model differ by up to 1e-1 between a batch and single tokens;
 # with f32, at twice the size, by less than 1e-3. q8_0 is a little over half of f16's size.
 PRECISIONS = {
-    "f16": Precision(gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
-    "f32": Precision(gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
-    "q8_0": Precision(gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "f16": MatrixFormat(gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "f32": MatrixFormat(gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "q8_0": MatrixFormat(gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
 
 

@@ -27,7 +27,7 @@ _PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class GgufVocabulary:
     """The tokens of a model, one for each row of its embedding."""
 
     is_byte_level: bool  # otherwise SentencePiece with byte fallback
@@ -42,7 +42,7 @@ class Vocabulary:
     chat_template: str
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> Vocabulary:
+    def of(cls, checkpoint: Checkpoint) -> GgufVocabulary:
         """Read tokenizer.json and the configuration.
 
         Raises:

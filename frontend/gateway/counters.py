@@ -79,7 +79,7 @@ def counters_of(scopes: tuple[Scope, ...]) -> tuple[Counter, ...]:
     return (*rates, *places)
 
 
-class Outcome(NamedTuple):
+class ChargeResult(NamedTuple):
     """The answer to a charge."""
 
     refused: int | None  # index of the first counter without room; None: all were charged
@@ -93,14 +93,14 @@ class MemoryCounters:
         self._clock = clock
         self._values: dict[str, float] = {}  # of a rate: when its whole limit is available; else requests in flight
 
-    async def charge(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> Outcome:
+    async def charge(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> ChargeResult:
         """Charge all counters, or no counter if one has no room."""
         now_s = self._clock()
         used = [self._used(counter, now_s) for counter in counters]
         for index, counter in enumerate(counters):
             if used[index] + counter.use(amounts) > counter.capacity:
-                return Outcome(index, used)
-        return Outcome(None, [self._add(counter, amounts, now_s) for counter in counters])
+                return ChargeResult(index, used)
+        return ChargeResult(None, [self._add(counter, amounts, now_s) for counter in counters])
 
     def settle(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> None:
         """Charge all counters, with or without room."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from frontend.caller import Caller, Role
+from frontend.caller import Caller, KeyRole
 from frontend.errors import shown
 from frontend.settings import SettingsError
 
@@ -46,7 +46,7 @@ class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     name: _Name
     sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-    role: Role = Role.USER
+    role: KeyRole = KeyRole.USER
     models: tuple[_ModelPattern, ...] = ()  # empty: all
     organizations: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default
     projects: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.gateway.key_file import Key, KeyFileError, KeyLimits, editing, hash_of, new_key, read_keys
 from frontend.gateway.key_ring import utc_now
 
@@ -35,7 +35,7 @@ def add_actions(command: argparse.ArgumentParser) -> None:
         "add", _add, "make a key, write its hash to the file and print the key, which cannot be shown again"
     )
     add.add_argument("--name", required=True, metavar="N", help="name of the key in logs and in `keys list`")
-    add.add_argument("--role", choices=[role.value for role in Role], default="user", help="(%(default)s)")
+    add.add_argument("--role", choices=[role.value for role in KeyRole], default="user", help="(%(default)s)")
     for name, text in _LISTS:
         add.add_argument(f"--{name}", action="append", default=[], metavar=name.upper(), help=text)
     for limit in KeyLimits.__struct_fields__:
@@ -51,7 +51,7 @@ def _add(options: argparse.Namespace) -> None:
     key = Key(
         name=options.name,
         sha256=hash_of(text),
-        role=Role(options.role),
+        role=KeyRole(options.role),
         models=tuple(options.model),
         organizations=tuple(options.organization),
         projects=tuple(options.project),

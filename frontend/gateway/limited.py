@@ -13,7 +13,7 @@ import orjson
 from aiohttp import web
 from msgspec.structs import replace
 
-from frontend.caller import ANONYMOUS, Role
+from frontend.caller import ANONYMOUS, KeyRole
 from frontend.errors import UnsupportedValue, shown
 from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.headers import rate_headers
@@ -199,7 +199,7 @@ class Limits:
         own = request.get(KEY_LIMITS, KeyLimits()).max_priority
         if own is None and self._max_priority:
             return Priority(self._max_priority)
-        is_user = KEY_LIMITS in request and request[FACTS].caller.role is Role.USER
+        is_user = KEY_LIMITS in request and request[FACTS].caller.role is KeyRole.USER
         is_high = not is_user if own is None else own > 0
         return Priority.HIGH if is_high else Priority.NORMAL
 

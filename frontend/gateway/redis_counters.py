@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from frontend.gateway.counters import MAX_USED_S, Amounts, Counter, Outcome
+from frontend.gateway.counters import MAX_USED_S, Amounts, ChargeResult, Counter
 from frontend.gateway.outage import OnFailure, Outage
 
 # `MemoryCounters` in Lua; a test compares their results. Concurrency is a set with an item for each completion of a
@@ -79,7 +79,7 @@ class RedisCounters:
         self._settlements: set[asyncio.Task[Any]] = set()
         self._renewal: asyncio.Task[None] | None = None
 
-    async def charge(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> Outcome:
+    async def charge(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> ChargeResult:
         """Charge all counters, or no counter if one has no room.
 
         Raises:
@@ -93,11 +93,11 @@ class RedisCounters:
             # The script may have run without an answer. Then the lease expires, and time refills the rates.
             del self._leases[lease_id]
             self._outage.pass_or_refuse()
-            return Outcome(None, ())
+            return ChargeResult(None, ())
         refused, *used = answer
         if refused:
             del self._leases[lease_id]
-        return Outcome(refused - 1 if refused else None, [float(value) for value in used])
+        return ChargeResult(refused - 1 if refused else None, [float(value) for value in used])
 
     def settle(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> None:
         """Charge all counters, with or without room, and end the lease. Ignore a lease that was not charged."""

@@ -40,7 +40,7 @@ class Outcomes:
         }
 
 
-class AdapterControl:
+class AdapterCommands:
     """Sends commands to the engines of a model, at every endpoint with the model.
 
     Args:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.errors import InvalidRequest, PermissionDenied
 from frontend.handlers.bodies import require_json
-from frontend.operations.adapters import AdapterControl, Outcomes
+from frontend.operations.adapters import AdapterCommands, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.protocol.body import Body
@@ -21,7 +21,7 @@ from frontend.settings import SettingsError, is_loopback
 from model_repository.contract.output import EngineStats
 
 CONTROL = web.AppKey("control", EndpointsControl)
-ADAPTERS = web.AppKey("adapters", AdapterControl)
+ADAPTERS = web.AppKey("adapters", AdapterCommands)
 SUPERVISOR = web.AppKey("supervisor", Supervisor)
 
 
@@ -161,7 +161,7 @@ def _require_admin(request: web.Request) -> None:
     """
     settings = request.app[SETTINGS]
     if settings.key_file:
-        if request[FACTS].caller.role is not Role.ADMIN:
+        if request[FACTS].caller.role is not KeyRole.ADMIN:
             raise PermissionDenied("This route needs an API key with the role admin")
     elif not is_loopback(settings.admin_host):
         raise PermissionDenied("Without a key file, the admin routes are served on loopback only (--admin-host)")

@@ -8,7 +8,7 @@ from frontend.app import answer_errors, log_request, name_request
 from frontend.gateway.install import share_gateway
 from frontend.handlers import models
 from frontend.operations import admin
-from frontend.operations.adapters import AdapterControl
+from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
@@ -35,7 +35,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     pool = app[TRITON]
     app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
     tritons = ByEndpoint(pool, lambda replica: replica.triton)
-    app[ADAPTERS] = AdapterControl(tritons, settle_s=MAX_AGE_S + STATS_INTERVAL_S)
+    app[ADAPTERS] = AdapterCommands(tritons, settle_s=MAX_AGE_S + STATS_INTERVAL_S)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)
     app.router.add_routes(

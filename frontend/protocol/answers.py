@@ -59,7 +59,7 @@ class CompletionChoice(TypedDict):
     prompt_token_ids: NotRequired[list[int]]  # in a stream, of a choice's first piece
 
 
-class Completion(TypedDict):
+class TextCompletion(TypedDict):
     """The answer of /v1/completions, and each event of its stream."""
 
     id: str

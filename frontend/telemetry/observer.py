@@ -17,7 +17,7 @@ from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.request_context import CLIENT_CLOSED, FACTS, RequestFacts
 from frontend.settings import Settings
-from frontend.stream_record import Completion, StreamRecord
+from frontend.stream_record import CompletionRecord, StreamRecord
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import REQUEST_LOGGER, labels_text, log_fields
@@ -149,7 +149,7 @@ class Observer:
         for index, completion in enumerate(record.completions):
             self._count_completion(facts, completion, is_first=index % record.num_per_prompt == 0)
 
-    def _count_completion(self, facts: RequestFacts, completion: Completion, *, is_first: bool) -> None:
+    def _count_completion(self, facts: RequestFacts, completion: CompletionRecord, *, is_first: bool) -> None:
         metrics, model = self.metrics, facts.served_model
         metrics.count(definitions.COMPLETIONS, model, _outcome(facts, completion.finish_reason))
         metrics.observe(definitions.REQUEST_MAX_TOKENS, completion.request.params.max_tokens, model)

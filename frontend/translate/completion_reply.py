@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from frontend.protocol.answers import Completion, CompletionChoice, Usage
+from frontend.protocol.answers import CompletionChoice, TextCompletion, Usage
 from frontend.protocol.completion import CompletionRequest
 from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
 from frontend.translate.reply import Reply, padding, total_usage
@@ -50,7 +50,7 @@ class CompletionReply(Reply):
         # Fireworks' rule; stream_options select OpenAI's.
         self._has_usage_on_last_chunk = options is None
 
-    def opening(self, first: GenerationChunk) -> Sequence[Completion]:
+    def opening(self, first: GenerationChunk) -> Sequence[TextCompletion]:
         """Return no events: a completion has no role."""
         return ()
 
@@ -58,7 +58,7 @@ class CompletionReply(Reply):
         """See Reply."""
         return "text" if self._is_plain and chunk.is_text and chunk.text else None
 
-    def events(self, index: int, chunk: GenerationChunk) -> Sequence[Completion]:
+    def events(self, index: int, chunk: GenerationChunk) -> Sequence[TextCompletion]:
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
@@ -80,7 +80,7 @@ class CompletionReply(Reply):
         closing["usage"] = self._usage()
         return (piece, closing)
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Completion:
+    def whole(self, chunks: Sequence[GenerationChunk]) -> TextCompletion:
         """Return the answer without a stream, from one chunk for each completion."""
         choices: list[CompletionChoice] = []
         for start in range(0, len(chunks), self.num_per_prompt):
@@ -114,8 +114,8 @@ class CompletionReply(Reply):
             choice["prompt_token_ids"] = list(chunk.prompt_token_ids)
         return choice
 
-    def _completion(self, choices: list[CompletionChoice]) -> Completion:
-        whole: Completion = {
+    def _completion(self, choices: list[CompletionChoice]) -> TextCompletion:
+        whole: TextCompletion = {
             "id": self.id,
             "object": "text_completion",
             "created": self._created,

@@ -89,7 +89,7 @@ def triton_credentials(settings: Settings) -> TritonCredentials | None:
     return TritonCredentials(settings) if settings.triton_tls_ca else None
 
 
-class Connection:
+class TritonChannel:
     """A channel to one Triton. It connects at the first call.
 
     A channel of grpc's keeps the credentials that it was opened with, also for a connection that it makes months later.

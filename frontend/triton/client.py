@@ -13,7 +13,7 @@ import msgspec
 
 from frontend import errors, loop_time
 from frontend.errors import APIError
-from frontend.triton.channel import RPC_TIMEOUT_S, Connection, TritonCredentials, unary
+from frontend.triton.channel import RPC_TIMEOUT_S, TritonChannel, TritonCredentials, unary
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.failures import error_from_message, error_from_rpc, understood
 from frontend.triton.generations import Generations
@@ -76,7 +76,7 @@ class TritonClient:
         key: str = "",
     ) -> None:
         self._key = key
-        self._connection = Connection(endpoint, credentials, server_name, key)
+        self._connection = TritonChannel(endpoint, credentials, server_name, key)
         self.repository = Repository(self._connection, ModelFilter() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # by ensemble, from the engine's last answer
         self.generations = Generations(self._connection, cancel=self._cancel, fetch_epoch=self._epoch)

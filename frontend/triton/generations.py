@@ -13,7 +13,7 @@ from typing import Any
 from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.call import MultiplexedCall
-from frontend.triton.channel import Connection
+from frontend.triton.channel import TritonChannel
 from frontend.triton.chunk_queue import ChunkQueue
 from model_repository.contract.output import Usage
 from model_repository.contract.request import GenerationRequest
@@ -35,7 +35,7 @@ class Generations:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: TritonChannel,
         *,
         cancel: Callable[[str, list[str]], Awaitable[object]],
         fetch_epoch: Callable[[str], Awaitable[int | None]],

@@ -98,7 +98,7 @@ class ModelSnapshot:
         return names | {model.id: ModelName(requested=model.id, model=model) for model in self.ready.values()}
 
 
-class ModelSource(Protocol):
+class SnapshotSource(Protocol):
     """A source of snapshots: one Triton, or a pool of them."""
 
     async def snapshot(self) -> ModelSnapshot:
@@ -117,7 +117,7 @@ class ModelDirectory:
 
     def __init__(
         self,
-        triton: ModelSource,
+        triton: SnapshotSource,
         clock: Callable[[], float] = time.monotonic,
         aliases: Mapping[str, str] = MappingProxyType({}),
         is_served: Callable[[ModelName], bool] = lambda name: True,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
-from frontend.triton.channel import RPC_TIMEOUT_S, Connection, unary
+from frontend.triton.channel import RPC_TIMEOUT_S, TritonChannel, unary
 from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository.contract.tensors import ENSEMBLES, ensemble_of_stage, ensemble_to_model_id, stage_name
 from model_repository.model_parameters import ModelParameters
@@ -31,7 +31,7 @@ class Repository:
         offered: ids of the models that there are, whatever else Triton has.
     """
 
-    def __init__(self, connection: Connection, offered: Container[str]) -> None:
+    def __init__(self, connection: TritonChannel, offered: Container[str]) -> None:
         self._connection = connection
         self._offered = offered
         self._is_refused = False  # whether Triton refuses our key

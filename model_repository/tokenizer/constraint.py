@@ -23,7 +23,7 @@ _NICENESS = 10  # a process gets a tenth of a contended core
 type CheckedOutput = tuple[StructuredOutput | None, int]  # with its memory when compiled, in bytes
 
 
-class ConstraintCompiler:
+class ConstraintChecker:
     """Checks constraints in separate processes, so that a costly one fails only its sender.
 
     Args:

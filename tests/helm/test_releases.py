@@ -10,7 +10,7 @@ from pathlib import Path
 import helm_python
 import pytest
 
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.gateway.key_file import hash_of, parse_keys
 from frontend.settings import Settings
 from tests.helm.api_server import Objects, api_server
@@ -63,7 +63,7 @@ def test_upgrades_keep_both_keys_and_the_file_of_api_keys_has_only_the_hash(rele
     assert Settings(triton_key=triton_key).triton_key == triton_key, "it is as long as a key must be"
     api_keys = releases.secret("api-keys")
     [key] = parse_keys(api_keys["keys.json"].encode(), Path("keys.json"))
-    assert (key.name, key.role, key.sha256) == ("default", Role.USER, hash_of(api_keys["api-key"]))
+    assert (key.name, key.role, key.sha256) == ("default", KeyRole.USER, hash_of(api_keys["api-key"]))
     assert api_keys["api-key"] not in api_keys["keys.json"]
 
     releases.upgrade({"commonLabels": {"a": "b"}})

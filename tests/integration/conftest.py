@@ -18,7 +18,7 @@ from openai import OpenAI
 
 from build_engines.commands.adapter import build_adapter
 from build_engines.tensorrt_llm.lora import MODULES
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
@@ -166,7 +166,7 @@ def server(repository: Path, adapter_root: Path, tmp_path_factory: pytest.TempPa
         "render", *artifacts, "--repository", str(folder / "repository"), *ENGINE, "--adapter-root", str(adapter_root)
     )
     key_file = KeyFile(folder / "keys.json")
-    key_file.add("admin", role=Role.ADMIN)
+    key_file.add("admin", role=KeyRole.ADMIN)
     key_file.add("everything")
     key_file.add("demo", models=("demo",))
     key_file.add("polite", models=("polite",))
@@ -182,7 +182,7 @@ def busy_server(demo_artifact: Path, adapter_root: Path, tmp_path_factory: pytes
     options = ("--max-sequences", "8", "--num-threads", "1", "--adapter-root", str(adapter_root))
     run_build("render", str(demo_artifact), "--repository", str(folder / "repository"), *options)
     key_file = KeyFile(folder / "keys.json")
-    key_file.add("admin", role=Role.ADMIN)
+    key_file.add("admin", role=KeyRole.ADMIN)
     for name in CLIENTS:
         key_file.add(name)
     settings = replace(FRONTEND, key_file=str(key_file.path), admin_port=free_port())

@@ -20,7 +20,7 @@ from model_repository.errors import InvalidRequest, Overloaded, StageError
 from model_repository.fair_pool import FairPool
 from model_repository.system.bounded_process import memory_bytes
 from model_repository.system.cores import num_cores
-from model_repository.tokenizer.constraint import ConstraintCompiler
+from model_repository.tokenizer.constraint import ConstraintChecker
 from model_repository.tokenizer.stage import GrammarNotChecked, Message, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
@@ -28,7 +28,7 @@ _LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
 _MAX_WAITING_BYTES = 64 << 20  # of large inputs of one sender
 _NUM_CANCELLED = 4096
 _MAX_BYTES = 4 << 30  # beyond the start: the chat template is its publisher's code
-_NUM_COMPILERS = 3  # grammars compiled at the same time, of different senders
+_NUM_CHECKERS = 3  # grammars compiled at the same time, of different senders
 
 
 class TritonPythonModel:
@@ -37,14 +37,14 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer and compile the chat template."""
         with python_backend.loading(args) as parameters:
-            self.compiler = ConstraintCompiler(_NUM_COMPILERS)  # it forks, so it starts before all threads
+            self.checker = ConstraintChecker(_NUM_CHECKERS)  # it forks, so it starts before all threads
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes(5) + _MAX_BYTES, hard))
             self.stage = TokenizerStage(
                 TokenizerFiles.load(parameters.artifact_dir / "tokenizer"),
                 load_byte_table(parameters.artifact_dir / FILE_NAME),
                 parameters,
-                self.compiler,
+                self.checker,
                 Signature(parameters.ensemble).sign,
             )
         # Tokenizing frees Python's lock. One sender leaves a core for other work, and a thread for other senders.
@@ -56,7 +56,7 @@ class TritonPythonModel:
             max_waiting=_MAX_WAITING_BYTES,
             niceness=0,
         )
-        self.grammar_threads = FairPool(_NUM_COMPILERS)
+        self.grammar_threads = FairPool(_NUM_CHECKERS)
         self.cancelled: dict[int, None] = {}  # recent cancel keys, as numbers
         self.cancel_receiver = CancelReceiver(stage_name(parameters.ensemble, "tokenizer"), self._cancel)
 
@@ -73,7 +73,7 @@ class TritonPythonModel:
         self.cancel_receiver.close()
         self.text_threads.close()
         self.grammar_threads.close()
-        self.compiler.close()
+        self.checker.close()
 
     def _serve(self, request: Any) -> Any:
         request_id = python_backend.request_id(request)

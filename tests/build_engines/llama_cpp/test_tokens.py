@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
-from build_engines.llama_cpp.tokens import Vocabulary
+from build_engines.llama_cpp.tokens import GgufVocabulary
 from tests.build_engines.tiny_checkpoint import sentencepiece_description, tokenizer_description, write_checkpoint
 
 TEXTS = ["the thin inn", "in the\nthe", "a  tail  ", "naïve 🙂 at", "<0x41>the", "thethethe"]
@@ -33,8 +33,8 @@ def split_description(numbers: str) -> dict[str, Any]:
     return description | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
 
 
-def vocabulary_of(folder: Path, tokenizer: dict[str, Any] | None = None, **config: Any) -> Vocabulary:
-    return Vocabulary.of(Checkpoint.load(write_checkpoint(folder, tokenizer=tokenizer, **config)))
+def vocabulary_of(folder: Path, tokenizer: dict[str, Any] | None = None, **config: Any) -> GgufVocabulary:
+    return GgufVocabulary.of(Checkpoint.load(write_checkpoint(folder, tokenizer=tokenizer, **config)))
 
 
 def tokenized_by_llama_cpp(folder: Path, texts: list[str]) -> list[list[int]]:
@@ -78,7 +78,7 @@ def test_a_token_that_was_added_to_the_tokenizer_alone_is_left_out(tmp_path: Pat
     vocabulary = vocabulary_of(tmp_path, tokenizer_description(), vocab_size=258)
     description = tokenizer_description(["<|im_start|>", "<|im_end|>", "<pad>"])
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
-    assert Vocabulary.of(Checkpoint.load(tmp_path)).tokens == vocabulary.tokens
+    assert GgufVocabulary.of(Checkpoint.load(tmp_path)).tokens == vocabulary.tokens
 
 
 def test_sentencepiece_tokens_have_their_types_and_scores(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_all_ends_of_generation_are_ends_for_llama_cpp_too(tmp_path: Path) -> No
     """Llama 3.1 has three; the one that ends a turn is the tokenizer's own."""
     folder = write_checkpoint(tmp_path, tokenizer=tokenizer_description(["<text>", "<message>", "<turn>"]))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [256, 257, 258]}))
-    special_ids = Vocabulary.of(Checkpoint.load(folder)).special_ids
+    special_ids = GgufVocabulary.of(Checkpoint.load(folder)).special_ids
     assert [special_ids[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot", "eom")] == [258, 256, 257]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.errors import TritonUnreachable
 from tests.fakes import FakeTriton, chunks, served_model
 from tests.frontend.bodies import COMPLETION
@@ -44,7 +44,7 @@ async def http(serve: Serve, triton: FakeTriton, key_file: KeyFile) -> aiohttp.C
     key_file.add("adapter", models=("formal",))
     key_file.add("alias", models=("gpt-4o",))
     key_file.add("bound", organizations=("org-1", "org-2"), projects=("p-1",))
-    key_file.add("admin", role=Role.ADMIN)
+    key_file.add("admin", role=KeyRole.ADMIN)
     return await serve(triton, key_file=str(key_file.path), root_paths=("/openai",))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.errors import EngineFailed, InvalidRequest
 from frontend.gateway.key_file import KeyLimits
 from model_repository.contract.output import GenerationChunk
@@ -269,8 +269,8 @@ async def test_a_priority_above_the_highest_of_a_key_is_refused(serve: Serve, fi
         ({}, {}, 400),
         ({}, {"max_priority": "high"}, 200),
         ({"limits": KeyLimits(max_priority=1)}, {}, 200),
-        ({"role": Role.ADMIN}, {}, 200),
-        ({"role": Role.ADMIN}, {"max_priority": "normal"}, 400),
+        ({"role": KeyRole.ADMIN}, {}, 200),
+        ({"role": KeyRole.ADMIN}, {"max_priority": "normal"}, 400),
     ],
 )
 async def test_only_an_admins_key_may_have_a_high_priority_unless_it_is_given(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from frontend.__main__ import main
-from frontend.caller import Role
+from frontend.caller import KeyRole
 from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers, run
 from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
@@ -115,7 +115,7 @@ def status(url: str, key: str, method: str = "GET") -> int:
 @pytest.fixture
 def key_file(tmp_path: Path) -> KeyFile:
     file = KeyFile(tmp_path / "keys.json")
-    file.add("admin", role=Role.ADMIN)
+    file.add("admin", role=KeyRole.ADMIN)
     return file
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from frontend.caller import Role
-from frontend.operations.adapters import AdapterControl
+from frontend.caller import KeyRole
+from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL
 from frontend.operations.models import EndpointsControl, ModelControl
 from frontend.operations.supervisor import Supervisor
@@ -54,7 +54,7 @@ def triton() -> FakeTriton:
 def key_file(tmp_path: Path) -> KeyFile:
     file = KeyFile(tmp_path / "keys.json")
     file.add("user")
-    file.add("admin", role=Role.ADMIN)
+    file.add("admin", role=KeyRole.ADMIN)
     return file
 
 
@@ -70,7 +70,7 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             runner = operations_runner(public, supervisor)
             # There are no other workers to wait for.
             runner.app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
-            runner.app[ADAPTERS] = AdapterControl({"fake:1": triton})
+            runner.app[ADAPTERS] = AdapterCommands({"fake:1": triton})
             return await client_of(runner, stack)
 
         yield start

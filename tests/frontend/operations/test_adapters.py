@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, StageUnhealthy, TritonUnreachable
-from frontend.operations.adapters import AdapterControl
+from frontend.operations.adapters import AdapterCommands
 from frontend.triton.models import ModelSnapshot
 from tests.fakes import FakeTriton, served_model
 from tests.frontend.operations.conftest import Operate
@@ -46,8 +46,8 @@ class Settling:
         self.slept_s.append(seconds)
 
 
-def control_of(settling: Settling | None = None, **tritons: FakeTriton) -> AdapterControl:
-    return AdapterControl(tritons, settle_s=2.0, sleep=(settling or Settling()).sleep)
+def control_of(settling: Settling | None = None, **tritons: FakeTriton) -> AdapterCommands:
+    return AdapterCommands(tritons, settle_s=2.0, sleep=(settling or Settling()).sleep)
 
 
 async def test_every_endpoint_with_the_model_loads_it_and_the_workers_get_time_to_notice() -> None:

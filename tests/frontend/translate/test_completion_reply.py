@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from pydantic import TypeAdapter
 
-from frontend.protocol.answers import Completion
+from frontend.protocol.answers import TextCompletion
 from frontend.translate.completion_reply import CompletionReply
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, Usage
@@ -16,7 +16,7 @@ from tests.fakes import DEMO, USAGE, chunks, counted
 from tests.frontend.bodies import completion
 
 NAME = ModelName(requested="gpt-4o", model=DEMO)
-ANSWER = TypeAdapter(Completion)
+ANSWER = TypeAdapter(TextCompletion)
 (LAST,) = chunks("c", finish_reason=FinishReason.LENGTH)
 
 
@@ -30,14 +30,14 @@ def drawn(text: str, *logprobs: float, usage: Usage = USAGE) -> GenerationChunk:
     return GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=usage)
 
 
-def events_of(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[Completion]:
+def events_of(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[TextCompletion]:
     events = [event for index, chunk in pieces for event in reply.events(index, chunk)]
     for event in events:
         ANSWER.validate_python(event, strict=True)
     return [*reply.opening(GenerationChunk(text="")), *events]
 
 
-def whole(reply: CompletionReply, *chunks: GenerationChunk) -> Completion:
+def whole(reply: CompletionReply, *chunks: GenerationChunk) -> TextCompletion:
     return ANSWER.validate_python(reply.whole(chunks), strict=True)
 
 

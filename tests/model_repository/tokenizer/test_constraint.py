@@ -22,7 +22,7 @@ from model_repository.contract.request import (
 from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.structured_output.grammar import rule_of
 from model_repository.structured_output.json_schema import enforceable_schema
-from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintCompiler, constraint
+from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintChecker, constraint
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import HERMES
 
@@ -114,14 +114,14 @@ BOMBS = {
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[ConstraintCompiler]:
-    one = ConstraintCompiler(1)
+def compiler() -> Iterator[ConstraintChecker]:
+    one = ConstraintChecker(1)
     yield one
     one.close()
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: ConstraintCompiler, bomb: str) -> None:
+def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: ConstraintChecker, bomb: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compiler(request(TextPrompt("a"), BOMBS[bomb]), HERMES)
     assert caught.value.field == "guided_decoding_guide"
@@ -139,7 +139,7 @@ def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: Constra
     ],
 )
 def test_a_grammar_within_its_bounds_comes_back_with_the_memory_it_takes(
-    compiler: ConstraintCompiler, output: StructuredOutput
+    compiler: ConstraintChecker, output: StructuredOutput
 ) -> None:
     found, num_bytes = compiler(request(TextPrompt("a"), output), HERMES)
     assert found == output

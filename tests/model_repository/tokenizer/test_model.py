@@ -43,7 +43,7 @@ def model() -> Iterator[Any]:
         door.stage, door.grammar_threads = STAGE, FairPool(2)
         door.text_threads = FairPool(2, "bytes of prompts", max_waiting=MAX_WAITING_BYTES, niceness=0)
         door.cancelled = {}
-        door.compiler = door.cancel_receiver = SimpleNamespace(close=lambda: None)
+        door.checker = door.cancel_receiver = SimpleNamespace(close=lambda: None)
         yield door
         door.finalize()
 
