@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-CHECKED = ConfigDict(extra="forbid")  # for a dataclass that is read from a file: an unknown key is an error
+CHECKED = ConfigDict(extra="forbid")  # unknown keys of a file are errors
 Count = Annotated[int, Field(strict=True, gt=0)]
 Flag = Annotated[bool, Field(strict=True)]
 
@@ -28,7 +28,7 @@ class Matrix(NamedTuple):
     name: str
     num_values: int
     split: Split
-    is_quantized: bool = True  # in FP8; otherwise 16 bit
+    is_quantized: bool = True  # FP8; otherwise 16 bit
     is_derived: bool = False  # not in the checkpoint: computed by the conversion
 
 
@@ -55,7 +55,7 @@ class MixtureOfExperts:
     num_routed_experts: Count
     num_shared_experts: Count
     num_experts_per_token: Count
-    intermediate_size: Count  # of one expert
+    intermediate_size: Count  # one expert's
     num_dense_layers: Annotated[int, Field(strict=True, ge=0)] = 0  # the first layers, which have no experts
     num_groups: Count = 1
 
@@ -96,7 +96,7 @@ class Architecture:
     hidden_size: Count
     num_heads: Count
     num_kv_heads: Count
-    head_size: Count  # of a query and a key
+    head_size: Count  # a query's and a key's
     intermediate_size: Count
     vocab_size: Count
     has_tied_embeddings: Flag = False

@@ -26,7 +26,7 @@ _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
     "eos_token_id": 2,
 }
-_KINDS: dict[str, type] = {  # of fields of config.json that are not numbers
+_KINDS: dict[str, type] = {  # fields of config.json that are not numbers
     "architectures": list,
     "layer_types": list,
     "rope_parameters": dict,
@@ -36,7 +36,7 @@ _KINDS: dict[str, type] = {  # of fields of config.json that are not numbers
 }
 _MAX_VOCAB_SIZE = 2**24
 MAX_WHOLE_NUMBER = 2**31 - 1
-_MAX_FLOAT, _MIN_FLOAT = 3e38, 2e-38  # of 32 bits
+_MAX_FLOAT, _MIN_FLOAT = 3e38, 2e-38  # range of 32-bit numbers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -45,7 +45,7 @@ class Checkpoint:
     """A checkpoint's folder and configuration."""
 
     folder: Path
-    config: dict[str, Any]  # of the language model
+    config: dict[str, Any]  # the language model's
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float]  # the author's values for requests without these fields
     image_config: dict[str, Any] | None = None  # config.json of a model that reads images

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from build_engines.progress import Progress
 
-FILE_NAME = ".digests.json"  # beside the artifacts
+FILE_NAME = ".digests.json"  # a file beside the artifacts
 
 _SMALLEST_BYTES = 64 << 20  # smaller files are read again
 _BLOCK_BYTES = 16 << 20

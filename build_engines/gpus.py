@@ -12,10 +12,10 @@ class Gpu:
 
     key: str  # the value of --gpu
     name: str  # a part of nvidia-smi's name
-    memory_bytes: int  # as sold; drivers report a little more, never less
+    memory_bytes: int  # nominal size; drivers report a little more, never less
     architecture: str
     num_per_node: int = 8
-    has_nvlink: bool = True  # between the GPUs of a node
+    has_nvlink: bool = True  # NVLink joins the GPUs of a node
 
     @property
     def compute_capability(self) -> int:

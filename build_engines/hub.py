@@ -33,7 +33,7 @@ HUB_ERRORS = (*_NETWORK_ERRORS, RuntimeError, ValueError, TypeError, LookupError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT, _ETAG = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40,64}")  # an ETag is a sha1 or a sha256
-_NUM_DOWNLOADS = 8  # at the same time, as in the library
+_NUM_DOWNLOADS = 8  # concurrent ones, as in the library
 _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
 
 
@@ -74,7 +74,7 @@ class HubRepository:
 
     reference: HubReference
     commit: str
-    sizes: dict[str, int]  # in bytes, by path
+    sizes: dict[str, int]  # bytes by path
 
     @classmethod
     def open(cls, reference: HubReference) -> HubRepository:
@@ -94,7 +94,7 @@ class HubRepository:
                 return cls._downloaded(reference, exc)
             sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or ()}
             if _COMMIT.fullmatch(str(info.sha)) is None:
-                raise ValueError(f"it names the commit {info.sha!r}: expected 40 hexadecimal digits")
+                raise ValueError(f"the hub names the commit {info.sha!r}: expected 40 hexadecimal digits")
         return cls(reference, str(info.sha), sizes)
 
     @classmethod
@@ -138,7 +138,7 @@ class HubRepository:
         if missing_bytes and not (existing.is_dir() and os.access(existing, os.W_OK)):
             rule = f"{existing} is not a folder that you may write to"
             raise BuildError(f"{self.reference}: {rule}: name another place for downloads by HF_HOME")
-        disable_progress_bars()  # of the library, which counts files
+        disable_progress_bars()  # those of the library count files
 
         def fetch(name: str) -> Path:
             return Path(huggingface_hub.hf_hub_download(self.reference.repository, name, revision=self.commit))
@@ -151,7 +151,7 @@ class HubRepository:
             ThreadPoolExecutor(_NUM_DOWNLOADS) as threads,
         ):
             paths = list(threads.map(fetch, names))
-            if self.reference.revision != self.commit:  # for a build without the network
+            if self.reference.revision != self.commit:  # later builds without the network need it
                 named = storage / "refs" / self.reference.revision
                 named.parent.mkdir(parents=True, exist_ok=True)
                 named.write_text(self.commit)
@@ -207,9 +207,9 @@ def _checked_answers(commit: str) -> Iterator[None]:
         except hub_errors.EntryNotFoundError as exc:
             raise ValueError(_first_line(exc)) from exc
         if metadata.commit_hash != commit:
-            raise ValueError(f"it answers with the commit {metadata.commit_hash!r} for {commit}")
+            raise ValueError(f"the hub answers with the commit {metadata.commit_hash!r} for {commit}")
         if _ETAG.fullmatch(str(metadata.etag)) is None:
-            raise ValueError(f"it answers with the ETag {metadata.etag!r}: expected a sha1 or a sha256")
+            raise ValueError(f"the hub answers with the ETag {metadata.etag!r}: expected a sha1 or a sha256")
         return metadata
 
     file_download.get_hf_file_metadata = checked
@@ -249,7 +249,7 @@ def _check_digests(paths: Iterable[Path], digests: Digests) -> None:
         blob = blobs[path]
         if digest != blob.name:
             blob.unlink()
-            rule = f"damaged: its sha256 is not {blob.name}: it is removed; build again to download it"
+            rule = f"damaged: its sha256 is not {blob.name}: the file is removed; build again to download it"
             raise BuildError(f"{path}: {rule}")
 
 

@@ -17,7 +17,7 @@ from model_repository.system.lock_file import read_holder, try_lock, write_holde
 
 logger = logging.getLogger(__name__)
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}(\.old)?")  # as `tempfile` makes names
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.[a-z0-9_]{8}(\.old)?")  # names that `tempfile` makes
 
 
 @contextlib.contextmanager

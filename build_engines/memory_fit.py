@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SHARE = 0.8  # of the memory, for weights and KV caches
-_CACHE_SHARE = 0.25  # for KV caches, which are filled at the start: other programs want memory too
+_SHARE = 0.8  # part of the memory for weights and KV caches
+_CACHE_SHARE = 0.25  # part for KV caches, which are filled at the start: other programs want memory too
 _FEW_SEQUENCES = 4  # the window shrinks before there are fewer
 _WINDOW_STEP = 256  # tokens
 _MIN_WINDOW = 2048  # also if it does not fit: the estimate may be too high
@@ -17,7 +17,7 @@ class ModelDemand:
     """Sequences and window of a model on a machine with enough memory."""
 
     weight_bytes: int
-    bytes_per_token: int  # of the KV cache; 0: unknown
+    bytes_per_token: int  # KV cache; 0: unknown
     num_sequences: int
     window: int  # tokens
     is_fixed: bool = False  # the user has chosen the number of sequences

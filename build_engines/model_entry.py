@@ -110,10 +110,10 @@ class ModelEntry:
     license: Text
     is_gated: Flag = False
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)]  # the first is the default
-    has_fp8_kv_cache: Flag = True  # for FP8 engines
-    gpu_architectures: tuple[Text, ...] = ()  # with kernels for it; empty: any
+    has_fp8_kv_cache: Flag = True  # FP8 engines have one
+    gpu_architectures: tuple[Text, ...] = ()  # those with kernels for it; empty: any
     has_pipeline_parallelism: Flag = True
-    backends: Annotated[tuple[Backend, ...], Field(min_length=1)] = tuple(Backend)  # of TensorRT-LLM
+    backends: Annotated[tuple[Backend, ...], Field(min_length=1)] = tuple(Backend)
     # By the key of the GPU: the layout that is planned without --gpus and --nodes.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False
@@ -159,7 +159,7 @@ class ModelEntry:
     def layout_rule(self, tp_size: int, pp_size: int) -> str | None:
         """Return the rule that a layout breaks; None: it is legal."""
         if pp_size > 1 and not self.has_pipeline_parallelism:
-            return "it is built without pipeline parallelism"
+            return "the model is built without pipeline parallelism"
         return broken_rule(self.architecture, tp_size, pp_size)
 
     def _check_names(self) -> None:
@@ -199,7 +199,7 @@ class ModelEntry:
         if self.gpu_architectures and gpu.architecture not in self.gpu_architectures:
             return f"{gpu.name} is {gpu.architecture}, which is not among gpu_architectures"
         if parallelism.num_gpus_per_node > gpu.num_per_node:
-            return f"{parallelism.num_gpus_per_node} GPUs in a node: it holds {gpu.num_per_node}"
+            return f"{parallelism.num_gpus_per_node} GPUs in a node, which holds {gpu.num_per_node}"
         return self.layout_rule(parallelism.tp_size, parallelism.pp_size)
 
 

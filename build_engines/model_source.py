@@ -29,8 +29,8 @@ from model_repository.engine.runtime import PROJECTOR
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
 _HUB_TIMEOUT_S = 10.0
-_VARIANT = "Q4_K_M"  # of a repository with several GGUF files: most of them have it
-_MAX_NAMES = 12  # of files, in a message
+_VARIANT = "Q4_K_M"  # default among several GGUF files: most repositories have it
+_MAX_NAMES = 12  # file names in a message
 _KV_CACHE = ("f16", "f32")
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
@@ -44,7 +44,7 @@ class ModelSource:
     gguf: Path | None = None
     projector: Path | None = None
     adapters: dict[str, Path] = field(default_factory=dict)
-    precision: str  # of the KV cache, and of the matrices of a checkpoint
+    precision: str  # the KV cache's, and a checkpoint's matrices'
 
 
 def find_source(model: str, precision: str | None, digests: Digests) -> ModelSource:
@@ -201,7 +201,7 @@ def _download_gguf(
 def _gguf_files(repository: HubRepository) -> str:
     names = _models(repository)
     listed = [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
-    return f"its GGUF files are {', '.join(listed)}" if names else "it has no GGUF files"
+    return f"the repository's GGUF files are {', '.join(listed)}" if names else "the repository has no GGUF files"
 
 
 def _parts(first: str) -> list[str]:

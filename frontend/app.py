@@ -48,7 +48,7 @@ from frontend.triton.models import ModelDirectory
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 
-CLIENT_CLOSED_REQUEST = 499  # in the log and metrics only: the client is gone
+CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 _OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's Responses, Anthropic's Messages

@@ -26,8 +26,8 @@ class Caller:
     id: str  # the first digits of the key's hash
     role: KeyRole = KeyRole.USER
     models: tuple[str, ...] = ()  # names or patterns with *; empty: all
-    organization: str = ""  # of this request; checked if the key has organizations
-    project: str = ""  # of this request; checked if the key has projects
+    organization: str = ""  # this request's; checked if the key has organizations
+    project: str = ""  # this request's; checked if the key has projects
 
     def may_name(self, name: str) -> bool:
         """Whether the key allows the name of a model, served or not."""

@@ -46,7 +46,7 @@ from model_repository.contract.tensors import KEY_VARIABLE
 
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
-CONTENT_CODINGS = ("gzip", "deflate", "zstd")  # of bodies
+CONTENT_CODINGS = ("gzip", "deflate", "zstd")  # compressions of bodies
 MAX_DETAILS = 20  # a list of a million bad items gets a short answer
 
 

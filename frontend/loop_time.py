@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Collection
 from typing import Any
 
-_NUM_TICKS = 20  # per timeout; a blocked event loop uses at most one
+_NUM_TICKS = 20  # parts of a timeout; a blocked event loop uses at most one
 
 
 async def wait(tasks: Collection[asyncio.Future[Any]], timeout_s: float) -> None:

@@ -118,15 +118,15 @@ class RequestFacts:
     request_id: str
     started_at: float  # time.monotonic()
     num_body_bytes: int = 0
-    num_reserved_bytes: int = 0  # of the memory for large bodies
-    id: str = "-"  # of the completion
-    model: str = "-"  # as the client names it
+    num_reserved_bytes: int = 0  # its share of the memory for large bodies
+    id: str = "-"  # the completion's
+    model: str = "-"  # the name that the client used
     served_model: str = "unknown"  # the model's id
-    error: APIError | None = None  # before or after the status
+    error: APIError | None = None  # raised before or after the status
     error_code: str | None = None
-    labels: dict[str, str] = field(default_factory=dict)  # from the client, for the log
+    labels: dict[str, str] = field(default_factory=dict)  # the client's, for the log
     caller: Caller = ANONYMOUS
-    stream: StreamRecord | None = None  # of a request that generates
+    stream: StreamRecord | None = None  # None: the request does not generate
     span: Any = None  # OpenTelemetry's, if traced
     trace_id: str = ""
 
@@ -185,7 +185,7 @@ async def find_model(request: web.Request, requested: str) -> ModelName:
         if not facts.caller.may_use(known):
             raise _not_allowed(requested) from None
         if isinstance(exc, ModelNotReady):
-            facts.served_model = known.model_id  # so that metrics count the demand
+            facts.served_model = known.model_id  # metrics count the demand
         raise
     if not facts.caller.may_use(name):
         raise _not_allowed(requested)

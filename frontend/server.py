@@ -27,7 +27,7 @@ from frontend.request_context import DRAIN, KEYS, SETTINGS, TRITON
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 
-CLOSE_TIMEOUT_S = 3.0  # for the last bytes of answers, after the drain
+CLOSE_TIMEOUT_S = 3.0  # time for the last bytes of answers, after the drain
 _MAX_OPERATIONS = 64  # connections of the operations port
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     following = [loop.create_task(each.follow()) for each in (public_tls, admin_tls) if each is not None]
     runners = [runner]
     await runner.setup()
-    if keys is not None:  # without a key file the signal ends the process, as usual
+    if keys is not None:  # otherwise the signal ends the process, as usual
         loop.add_signal_handler(RELOAD_KEYS, keys.reload_or_log)
     try:
         urls = await _listen(runner, settings.host, settings.port, is_shared, public_tls)
@@ -111,7 +111,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
             operations_urls = await _listen(runners[1], settings.admin_host, settings.admin_port, is_shared, admin_tls)
         if urls is None or operations_urls is None:
             return 1
-        on_listening()  # before the log lines, so that their readers may kill this worker
+        on_listening()  # precedes the log lines: their readers may kill this worker
         for url in urls:
             logger.info("process %d listens on %s", os.getpid(), url)
         for url in operations_urls:

@@ -33,18 +33,18 @@ class Setting:
 
     default: Any
     help: str
-    low: int = 0  # of a number
-    high: int = MAX_INT32  # of a whole number
-    is_zero_allowed: bool = True  # for seconds
+    low: int = 0  # least number
+    high: int = MAX_INT32  # largest whole number
+    is_zero_allowed: bool = True  # 0 is a value for seconds
     choices: tuple[str | int, ...] = ()
-    pattern: str = r".+"  # of a text, or of each text of a list
+    pattern: str = r".+"  # a text, or each text of a list, must match it
     form: str = "text"  # the pattern in words
     flag: str | None = ""  # the option; empty: from the name; None: no option
     metavar: str = ""
     variable: str = ""  # an environment variable, used where the option is absent
     is_secret: bool = False  # not shown in errors, nor on the command lines of child processes
     chart_value: str = ""  # the path of the Helm chart's value
-    chart_default: Any = None  # of that value; None: the same default
+    chart_default: Any = None  # the chart's default; None: the same
 
     @property
     def values(self) -> str:
@@ -332,12 +332,12 @@ class Settings:
         if bool(self.tls_cert) != bool(self.tls_key):
             self._refuse("tls_cert" if self.tls_cert else "tls_key", "--tls-cert and --tls-key go together")
         if self.tls_client_ca and not self.tls_cert:
-            self._refuse("tls_client_ca", "it needs --tls-cert and --tls-key")
+            self._refuse("tls_client_ca", "needs --tls-cert and --tls-key")
         if bool(self.triton_tls_cert) != bool(self.triton_tls_key) or (self.triton_tls_cert and not self.triton_tls_ca):
             name = "triton_tls_cert" if self.triton_tls_cert else "triton_tls_key"
             self._refuse(name, "--triton-tls-cert and --triton-tls-key go together, and with --triton-tls-ca")
         if self.triton_tls_name and not self.triton_tls_ca:
-            self._refuse("triton_tls_name", "it needs --triton-tls-ca")
+            self._refuse("triton_tls_name", "needs --triton-tls-ca")
 
     def request_defaults(self) -> RequestDefaults:
         """Return the values for fields that a request and its model leave out."""

@@ -25,7 +25,7 @@ class Capability(StrEnum):
     LOGIT_BIAS = "logit_bias"
     MIROSTAT = "mirostat"
     MIN_TOKENS = "min_tokens"
-    LOGPROBS = "logprobs"  # of drawn tokens, and of an echoed prompt
+    LOGPROBS = "logprobs"  # drawn tokens' and an echoed prompt's
     BAD_WORDS = "bad_words"
     ALLOWED_TOKEN_IDS = "allowed_token_ids"
     THINKING_BUDGET = "thinking_budget"

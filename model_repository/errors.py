@@ -22,7 +22,7 @@ from typing import ClassVar
 
 logger = logging.getLogger(__name__)
 
-LOAD_FAILURE = "does not load:"  # in a stage's log, before the reason
+LOAD_FAILURE = "does not load:"  # the reason follows in the stage's log
 
 
 class StageError(Exception):

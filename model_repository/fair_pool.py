@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from model_repository.errors import TooManyWaiting
 
 MAX_WAITING = 100  # pieces of work of one sender
-_NICENESS = 10  # of work that may wait: its threads get a tenth of a contended core
+_NICENESS = 10  # threads for work that may wait get a tenth of a contended core
 
 
 @dataclass(slots=True)
@@ -20,8 +20,8 @@ class _Queue:
     """The work of one sender."""
 
     num_begun: int = 0  # pieces that have a thread, or are next to get one
-    waiting: deque[tuple[Callable[[], None], int]] = field(default_factory=deque)  # with sizes
-    size: int = 0  # of the waiting pieces
+    waiting: deque[tuple[Callable[[], None], int]] = field(default_factory=deque)  # pieces and their sizes
+    size: int = 0  # sum of the waiting pieces' sizes
 
 
 class FairPool:
@@ -48,7 +48,7 @@ class FairPool:
         self._num_per_sender = num_per_sender
         self._max_waiting = max_waiting
         self._threads = ThreadPoolExecutor(num_threads, initializer=_lower_priority, initargs=(niceness,))
-        self._queues: dict[str, _Queue] = {}  # of all senders with work here
+        self._queues: dict[str, _Queue] = {}  # senders with work here
         self._lock = threading.Lock()
 
     def submit(self, sender: str, work: Callable[[], None], size: int = 1) -> None:
@@ -76,7 +76,7 @@ class FairPool:
         work()
         while (following := self._following(sender)) is not None:
             try:
-                self._threads.submit(self._run, sender, following)  # behind the other senders' work
+                self._threads.submit(self._run, sender, following)  # queues behind the other senders' work
                 return
             except RuntimeError:  # the threads are closing
                 following()
@@ -96,5 +96,5 @@ class FairPool:
 
 
 def _lower_priority(niceness: int) -> None:
-    thread = threading.get_native_id()  # on Linux, threads have priorities of their own
+    thread = threading.get_native_id()  # threads have priorities of their own on Linux
     os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))

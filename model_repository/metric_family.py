@@ -15,4 +15,4 @@ class MetricFamily:
     name: str
     meaning: str
     is_counter: bool
-    value: Callable[[EngineStats], float]  # for a counter: since the load
+    value: Callable[[EngineStats], float]  # a counter counts since the load

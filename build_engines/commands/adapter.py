@@ -67,7 +67,8 @@ def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tupl
     with artifact.written_aside(target) as folder:
         match model.runtime:
             case "llama_cpp":
-                first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")  # of its parts
+                # A split model's first part has the metadata.
+                first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")
                 base = read_gguf_base(first)
                 write_lora(adapter, base, folder / WEIGHTS[model.runtime])
             case "tensorrt_llm":

@@ -155,7 +155,7 @@ class BuildOptions:
         """
         options, entry = self.options, self.entry
         if self.backend not in entry.backends:
-            rule = f"it has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
+            rule = f"the backend has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
             raise BuildError(f"--backend {self.backend}: cannot run {entry.model_id}: {rule}")
         planned = plan(
             entry,
@@ -197,7 +197,7 @@ class BuildOptions:
                 recipe, source_format=source.format, has_duplicated_kv_heads=source.has_duplicated_kv_heads
             )
         if texts is not None and not recipe.is_quantized:
-            raise BuildError("--calibration-dataset: nothing is calibrated here: it goes with --precision fp8")
+            raise BuildError("--calibration-dataset: goes with --precision fp8: nothing is calibrated here")
         return recipe
 
     def spec(self, tools: Tools) -> TensorRtLlmSpec:
@@ -205,7 +205,7 @@ class BuildOptions:
         planned = self.plan(tools.machine)
         entry = planned.entry
         self._check(planned)
-        check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # before hours of a download
+        check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
         digests = Digests.beside(self.options.state_dir / "artifacts" / "artifact")
         folder, revision = checkpoint_folder(
             self.options.checkpoint or f"{entry.model_id}@main", digests, is_imported=True

@@ -24,7 +24,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 type Progress = Callable[[int, int], None]
 type Factors = npt.NDArray[np.float32] | None
-type Typed = Sequence[tuple[Placement, gguf.GGMLQuantizationType]]  # with the type in the file
+type Typed = Sequence[tuple[Placement, gguf.GGMLQuantizationType]]  # tensors and their types in the file
 
 
 def write_gguf(

@@ -34,7 +34,7 @@ class GgufFacts:
     context_length: int
     vocab_size: int  # rows of the token embedding
     eos_token_ids: tuple[int, ...]
-    kv_numbers_per_token: int  # in the KV cache of all layers
+    kv_numbers_per_token: int  # size of the KV cache of all layers
     sampling: dict[str, Any]  # unchecked values for requests without these fields
 
 
@@ -46,7 +46,7 @@ class GgufBase:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    shapes: dict[str, tuple[int, ...]]  # of each tensor, rows first
+    shapes: dict[str, tuple[int, ...]]  # rows first, by tensor
 
 
 def gguf_parts(path: Path) -> tuple[Path, ...]:
@@ -79,7 +79,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         raise BuildError(f"{path}: {architecture}.context_length is {rule}")
     embedding = _shapes(readers).get(_EMBEDDING)
     if embedding is None:
-        raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_EMBEDDING}")
+        raise BuildError(f"{path}: not a GGUF file of a language model: no {_EMBEDDING}")
     _check_tokens(readers[0], path, embedding[0])
     ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
     for token_id in ends:
@@ -242,7 +242,7 @@ class _Reader(gguf.GGUFReader):
         """Check the length of the file before its tensors are read."""
         end = max((start_offs + _end_of_tensor(field) for field in fields), default=0)
         if end > len(self.data):
-            raise ValueError(f"it has {len(self.data):,} bytes of at least {end:,}")
+            raise ValueError(f"the file has {len(self.data):,} bytes of at least {end:,}")
         super()._build_tensors(start_offs, fields)
 
 
@@ -263,7 +263,7 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
         if magic != _MAGIC:
-            raise BuildError(f"{path}: not a GGUF file: it begins with {magic!r}")
+            raise BuildError(f"{path}: not a GGUF file: begins with {magic!r}")
         reader = _Reader(path)
         if reader.byte_order == "S":  # swapped
             rule = "the byte order of other machines: gguf's program gguf-convert-endian converts it"
@@ -287,7 +287,7 @@ def _shapes(readers: tuple[gguf.GGUFReader, ...]) -> dict[str, tuple[int, ...]]:
 def _architecture(reader: gguf.GGUFReader, path: Path) -> str:
     field = reader.fields.get(_ARCHITECTURE)
     if field is None:
-        raise BuildError(f"{path}: not a GGUF file of a language model: it has no {_ARCHITECTURE}")
+        raise BuildError(f"{path}: not a GGUF file of a language model: no {_ARCHITECTURE}")
     return str(field.contents())
 
 

@@ -37,7 +37,7 @@ _NOT_ENDS = (
     ("<|tool_response>", "</s>"),
 )
 _CONFIGURED = {"bos_token": Keys.BOS_ID, "eos_token": Keys.EOS_ID, "unk_token": Keys.UNK_ID, "pad_token": Keys.PAD_ID}
-_SENTENCEPIECE_IDS = {Keys.BOS_ID: 1, Keys.EOS_ID: 2, Keys.UNK_ID: 0}  # where the file does not say it
+_SENTENCEPIECE_IDS = {Keys.BOS_ID: 1, Keys.EOS_ID: 2, Keys.UNK_ID: 0}  # defaults of a file without them
 
 
 def write_tokenizer(gguf_path: Path, folder: Path) -> None:
@@ -111,10 +111,10 @@ class _Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokens:
-    texts: list[str]  # of each row
+    texts: list[str]  # one for each row
     types: list[int]  # gguf.TokenType of each row
-    ids: dict[str, int]  # without unused rows, ascending
-    special_ids: dict[str, int]  # by their keys in GGUF
+    ids: dict[str, int]  # ids of used rows, ascending
+    special_ids: dict[str, int]  # key: GGUF's name
 
     @classmethod
     def of(cls, header: _Header) -> _Tokens:
@@ -279,7 +279,7 @@ def _bpe(tokens: _Tokens, merges: Sequence[tuple[str, str]], **settings: Any) ->
 
 def _listed_merges(header: _Header, tokens: _Tokens) -> list[tuple[str, str]]:
     """Return the merges of the file, except those of unused rows."""
-    merges: dict[tuple[str, str], None] = {}  # in their order; of equal ones the first counts
+    merges: dict[tuple[str, str], None] = {}  # an ordered set; the first of equal ones counts
     for merge in header.array(Keys.MERGES):
         middle = merge.find(" ", 1)
         merges[merge[:middle], merge[middle + 1 :]] = None

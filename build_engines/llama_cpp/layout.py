@@ -14,7 +14,7 @@ from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.weights import StoredTensor
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_BUFFER = ".rotary_emb.inv_freq"  # of early Llama checkpoints: computed from config.json
+_BUFFER = ".rotary_emb.inv_freq"  # early Llama checkpoints have it; computed from config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Placement:
     """A tensor of the checkpoint, with its place in GGUF."""
 
     source: StoredTensor
-    name: str  # in GGUF
+    name: str  # GGUF's
     num_interleaved_heads: int | None  # llama.cpp has another order of their rows
 
 

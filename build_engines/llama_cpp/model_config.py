@@ -41,7 +41,7 @@ class ModelConfig:
     rope: Rope
     has_tied_embeddings: bool
     has_qkv_bias: bool
-    has_output_bias: bool  # of the attention's output projection
+    has_output_bias: bool  # the attention's output projection has one
     has_mlp_bias: bool
 
     @classmethod

@@ -11,10 +11,10 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 class PreTokenizer:
     """How text is split into words before byte-level BPE: by each expression in turn, within the pieces so far."""
 
-    names: str  # in tokenizer.ggml.pre, with a space between them
+    names: str  # values of tokenizer.ggml.pre, separated by spaces
     expressions: tuple[str, ...]
     ignores_merges: bool = False  # a word that is a token stays whole
-    adds_bos: bool = False  # where the file does not say it
+    adds_bos: bool = False  # default of a file without it
     normalizes: bool = False  # text to NFC, like the model's own tokenizer and unlike llama.cpp
 
 

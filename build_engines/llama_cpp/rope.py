@@ -40,7 +40,7 @@ class Rope:
 
     theta: float
     scaling: str = "default"
-    numbers: Mapping[str, float]  # of the scaling, by the names in config.json
+    numbers: Mapping[str, float]  # the scaling's, by their names in config.json
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Rope:

@@ -33,9 +33,9 @@ class GgufVocabulary:
     is_byte_level: bool  # otherwise SentencePiece with byte fallback
     tokens: list[str]
     types: list[gguf.TokenType]
-    merges: list[str]  # in their order; two tokens with a space between them
+    merges: list[str]  # two tokens separated by a space; the first merge goes first
     scores: list[float]  # the highest score is merged first
-    special_ids: Mapping[str, int]  # by their keys in GGUF
+    special_ids: Mapping[str, int]  # key: GGUF's name
     pre_tokenizer: str
     has_space_prefix: bool
     adds_bos: bool

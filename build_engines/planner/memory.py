@@ -13,12 +13,12 @@ from build_engines.parallelism import Parallelism
 from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES
 
 # TensorRT-LLM's defaults.
-KV_CACHE_SHARE = 0.9  # of the free memory after the engine is loaded
-TOKENS_PER_BLOCK = 32  # of the paged cache
+KV_CACHE_SHARE = 0.9  # part of the memory that is free after the engine is loaded
+TOKENS_PER_BLOCK = 32  # block of the paged cache
 
 # Estimates. Tests compare them with published logs; we have not measured on a GPU.
-ACTIVATION_BYTES = 3  # per live value: 2, and 1 more for TensorRT's overhead
-SAMPLING_BYTES = 45  # per sequence and word of the vocabulary, for logits and decoder; logs show 29, 33 and 45
+ACTIVATION_BYTES = 3  # one live value: 2, and 1 more for TensorRT's overhead
+SAMPLING_BYTES = 45  # logits and decoder, per sequence and word of the vocabulary; logs show 29, 33 and 45
 CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
 COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
 
@@ -28,7 +28,7 @@ class Term:
     """One line of a sum: its value, and the arithmetic that gives it."""
 
     name: str
-    formula: str  # of numbers, `x`, `/` and `+`
+    formula: str  # numbers, `x`, `/` and `+`
     num_bytes: int
 
 
@@ -39,7 +39,7 @@ class GpuMemory:
     total_bytes: int
     weights: tuple[Term, ...]
     workspace: tuple[Term, ...]  # activations and logits
-    reserve: tuple[Term, ...]  # of the runtime, independent of the model
+    reserve: tuple[Term, ...]  # the runtime's, independent of the model
 
     @property
     def weights_bytes(self) -> int:

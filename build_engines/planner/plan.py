@@ -72,7 +72,7 @@ def _checked_precision(entry: ModelEntry, gpu: Gpu, name: str | None) -> Precisi
     if entry.gpu_architectures and gpu.architecture not in entry.gpu_architectures:
         others = " or ".join(other.key for other in GPUS.values() if other.architecture in entry.gpu_architectures)
         raise DoesNotFit(
-            f"{entry.model_id} does not run on {gpu.name} ({gpu.architecture}): it has kernels for "
+            f"{entry.model_id} does not run on {gpu.name} ({gpu.architecture}): its kernels are for "
             f"{', '.join(entry.gpu_architectures)} only; plan for {others}"
         )
     return precision

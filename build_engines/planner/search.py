@@ -11,8 +11,8 @@ from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import GpuMemory, Term, kv_cache_term, reserve, stage_weights, workspace
 from build_engines.planner.sizing import Plan, fp8_method
 
-MAX_NODES = 8  # of the search
-DEFAULT_MAX_NUM_TOKENS = 8192  # of a step; longer prompts are computed in chunks
+MAX_NODES = 8  # largest layout that is searched
+DEFAULT_MAX_NUM_TOKENS = 8192  # one step; longer prompts are computed in chunks
 # A step of an engine that keeps the logits of prompts has fewer tokens: each needs half a megabyte or more for them.
 MAX_NUM_TOKENS_WITH_CONTEXT_LOGITS = 2048
 

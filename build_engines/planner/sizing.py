@@ -46,7 +46,7 @@ class Plan:
     max_num_tokens: int
     fp8_method: Fp8Method | None  # None: another precision
     memory: GpuMemory
-    kv_cache_per_token: Term  # on one GPU
+    kv_cache_per_token: Term  # one GPU's
 
     @property
     def max_input_len(self) -> int:

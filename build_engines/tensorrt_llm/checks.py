@@ -17,7 +17,7 @@ TARGET_VERSION = "1.2.1"
 LAST_WITH_ENGINES = (1, 2)
 IMAGE = "tritonserver:26.07-trtllm-python-py3"  # the newest image with it
 
-_SHARE_OF_MEMORY = 0.95  # of the nominal memory; a variant with less is another GPU
+_SHARE_OF_MEMORY = 0.95  # part of the nominal memory; a GPU with less is another variant
 
 
 class Check(StrEnum):

@@ -73,7 +73,7 @@ class Recipe:
     plan: Plan
     source_format: SourceFormat = SourceFormat.SIXTEEN_BIT
     has_duplicated_kv_heads: bool = False  # early copies of Llama 3.1 405B
-    has_context_logits: bool = False  # for the log probabilities of prompts
+    has_context_logits: bool = False  # log probabilities of prompts need them
     lora: LoraLimits | None = None
     calibration_dataset: str | None = None  # None: the tool's, which it downloads
     num_workers: int | None = None  # ranks at the same time; None: the GPUs of a node

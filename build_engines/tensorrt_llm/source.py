@@ -17,14 +17,14 @@ from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files
 
 MODELOPT_FILE = "hf_quant_config.json"
-_MODELOPT_FORMATS = {"FP8": SourceFormat.MODELOPT_FP8, "NVFP4": SourceFormat.MODELOPT_NVFP4}  # by its quant_algo
+_MODELOPT_FORMATS = {"FP8": SourceFormat.MODELOPT_FP8, "NVFP4": SourceFormat.MODELOPT_NVFP4}  # key: quant_algo
 
 # Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _FURTHER_FILES = (
     *("*.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.py"),
     MODELOPT_FILE,
-    "*processor_config.json",  # of images
+    "*processor_config.json",  # image models have it
 )
 
 

@@ -57,8 +57,8 @@ class TensorRtLlmSpec:
     source: Source
     revision: str | None  # the commit; None: a folder
     backend: Backend
-    options: dict[str, str]  # of the user, for the runtime
-    adapters: dict[str, Path]  # by name: folders in PEFT's format
+    options: dict[str, str]  # the user's options of the runtime
+    adapters: dict[str, Path]  # folders in PEFT's format, by name
     tool_call_format: str
     serving: Serving
     tools: Tools

@@ -64,7 +64,7 @@ class ToolFailed(BuildError):
 class ToolRun:
     """A command, with its folders and its expected output."""
 
-    name: str  # of the step, for messages
+    name: str  # the step's, for messages
     command: Sequence[str]
     folder: Path  # working directory; some tools write a cache there
     log: Path

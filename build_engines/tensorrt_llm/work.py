@@ -40,7 +40,7 @@ class Work:
     recipe: Recipe
     checkpoint: Path
     examples: Path  # a clone of TensorRT-LLM
-    source_digest: str  # of the inputs of the first step, and of the tools' version
+    source_digest: str  # digest of the first step's inputs and the tools' version
     run: Callable[[ToolRun], None] = field(default=run_tool)
 
     @property

@@ -17,7 +17,7 @@ with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # with it, input() edits a line, and the arrow keys bring earlier ones back
 
 _DATA = b"data: "
-_TIMEOUT_S = 600.0  # of a read; a large model may take long to its first token
+_TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
 
 type Message = dict[str, str]
 
@@ -54,7 +54,7 @@ class ChatClient:
             raise SettingsError(f"--url={url}: {exc}") from exc
         if not self._address[0] or self._url.scheme not in ("http", "https"):
             raise SettingsError(f"--url={url}: expected http://HOST:PORT or https://HOST:PORT")
-        self.finish_reason = ""  # of the last answer
+        self.finish_reason = ""  # the last answer's
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._ssl = ssl.create_default_context() if is_verified else ssl._create_unverified_context()

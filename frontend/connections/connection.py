@@ -21,11 +21,11 @@ from frontend.connections.refusals import SERVER, refusal
 from frontend.errors import APIError, RequestTimeout
 from frontend.request_context import json_response
 
-HEADER_TIMEOUT_S = 10.0  # for the head of a request
+HEADER_TIMEOUT_S = 10.0  # time for the head of a request
 # A client that reads less in this time, although there is more to read, is cut off.
 STALLED_READER_S = 30.0
 MIN_BYTES_PER_S = 1024
-LINGERING_S = 3.0  # for reading and dropping the rest of a refused request
+LINGERING_S = 3.0  # time to read and drop the rest of a refused request
 
 logger = logging.getLogger(__name__)
 
@@ -68,14 +68,14 @@ class Connection(web.RequestHandler):
     def __init__(self, server: web.Server, crowd: Crowd, **options: Any) -> None:
         super().__init__(server, **options)
         self._crowd = crowd
-        self._body: StreamReader = EMPTY_PAYLOAD  # of the last request
+        self._body: StreamReader = EMPTY_PAYLOAD  # the last request's
         self._is_unfinished = False  # a request has begun to arrive
-        self._peer: asyncio.Transport | None = None  # until the connection is lost; aiohttp drops its own earlier
+        self._peer: asyncio.Transport | None = None  # None once the connection is lost; aiohttp drops its own earlier
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_head_begun = False
         self._is_refused = False
         self._reader_timer: asyncio.TimerHandle | None = None
-        self._num_unread_bytes = 0  # in our buffer, when the timer last fired
+        self._num_unread_bytes = 0  # size of our buffer when the timer last fired
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options and the deadline of the first head."""

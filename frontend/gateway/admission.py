@@ -19,8 +19,8 @@ from frontend.errors import QueueFull, retry_headers
 from frontend.gateway.types import AdmissionRequest
 from frontend.protocol.priority import Priority
 
-_MEMORY_S = 10.0  # of full time; older completions count for less in the completion rate
-_FIRST_S = 5.0  # of full time, in which possibly no completion has ended yet
+_MEMORY_S = 10.0  # full time; older completions count for less in the completion rate
+_FIRST_S = 5.0  # full time in which possibly no completion has ended yet
 
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.1
@@ -77,7 +77,7 @@ class Entry[Item]:
     """A place in the queue. Entries sort in the order of service."""
 
     finish: float  # virtual time: cost per unit of weight
-    number: int  # of arrival
+    number: int  # order of arrival
     start: float = field(compare=False)
     flow: Flow = field(compare=False)
     item: Item = field(compare=False)
@@ -90,11 +90,11 @@ class FairQueue[Item]:
     """
 
     def __init__(self) -> None:
-        self._entries: list[Entry[Item]] = []  # in order
-        self._finishes: dict[Flow, float] = {}  # of each flow's last entry
+        self._entries: list[Entry[Item]] = []  # sorted
+        self._finishes: dict[Flow, float] = {}  # the last entry's, by flow
         self._num_waiting: Counter[str] = Counter()  # entries of each sender
         self._now = 0.0  # virtual: the largest finish of an entry that was served
-        self._num_entries = 0  # since the start
+        self._num_entries = 0  # entries made since the start
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -170,11 +170,11 @@ class Admission:
         self._clock = clock
         self._queue: FairQueue[_Waiter] = FairQueue()
         self._completion_rate = CompletionRate()
-        self._num_places = 1  # of all ready replicas, at the latest request
-        self._max_prompt_tokens = 0  # of all ready replicas, at the latest request; 0: no bound
+        self._num_places = 1  # all ready replicas together, at the latest request
+        self._max_prompt_tokens = 0  # all ready replicas together, at the latest request; 0: no bound
         self._seen_s: dict[str, float] = {}  # the latest request of each recent sender, in order of time
         self._running: Counter[str] = Counter()  # completions of each sender
-        self.num_sequences = 0  # in flight
+        self.num_sequences = 0  # those in flight
         self.num_prompt_tokens = 0
 
     @property

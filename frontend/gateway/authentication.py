@@ -19,7 +19,7 @@ from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 
 KEY_RING = web.AppKey("key_ring", KeyRing)  # missing without a key file
-KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # of the caller's key; missing without a key file
+KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # the caller's; missing without a key file
 
 # Health checks and Prometheus send no key. Only the operations port has metrics then.
 _OPEN_ROUTES = {endpoint.path for endpoint in ENDPOINTS if endpoint.access is Access.EVERYBODY} | {"/metrics"}

@@ -19,7 +19,7 @@ _EXPOSED_HEADERS = (
     "x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
-_MAX_AGE_S = 600  # for which a browser remembers a preflight
+_MAX_AGE_S = 600  # a browser remembers a preflight for this time
 
 
 def allow_origins(app: web.Application, settings: Settings) -> None:

@@ -69,7 +69,7 @@ def counters_of(scopes: tuple[Scope, ...]) -> tuple[Counter, ...]:
     """Return the counters of the scopes, rates first."""
     rates, places = [], []
     for scope in scopes:
-        name = f"{{{scope.key}}}:{scope.model}"  # in Redis Cluster, braces keep the counters of a key on one node
+        name = f"{{{scope.key}}}:{scope.model}"  # the braces keep all counters of a key on one node of Redis Cluster
         for rate, limit in (("requests", scope.limits.requests_per_minute), ("tokens", scope.limits.tokens_per_minute)):
             if limit:
                 unit, capacity = MINUTE_S / limit, MINUTE_S + ROUNDING_S
@@ -83,7 +83,7 @@ class ChargeResult(NamedTuple):
     """The answer to a charge."""
 
     refused: int | None  # index of the first counter without room; None: all were charged
-    used: Sequence[float]  # by each counter; empty: the request is not counted
+    used: Sequence[float]  # seconds or requests used, by counter; empty: the request is not counted
 
 
 class MemoryCounters:
@@ -91,7 +91,7 @@ class MemoryCounters:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._values: dict[str, float] = {}  # of a rate: when its whole limit is available; else requests in flight
+        self._values: dict[str, float] = {}  # a rate's: when its whole limit is available; else requests in flight
 
     async def charge(self, lease_id: str, counters: Sequence[Counter], amounts: Amounts) -> ChargeResult:
         """Charge all counters, or no counter if one has no room."""

@@ -15,7 +15,7 @@ from frontend.errors import Draining
 logger = logging.getLogger(__name__)
 
 _OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # served during a drain
-_ERROR_EVENTS_S = 2.0  # to send the error events of ended requests
+_ERROR_EVENTS_S = 2.0  # time to send the error events of ended requests
 
 
 class Drain:

@@ -14,7 +14,7 @@ from frontend.gateway.drain import Drain
 from frontend.gateway.limited import add_limit_headers, limits_lifetime
 from frontend.request_context import DRAIN, KEYS, SETTINGS
 
-KEY_INTERVAL_S = 1.0  # between two checks of the key file for changes
+KEY_INTERVAL_S = 1.0  # pause between checks of the key file for changes
 
 
 def install_gateway(app: web.Application, tell_others: Callable[[], None] = lambda: None) -> None:

@@ -152,7 +152,7 @@ def dump_keys(keys: Sequence[Key]) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp gives mode 0600
     try:
         with open(descriptor, "wb") as file:
             if path.exists():  # the server that reads the old file must be able to read the new one

@@ -27,8 +27,8 @@ class KeyRing:
         self._path = path
         self._clock = clock
         self._content: bytes | None = None
-        self._logged_failure = ""  # of the last reading
-        self._keys: dict[str, Key] = {}  # by id
+        self._logged_failure = ""  # the last reading's; empty: it succeeded
+        self._keys: dict[str, Key] = {}
         self.reload()
 
     @property

@@ -34,7 +34,7 @@ class LocalLimiter:
         self._bounds_of = bounds_of
         self._process_id = secrets.token_hex(8)
         self._numbers = itertools.count()
-        self.admissions: dict[str, Admission] = {}  # by model
+        self.admissions: dict[str, Admission] = {}  # key: model
 
     async def acquire(self, request: AdmissionRequest) -> Lease:
         """Charge a request, and wait until the completion may run. A cancelled caller holds nothing.
@@ -84,7 +84,7 @@ class LocalLimiter:
         refused, used = await self._counters.charge(lease_id, counters, amounts)
         readings = tuple(
             Reading(counter.resource, counter.limit, used_s)
-            for counter, used_s in zip(counters, used, strict=False)  # without use, the request is not counted
+            for counter, used_s in zip(counters, used, strict=False)  # `used` is empty if the request is not counted
             if counter.is_rate
         )
         if refused is not None:

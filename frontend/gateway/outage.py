@@ -12,7 +12,7 @@ from frontend.errors import Overloaded
 
 logger = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0  # between two attempts to reach the service
+_PAUSE_S = 1.0  # pause between attempts to reach the service
 
 
 class OnFailure(StrEnum):

@@ -25,7 +25,7 @@ class ModelLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     queue_wait_s: Annotated[float, Meta(gt=0, lt=2**31)]
 
 
-MAX_IN_FLIGHT_PROMPT_TOKENS = 4 * 2**20  # at each replica of a model, estimated, unless the model has its own limit
+MAX_IN_FLIGHT_PROMPT_TOKENS = 4 * 2**20  # estimate for each replica of a model without its own limit
 
 
 class Policy:

@@ -27,7 +27,7 @@ from frontend.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_MARGIN_S = 1.0  # after the longest wait in a queue; a process that has not answered by then hangs
+_MARGIN_S = 1.0  # slack after the longest wait in a queue; a process without an answer by then hangs
 _REFUSALS = {error.__name__: error for error in (RateLimited, QueueFull)}
 
 
@@ -192,7 +192,7 @@ async def serve_worker(limiter: LocalLimiter, reader: asyncio.StreamReader, writ
 
 def run(settings: Settings, path: str, *, parent: int, on_listening: Callable[[], None]) -> None:
     """Serve the workers on a Unix socket until SIGTERM, or until their parent's end closes the descriptor `parent`."""
-    os.umask(0o177)  # from its first moment on, the socket is for this user only
+    os.umask(0o177)  # the socket is for this user only, from its first moment on
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, path, parent, on_listening))
 

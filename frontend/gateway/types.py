@@ -41,7 +41,7 @@ class AdmissionRequest(Struct, frozen=True, kw_only=True, array_like=True):
     model: str = ""  # empty: it needs no place
     num_tokens: int = 0  # estimate: its prompt, and what it may generate
     num_prompt_tokens: int = 0  # estimate
-    is_first: bool = True  # of its HTTP request; only the first one may be refused or wait too long
+    is_first: bool = True  # the first of its HTTP request; only this one may be refused or wait too long
     num_replicas: int = 1  # ready replicas of the model
     max_sequences: int = 1  # sequences that one replica decodes at a time
     priority: Priority = Priority.NORMAL
@@ -51,8 +51,8 @@ class Reading(Struct, frozen=True, array_like=True):
     """The state of a rate."""
 
     rate: str  # requests or tokens: OpenAI's words in headers and error codes
-    limit: int  # per minute
-    used_s: float  # until the whole limit is available again
+    limit: int  # amount per minute
+    used_s: float  # time until the whole limit is available again
 
     @property
     def remaining(self) -> int:
@@ -67,4 +67,4 @@ class Lease(Struct):
     id: str  # empty: nothing is charged
     request: AdmissionRequest
     readings: tuple[Reading, ...] = ()
-    has_place: bool = True  # until its work has ended
+    has_place: bool = True  # false once its work has ended

@@ -22,10 +22,10 @@ from frontend.protocol.reading import parse
 from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
 from frontend.settings import Settings
 
-BODY_TIMEOUT_S = 60.0  # for a body, from the end of its head
+BODY_TIMEOUT_S = 60.0  # time for a body, from the end of its head
 LARGE_BYTES = 65_536  # parsing takes about a millisecond
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
-_WAIT_S = 30.0  # for memory
+_WAIT_S = 30.0  # longest wait for memory
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
 
@@ -69,7 +69,7 @@ class LargeBodies:
         """Free memory."""
         self._num_free_bytes += num_bytes
         self._held[sender] -= num_bytes
-        self._held += Counter()  # without senders that hold nothing
+        self._held += Counter()  # drops senders that hold nothing
         self._grant()
 
     async def parse[Request: Body](

@@ -16,7 +16,7 @@ from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
 
-MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # in the header that lists them
+MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # limits of the header x-ignored-params
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from frontend.handlers.bodies import LARGE_BODIES
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.request_context import FACTS, SETTINGS, sender_of
 
-TIMEOUT_S = 10.0  # of one image, with all its redirects
+TIMEOUT_S = 10.0  # one image, with all its redirects
 MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # NAT64: an IPv4 address of any kind is behind it
@@ -57,7 +57,7 @@ class ImageFetcher:
         except _NotPublic as exc:
             raise UnsupportedValue(f"{param}={shown(url)}: its address is not public", param=param) from exc
         except (ClientError, OSError, ValueError) as exc:
-            raise InvalidRequest(f"{param}={shown(url)}: it cannot be fetched", param=param) from exc
+            raise InvalidRequest(f"{param}={shown(url)}: cannot be fetched", param=param) from exc
 
     async def _follow(self, url: URL, param: str, max_bytes: int) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):

@@ -16,7 +16,7 @@ from model_repository.contract.output import EngineStats
 
 logger = logging.getLogger(__name__)
 
-type Command = Callable[[TritonClient, str], Awaitable[EngineStats]]  # for the engine of an ensemble
+type Command = Callable[[TritonClient, str], Awaitable[EngineStats]]  # arguments: a client, an ensemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class AdapterCommands:
         """
         taken = served.names().get(name)
         if taken is not None and (taken.model.id != model_id or not taken.lora_name):
-            raise InvalidRequest(f"name={shown(name)}: it is a name of the model {taken.model.id}", param="name")
+            raise InvalidRequest(f"name={shown(name)}: already a name of the model {taken.model.id}", param="name")
         logger.warning("loading the adapter %s of %s", name, model_id)
         outcomes = await self._everywhere(
             model_id, lambda triton, ensemble: triton.load_adapter(ensemble, name, source)

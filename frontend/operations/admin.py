@@ -28,7 +28,7 @@ SUPERVISOR = web.AppKey("supervisor", Supervisor)
 class UnloadRequest(Body):
     """The optional body of an unload."""
 
-    timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # for running requests
+    timeout_s: Annotated[float, Field(ge=0, le=3600)] = 30.0  # time for running requests
 
 
 class LoadAdapterRequest(Body):

@@ -142,7 +142,7 @@ class CompletionRequest(GenerationBody):
         if self.best_of is not None and self.best_of > n and self.stream:
             raise broken_rule("best_of", "best_of above n cannot be streamed: the best is known at the end")
         if self.max_tokens == 0 and self.max_completion_tokens is None and not self.echo:
-            raise broken_rule("max_tokens", "it must be at least 1, unless echo is true")
+            raise broken_rule("max_tokens", "must be at least 1, unless echo is true")
         if self.suffix and not isinstance(self.prompt[0], str):
-            raise broken_rule("suffix", "it needs the prompt as text")
+            raise broken_rule("suffix", "needs the prompt as text")
         return self

@@ -257,18 +257,18 @@ class GenerationBody(ModelBody):
         forms = [] if is_text else ["response_format"]
         forms += [name for name in ("structured_outputs", "regex", "ebnf") if getattr(self, name) is not None]
         if len(forms) > 1:
-            raise broken_rule(forms[1], f"it and {forms[0]} exclude each other")
+            raise broken_rule(forms[1], f"excludes {forms[0]}")
         for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
             values = {getattr(self, ours), getattr(self, llama_cpp)} - {None}
             if len(values) > 1:
-                raise broken_rule(llama_cpp, f"it is {ours} by another name, and they differ")
+                raise broken_rule(llama_cpp, f"another name of {ours}, with another value")
             if self.mirostat == 0 and values:
                 raise broken_rule("mirostat", f"0 switches Mirostat off, but {ours} is set")
         for name in ("stream_options", "stream_interval_ms"):
             if getattr(self, name) is not None and not self.stream:
                 raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
         if self.priority and self.service_tier not in (None, "auto", self.tier()):
-            raise broken_rule("priority", f"it is service_tier {self.tier()} by another name, and they differ")
+            raise broken_rule("priority", f"means service_tier {self.tier()}, but {self.service_tier} is given")
         return self
 
     def urgency(self) -> Priority:

@@ -21,8 +21,8 @@ from frontend.protocol.body import Body
 from frontend.protocol.fields import OF_PEERS
 from frontend.settings import Settings
 
-MAX_VALUES = 2**20  # in a body: enough for a prompt of a million token ids
-MAX_JSON_DEPTH = 128  # of lists and objects; the serializers of later stages have limits of their own
+MAX_VALUES = 2**20  # values of a body: enough for a prompt of a million token ids
+MAX_JSON_DEPTH = 128  # lists and objects; the serializers of later stages have limits of their own
 MAX_NAMES = 20_000  # members of objects; also the limit of lists and objects
 
 

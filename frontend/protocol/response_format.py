@@ -40,8 +40,8 @@ class ResponseFormat(Body):
     schema_fields = ("schema_",)
 
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar", "ebnf"]
-    json_schema: JsonSchemaFormat | None = None  # of json_schema
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # of json_object
+    json_schema: JsonSchemaFormat | None = None  # goes with json_schema
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # goes with json_object
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None  # GBNF
@@ -51,7 +51,7 @@ class ResponseFormat(Body):
     def _check_fields_of_type(self) -> Self:
         for name in ("json_schema", "regex", "choice", "grammar", "ebnf"):
             if getattr(self, name) is None and name == self.type:
-                raise broken_rule(name, f'it is required when type is "{name}"')
+                raise broken_rule(name, f'required when type is "{name}"')
             if getattr(self, name) is not None and name != self.type:
                 raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         if self.schema_ is not None and self.type != "json_object":

@@ -41,9 +41,9 @@ class TokenizeRequest(ModelBody):
         of_messages = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
         for name in of_messages if self.messages is None else ():
             if getattr(self, name) is not None:
-                raise broken_rule(name, "it does not go with prompt")
+                raise broken_rule(name, "does not go with prompt")
         if self.messages is not None and self.add_special_tokens:
-            raise broken_rule("add_special_tokens", "the chat template adds them to messages: it must be false")
+            raise broken_rule("add_special_tokens", "must be false with messages: the chat template adds these tokens")
         return self
 
 

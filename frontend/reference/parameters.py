@@ -31,8 +31,8 @@ from model_repository.model_parameters import ModelParameters
 class Treatment(StrEnum):
     """The treatment of a field."""
 
-    ENFORCED = "enforced"  # by the engine or the frontend
-    EMULATED = "emulated"  # by several requests to the ensemble
+    ENFORCED = "enforced"  # the engine or the frontend does it
+    EMULATED = "emulated"  # several requests to the ensemble do it
     LOGGED = "logged"  # bookkeeping: changes no answer
     REFUSED = "refused"  # 400, unless its value changes nothing
     HINT = "hint"  # listed in x-ignored-params if the model does not follow it, unless its value changes nothing
@@ -44,7 +44,7 @@ class Parameter:
 
     endpoint: str
     name: str
-    treatments: Mapping[str, Treatment]  # by runtime
+    treatments: Mapping[str, Treatment]  # key: runtime
     needed: frozenset[Capability] = frozenset()
     body: Mapping[str, Any]  # a request with the field
     description: str = ""

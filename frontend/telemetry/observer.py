@@ -53,7 +53,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
-        self._models: dict[str, set[str]] = {}  # by endpoint
+        self._models: dict[str, set[str]] = {}  # ids by endpoint
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 

@@ -29,7 +29,7 @@ class EventEncoder:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._frames: dict[tuple[int, str], list[bytes]] = {}  # bytes around the text, by choice and part
-        self.end = DONE if reply.has_done else b""  # of the stream, also after an error
+        self.end = DONE if reply.has_done else b""  # the stream's end, also after an error
 
     def opening(self, first: GenerationChunk) -> bytes:
         """Return the events before the first chunk of all."""

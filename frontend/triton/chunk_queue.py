@@ -31,7 +31,7 @@ class ChunkQueue:
     ) -> None:
         self.cancel_key = cancel_key
         self.is_finished = False  # the last chunk has come
-        self.is_waiting = True  # for the engine's first message about the request, or for an error
+        self.is_waiting = True  # neither an error nor the engine's first message about the request has come
         self.close = close
         self._on_end = on_end
         self._num_unread = 0

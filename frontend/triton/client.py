@@ -78,7 +78,7 @@ class TritonClient:
         self._key = key
         self._connection = TritonChannel(endpoint, credentials, server_name, key)
         self.repository = Repository(self._connection, ModelFilter() if offered is None else offered)
-        self._adapters: dict[str, tuple[str, ...]] = {}  # by ensemble, from the engine's last answer
+        self._adapters: dict[str, tuple[str, ...]] = {}  # names from the engine's last answer, by ensemble
         self.generations = Generations(self._connection, cancel=self._cancel, fetch_epoch=self._epoch)
 
     async def snapshot(self) -> ModelSnapshot:

@@ -14,7 +14,7 @@ from frontend.triton.health_checks import HealthResult, check_health
 from frontend.triton.health_monitor import STATS_TIMEOUT_S
 
 _CLOSE_TIMEOUT_S = 0.5
-_POLL_S = 0.1  # between two requests for the statistics of a draining engine
+_POLL_S = 0.1  # pause between requests for the statistics of a draining engine
 
 
 async def check_endpoint(

@@ -14,7 +14,7 @@ from frontend.triton.pool import Connect, ReplicaPool
 logger = logging.getLogger(__name__)
 
 _NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)  # the name server's answer, in contrast to its silence
-_INTERVAL_S = 2.0  # between two lookups of a name
+_INTERVAL_S = 2.0  # pause between lookups of a name
 _FIRST_LOOKUPS_S = 5.0
 
 

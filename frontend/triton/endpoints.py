@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from frontend.settings import SettingsError
 from model_repository.contract.tensors import model_id_to_ensemble
 
-DNS_PREFIX = "dns:"  # before a host:port: each address of the host is an endpoint
-ANY_MODEL = ""  # in place of a model's id: all models that are served there
+DNS_PREFIX = "dns:"  # prefix of a host:port: each address of the host is an endpoint
+ANY_MODEL = ""  # stands for a model's id: all models that are served there
 
 _ENDPOINT = re.compile(r"(?:dns:)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
 
@@ -20,7 +20,7 @@ _ENDPOINT = re.compile(r"(?:dns:)?(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(?P<
 class Endpoints:
     """All options `--triton` together."""
 
-    models: Mapping[str, Collection[str]]  # by endpoint: the model ids before `=`, or ANY_MODEL
+    models: Mapping[str, Collection[str]]  # the model ids before `=`, or ANY_MODEL, by endpoint
     aliases: Mapping[str, str]  # id by alias, for aliases in the options; the models have others too
 
     @classmethod

@@ -35,7 +35,7 @@ _PARAMS = {
     "prompt_token_ids": "prompt",
     "guided_decoding_guide": "response_format",
     "guided_decoding_guide_type": "response_format",
-    "output_batch": "",  # between stages only; the text names the problem
+    "output_batch": "",  # stages alone use it; the text names the problem
 }
 
 

@@ -21,7 +21,7 @@ from model_repository.contract.request import (
 )
 from model_repository.contract.tensors import ensemble_of_stage, model_id_to_ensemble, stage_name
 
-_SHARE_OF_TOKEN = 0.7  # of the deadline; the rest is for a busy engine to show tokens of other requests
+_SHARE_OF_TOKEN = 0.7  # part of the deadline; in the rest a busy engine may show tokens of other requests
 _POLL_S = 0.1
 CHECK_PROMPT = TextPrompt("Hello")
 

@@ -33,17 +33,17 @@ from model_repository.contract.tensors import ensemble_of_stage, ensemble_to_mod
 
 logger = logging.getLogger(__name__)
 
-STATS_INTERVAL_S = 1.0  # between two polls of an engine
-STATS_TIMEOUT_S = 2.0  # for an answer; an engine that takes longer has missed a poll
+STATS_INTERVAL_S = 1.0  # pause between polls of an engine
+STATS_TIMEOUT_S = 2.0  # time for an answer; an engine that takes longer has missed a poll
 MAX_MISSES = 2  # polls in a row without an answer; after them an engine counts as lost
 # A tokenizer or detokenizer without an answer in this time hangs. One prompt may keep a tokenizer busy for a second.
 TEXT_STAGE_TIMEOUT_S = 10.0
 # The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
 # minutes of loading, must not keep its machine busy.
 RELOAD_PAUSE_S = 5.0
-LOADING_INTERVAL_S = 0.5  # between two looks at a stage that another frontend reloads
-UNLOADED_SILENCE_S = 5.0  # after it, no outputs of an unloaded model are on their way
-_SILENCE_MARGIN_S = 10.0  # of a call beyond the longest step of an engine
+LOADING_INTERVAL_S = 0.5  # pause between looks at a stage that another frontend reloads
+UNLOADED_SILENCE_S = 5.0  # an unloaded model's last outputs have arrived after it
+_SILENCE_MARGIN_S = 10.0  # time that a call may last beyond the longest step of an engine
 
 
 class Verdict(StrEnum):
@@ -157,7 +157,7 @@ class HealthMonitor:
         self._stall_s = settings.engine_stall_s
         self._clock = clock
         self._on_checked = on_checked
-        self._health: dict[str, EngineHealth] = {}  # by ensemble
+        self._health: dict[str, EngineHealth] = {}  # key: ensemble
         self._draining: set[str] = set()  # ensembles
         self._plan = ReloadPlan(clock)
         self._news = asyncio.Event()

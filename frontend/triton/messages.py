@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from model_repository.contract.spec import TensorSpec
 
-_LENGTH_BYTES = 4  # before each text of a BYTES tensor: its length, little-endian
+_LENGTH_BYTES = 4  # little-endian length that precedes each text of a BYTES tensor
 
 
 def infer_request(model_name: str, spec: TensorSpec, payload: bytes, request_id: str = "") -> Any:

@@ -78,7 +78,7 @@ class KnownName:
 class ModelSnapshot:
     """The models of one moment."""
 
-    ready: Mapping[str, ServedModel] = field(default_factory=dict)  # by id
+    ready: Mapping[str, ServedModel] = field(default_factory=dict)  # key: id
     unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
 
     @cached_property
@@ -134,8 +134,8 @@ class ModelDirectory:
         self._known = {alias: KnownName(alias, model_id) for alias, model_id in aliases.items()}
         self._fetched_at = -math.inf
         self.latest = ModelSnapshot()  # the last one that could be fetched
-        self.error: APIError | None = None  # of the last attempt to fetch
-        self.has_tried = False  # to fetch, successfully or not
+        self.error: APIError | None = None  # the last attempt's to fetch
+        self.has_tried = False  # a fetch has ended, successfully or not
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models as they were less than a second ago."""
@@ -250,7 +250,7 @@ class ModelUnion:
         differing = tuple(name for name in _COMPARED if getattr(parameters, name) != getattr(other.parameters, name))
         if differing and (key := (first.id, endpoint, differing)) not in self._logged:
             self._logged.add(key)
-            logger.error("%s at %s is not what it is elsewhere: %s differ", first.id, endpoint, ", ".join(differing))
+            logger.error("%s at %s differs from the other replicas: %s", first.id, endpoint, ", ".join(differing))
         adapters = {**parameters.adapters, **other.parameters.adapters}
         if len(adapters) == len(parameters.adapters):
             return first

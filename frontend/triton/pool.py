@@ -79,8 +79,8 @@ class ReplicaPool:
         self._budget = RetryBudget()
         self._union = ModelUnion(expected)
         self._is_complete = is_complete
-        self._has_tried_all = False  # to fetch the models of every endpoint
-        self._end_error: APIError | None = None  # of `end_all`
+        self._has_tried_all = False  # every endpoint has answered or failed once
+        self._end_error: APIError | None = None  # set by `end_all`
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

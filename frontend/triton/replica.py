@@ -32,9 +32,9 @@ from model_repository.contract.output import EngineStats
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5  # in a row, of a model at an endpoint; then the model gets no requests there
-BREAKER_PAUSE_S = 1.0  # from then, or from a failed trial, to the next trial
-_TRIAL_TIMEOUT_S = 30.0  # for the one token of a trial
+MAX_FAILURES = 5  # failures in a row after which a model gets no requests at an endpoint
+BREAKER_PAUSE_S = 1.0  # time to the next trial
+_TRIAL_TIMEOUT_S = 30.0  # time for a trial's one token
 
 
 class CircuitBreaker:
@@ -109,7 +109,7 @@ class Replica:
         self.endpoint = endpoint
         self.model_filter = model_filter or ModelFilter()
         self.triton = triton
-        self.num_in_flight = 0  # of this process
+        self.num_in_flight = 0  # this process's requests
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.models = ModelDirectory(triton, clock)
@@ -117,7 +117,7 @@ class Replica:
         self.monitor.on_lost = self.open_circuit
         self._settings = settings
         self._clock = clock
-        self._breakers: dict[str, CircuitBreaker] = {}  # by ensemble
+        self._breakers: dict[str, CircuitBreaker] = {}  # key: ensemble
         self._trials: set[asyncio.Task[None]] = set()
         self._logged: set[str] = set()  # reasons why the endpoint is not reached; empty while it is
 

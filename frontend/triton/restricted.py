@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-APIS = "model-repository,shared-memory,trace,logging"  # as Triton calls them; the others are open
-HEADER = "conch-key"  # of HTTP
-METADATA = f"triton-grpc-protocol-{HEADER}"  # of gRPC: Triton puts this before the name
+APIS = "model-repository,shared-memory,trace,logging"  # Triton's names; the other APIs are open
+HEADER = "conch-key"  # HTTP's
+METADATA = f"triton-grpc-protocol-{HEADER}"  # gRPC's: Triton adds this prefix

@@ -22,7 +22,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _NUMBER = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
-_MAX_BYTES = 1 << 20  # of a message, which has one number or several: few messages may wait in a socket
+_MAX_BYTES = 1 << 20  # one message, which has several numbers, as few messages may wait in a socket
 
 
 def key_to_number(cancel_key: str) -> int:

@@ -22,7 +22,7 @@ from model_repository.contract.spec import TensorSpec, set_fields
 from model_repository.errors import InvalidRequest, PromptTooLong
 
 MAX_TOOLS = 128
-MAX_TOOLS_CHARS = 300_000  # of all tools together, as JSON: their schemas are read before the first token
+MAX_TOOLS_CHARS = 300_000  # all tools together, as JSON: their schemas are read before the first token
 _MAX_REQUEST_ID_CHARS = 160
 
 # The roles of OpenAI's API, and of the templates of Llama 3, Gemma and Granite. A template may build a special token
@@ -191,7 +191,7 @@ def _check_values(spec: TensorSpec, values: Collection[Any]) -> None:
         if spec.words and value not in spec.words:
             raise InvalidRequest(f"{value!r} must be one of {', '.join(spec.words)}", spec.name)
         if spec.max_chars is not None and len(value) > spec.max_chars:
-            raise InvalidRequest(f"a text of {len(value)} characters: it may have {spec.max_chars}", spec.name)
+            raise InvalidRequest(f"a text of {len(value)} characters: at most {spec.max_chars} are allowed", spec.name)
         if spec.low is not None or spec.high is not None:
             _check_range(spec, value)
 

@@ -9,7 +9,7 @@ import os
 from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.errors import EngineFailed, KeyRefused
 
-SIGNATURE_BYTES = 16  # before the message
+SIGNATURE_BYTES = 16  # the message follows
 
 
 class Signature:

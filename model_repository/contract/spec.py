@@ -41,12 +41,12 @@ class TensorSpec:
     high: float | None = None  # the largest accepted number
     is_low_open: bool = False  # `low` itself is refused
     max_items: int | None = None
-    max_chars: int | None = None  # of each text
+    max_chars: int | None = None  # each text's
     words: tuple[str, ...] = ()  # the only accepted texts; an empty text counts as missing
     has_token_ids: bool = False  # its numbers are ids of the model's vocabulary
     is_json: bool = False  # one text carries the field, as JSON
     is_negated: bool = False  # true in the tensor means false in the field
-    neutral: tuple[Any, ...] | None = None  # for a tensor without a field: the only accepted values, without effect
+    neutral: tuple[Any, ...] | None = None  # only accepted values of a tensor without a field; they have no effect
 
     @property
     def dtype(self) -> Any:

@@ -16,7 +16,7 @@ LIMITS = LLParserLimits(max_items_in_row=1_000, verbose_errors=False)
 _PLAIN_WORDS = {
     "NoExtension": "no text satisfies it",
     "Regex is empty": "schema: no text has its pattern, its format and its length together",
-    "TooComplex": "it is too complex",
+    "TooComplex": "too complex",
 }
 
 

@@ -27,8 +27,8 @@ from model_repository.structured_output.refusal import (
 from model_repository.structured_output.satisfaction import MAX_STEPS, DisjointProof, is_finite
 
 MAX_ONE_OF = 100
-MAX_STEPS_TO_LIST = 10_000  # of the oneOf proof where a failure only lists the keyword: about 40 ms
-MAX_OPTIONAL_PROPERTIES = 240  # of one object; see LIMITS
+MAX_STEPS_TO_LIST = 10_000  # about 40 ms of the oneOf proof where a failure only lists the keyword
+MAX_OPTIONAL_PROPERTIES = 240  # one object's; see LIMITS
 
 # Separators as json.dumps writes them: with free white space, a weak model writes it without end.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -105,7 +105,7 @@ class _Rewriting:
         self._references = References(root, path)
         self._rewritten: dict[str, Any] | bool = True
         self._definitions: dict[str, dict[str, Any] | bool] = {}
-        self._enforced: dict[int, dict[str, Any]] = {}  # by id of a schema: its enforced keywords, as written
+        self._enforced: dict[int, dict[str, Any]] = {}  # enforced keywords as written, by id() of their schema
         self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
         self._layout: dict[str, Any] = JSON_LAYOUT
 
@@ -150,7 +150,7 @@ class _Rewriting:
             finite |= added
         for name, reference in self._references.by_name.items():
             if name not in finite:
-                refuse(f"{reference}: it refers to itself without an end")
+                refuse(f"{reference}: refers to itself without an end")
         if not is_finite(self._rewritten, finite):
             refuse(f"{self._path}: nothing satisfies it")
 

@@ -10,7 +10,7 @@ from model_repository.structured_output.refusal import checked_list, checked_nam
 
 MAX_MULTIPLE = 10_000  # the digits of multipleOf as a number: the automaton has that many states
 MAX_EXACT = 2**53  # llguidance computes with doubles
-MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
+MAX_MINIMUM = 10_000  # largest minLength, minItems and minProperties
 MAX_COUNT = 1_000_000_000
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -65,7 +65,7 @@ def _number(keyword: Keyword) -> dict[str, Any]:
 def _exclusive(keyword: Keyword) -> dict[str, Any]:
     if not isinstance(keyword.value, bool):
         return _number(keyword)
-    inclusive = keyword.name.removeprefix("exclusive").lower()  # before 2016 that keyword had the number
+    inclusive = keyword.name.removeprefix("exclusive").lower()  # that keyword had the number until 2016
     if keyword.value and inclusive not in keyword.schema:
         decline(f"{keyword.path}: true is enforced only beside {inclusive}")
     value = keyword.schema.get(inclusive)
@@ -146,7 +146,7 @@ def is_format_a_name(schema: Mapping[str, Any]) -> bool:
 
 
 def _required(keyword: Keyword) -> dict[str, Any]:
-    if isinstance(keyword.value, bool):  # in a property, as in the first drafts
+    if isinstance(keyword.value, bool):  # the first drafts have it in a property
         decline(f"{keyword.path}: {NOT_ENFORCED}; list the name in the object's own required")
     return {"required": required_names(keyword)}
 

@@ -19,7 +19,7 @@ from model_repository.structured_output.refusal import decline, refuse
 MAX_OPTIONAL = 2_000
 MAX_PATTERN_CHARS = 5_000
 MAX_PATTERN_SIZE = 100_000  # characters after writing out every counted repetition
-MAX_GROUPS = 100  # within each other
+MAX_GROUPS = 100  # nested groups
 
 _MAX_CHAR = 0x10FFFF
 # Without NUL: inside JSON strings llguidance 1.9 adds the quotation mark and the backslash to a class with all control
@@ -33,7 +33,7 @@ _WITHOUT_LOOK_AHEAD = {
     )
 }
 
-type _Ranges = list[tuple[int, int]]  # of code points, ends included
+type _Ranges = list[tuple[int, int]]  # code points, ends included
 
 _DIGIT: _Ranges = [(0x30, 0x39)]
 _WORD: _Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -83,7 +83,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Item:
-    atom: str | _Group  # in Rust's syntax; `^` and `$` are the anchors
+    atom: str | _Group  # Rust's syntax; `^` and `$` are the anchors
     repetition: str = ""
     max_times: int = 1
 
@@ -302,7 +302,7 @@ class _Reader:
             return found[0]
         char = self._pattern[self._index + 1 : self._index + 2]
         if not char:
-            self._refuse("it ends in a backslash")
+            self._refuse("ends in a backslash")
         self._index += 2
         if char in _CLASS_ESCAPES:
             return _CLASS_ESCAPES[char]

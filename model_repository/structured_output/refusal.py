@@ -9,7 +9,7 @@ from model_repository.errors import InvalidRequest, Unsupported
 
 FIELD = "guided_decoding_guide"
 
-MAX_DEPTH = 64  # of nested lists and objects: llguidance recurses on the native stack
+MAX_DEPTH = 64  # nested lists and objects: llguidance recurses on the native stack
 
 
 def refuse(text: str) -> NoReturn:

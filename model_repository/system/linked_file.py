@@ -26,10 +26,10 @@ class LinkedFile:
         """Return how the link at `path` differs from the build, and the remedy; None if it does not."""
         try:
             now = path.stat()
-        except FileNotFoundError:  # with its artifact; a running model has it open
+        except FileNotFoundError:  # its artifact is removed; a running model has it open
             return None
         except OSError as exc:
-            return f"{self.source}: it cannot be read: {exc.strerror}"
+            return f"{self.source}: cannot be read: {exc.strerror}"
         # Another inode: the artifact was copied, and the copy is the server's own.
         if now.st_ino != self.inode or (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns):
             return None

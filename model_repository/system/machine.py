@@ -18,7 +18,7 @@ class Machine:
     """The GPUs that this process may use, and the TensorRT-LLM that it would import."""
 
     gpu_names: tuple[str, ...] = ()
-    gpu_memory_bytes: int = 0  # of the smallest GPU; 0 without one
+    gpu_memory_bytes: int = 0  # the smallest GPU's; 0 without one
     gpu_architecture: str | None = None  # "sm90"; for different GPUs all of them: "sm80 and sm90"
     tensorrt_llm_version: str | None = None  # None: not installed
     gpu_error: str | None = None  # why nvidia-smi failed

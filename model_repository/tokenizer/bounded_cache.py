@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-MAX_BYTES = 8 << 20  # of one cache; a result of more than an eighth of it is not kept
+MAX_BYTES = 8 << 20  # one cache; a result of more than an eighth of it is not kept
 
 
 class BoundedCache[Result]:
@@ -33,7 +33,7 @@ class BoundedCache[Result]:
         self._clock = clock
         self._kept: OrderedDict[str, tuple[float, Result, int]] = OrderedDict()
         self._lock = threading.Lock()
-        self.num_bytes = 0  # of all kept results
+        self.num_bytes = 0  # size of all kept results
 
     def get(self, inputs: object, make: Callable[[], Result]) -> Result:
         """Return the kept result for equal inputs, or make it. Exceptions are not kept.
@@ -47,7 +47,7 @@ class BoundedCache[Result]:
             return make()
         made_at, result, num_bytes = self._kept.get(key, (-math.inf, None, 0))
         if result is None or self._clock() - made_at > self._lifetime_s:
-            result, made_at = make(), self._clock()  # without the lock, so that other threads continue
+            result, made_at = make(), self._clock()  # not under the lock, so that other threads continue
             num_bytes = sys.getsizeof(key) + self._num_bytes_of(result)
         if num_bytes <= MAX_BYTES // 8:
             self._keep(key, made_at, result, num_bytes)

@@ -54,7 +54,7 @@ class ChatTemplate:
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateSyntaxError as exc:
             self.fault = f"line {exc.lineno}: {exc.message}"
-        except (SyntaxError, RecursionError, ValueError) as exc:  # of the Python code that Jinja makes of it
+        except (SyntaxError, RecursionError, ValueError) as exc:  # the Python code that Jinja makes of it has a fault
             self.fault = str(exc.args[0])
         self._special_tokens = dict(special_tokens)
         self._content_of = self._form_of_contents()

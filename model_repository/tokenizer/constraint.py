@@ -20,7 +20,7 @@ MAX_CPU_S = 0.5
 MAX_BYTES = 32 << 20
 _NICENESS = 10  # a process gets a tenth of a contended core
 
-type CheckedOutput = tuple[StructuredOutput | None, int]  # with its memory when compiled, in bytes
+type CheckedOutput = tuple[StructuredOutput | None, int]  # the number: bytes of memory when compiled
 
 
 class ConstraintChecker:
@@ -54,7 +54,7 @@ class ConstraintChecker:
             checked: CheckedOutput = process.call((needed, tool_format))
         except TooCostly as exc:
             field = "guided_decoding_guide" if tool_use is None else "tools"
-            raise InvalidRequest(f"compiling it takes {exc}, which is the limit", field) from exc
+            raise InvalidRequest(f"compilation takes {exc}, which is the limit", field) from exc
         finally:
             self._idle.put(process)
         return checked

@@ -50,7 +50,7 @@ class MarkedText:
         except RecursionError as exc:
             raise InvalidRequest("nested too deeply", "messages") from exc
         if is_marked and mark is None:
-            raise InvalidRequest("it holds all of U+FDD0 to U+FDEF, which are no characters", "messages")
+            raise InvalidRequest("the text holds all of U+FDD0 to U+FDEF, which are no characters", "messages")
         return marked, mark if is_marked else None
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from model_repository.contract.rules import prompt_too_long
 from model_repository.errors import InvalidRequest, PromptTooLong
 
-MAX_BYTES = 500_000  # of a text that is only tokenized: at most as many tokens, which take a second
+MAX_BYTES = 500_000  # a text has at most as many tokens, which take a second
 
 type TextLimit = Callable[[str, str], None]  # gets the text and the name of its input; raises
 

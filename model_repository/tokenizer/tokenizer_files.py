@@ -20,7 +20,7 @@ class TokenizerFiles:
     tokenizer: Tokenizer
     chat_template: str | None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    tool_template: str | None = None  # for conversations with tools, if the model has a separate one
+    tool_template: str | None = None  # template for conversations with tools, if separate
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerFiles:

@@ -11,7 +11,7 @@ from model_repository.contract.request import OutputFormat, StructuredOutput, To
 from model_repository.errors import InvalidRequest
 from model_repository.tool_formats import ToolFormat
 
-MAX_CALLS = 16  # in one answer: a repetitive model should end before max_tokens
+MAX_CALLS = 16  # calls of one answer: a repetitive model should end before max_tokens
 
 # A name stands in JSON strings and on separate lines, without escapes.
 _NAME = re.compile(r'[^"\\\x00-\x1f\x7f\ud800-\udfff]{1,256}')

@@ -48,7 +48,7 @@ class Vocabulary:
         inserted = itertools.takewhile(
             operator.itemgetter(1), zip(beginning.ids, beginning.special_tokens_mask, strict=True)
         )
-        self.first_ids = tuple(token_id for token_id, _ in inserted)  # before every prompt: the BOS token, if any
+        self.first_ids = tuple(token_id for token_id, _ in inserted)  # start of every prompt: the BOS token, if any
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with strings of added tokens parsed.

@@ -169,11 +169,11 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
             {"precisions": ["bf16", "nvfp4"], "presets": {"h200": {"nvfp4": {}}}},
             "presets.h200.nvfp4: H200 has no NVFP4",
         ),
-        ({"presets": {"h100": {"bf16": {"tp_size": 16}}}}, "presets.h100.bf16: 16 GPUs in a node: it holds 8"),
+        ({"presets": {"h100": {"bf16": {"tp_size": 16}}}}, "presets.h100.bf16: 16 GPUs in a node, which holds 8"),
         ({"presets": {"h100": {"bf16": {"tp_size": 3}}}}, "presets.h100.bf16: tp_size 3 must divide the 8 heads"),
         (
             {"presets": {"h100": {"bf16": {"pp_size": 2}}}, "has_pipeline_parallelism": False},
-            "presets.h100.bf16: it is built without pipeline parallelism",
+            "presets.h100.bf16: the model is built without pipeline parallelism",
         ),
         (
             {"presets": {"h100": {"bf16": {"tp_size": 2, "num_nodes": 4}}}},

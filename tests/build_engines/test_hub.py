@@ -125,7 +125,7 @@ def test_a_variant_of_a_checkpoint_is_quantized(hub: Hub) -> None:
         source = hub.find("org/demo:Q4_K_M")
         refused, contradicted = hub.refusal("org/demo:Q4_K_X"), hub.refusal("org/demo:Q4_K_M", "f16")
     assert (source.model_id, source.precision) == ("org/demo:Q4_K_M", "q4_k_m")
-    rule = "no GGUF file or precision Q4_K_X: it has no GGUF files; the precisions are f16, f32, q8_0, q2_k"
+    rule = "no GGUF file or precision Q4_K_X: the repository has no GGUF files; the precisions are f16, f32, q8_0, q2_k"
     assert refused.startswith(f"org/demo@main: {rule}")
     assert contradicted == "--precision f16: org/demo:Q4_K_M names a precision already: leave out --precision"
 
@@ -141,7 +141,7 @@ def test_gguf_files_are_found_by_precision_and_name_with_the_projector(hub: Hub,
     assert files == ["demo-Q8_0.gguf", "demo-Q8_0.gguf", "demo-Q4_K_M.gguf", "demo-Q8_0.gguf"]
     assert {source.projector and source.projector.name for source in (*found, named)} == {"mmproj-demo-f16.gguf"}
     assert named.model_id == "mine"
-    assert missing == "org/gguf@main: Q2_K: its GGUF files are demo-Q4_K_M.gguf, demo-Q8_0.gguf"
+    assert missing == "org/gguf@main: Q2_K: the repository's GGUF files are demo-Q4_K_M.gguf, demo-Q8_0.gguf"
     assert quantized == "--precision q8_0: a GGUF file keeps its precision: expected f16 or f32, for the KV cache"
     assert unserved.startswith("model id 'org/de__mo:Q8_0': letters, digits")
     assert unserved.endswith("`conch build NAME --gguf org/de__mo@main:Q8_0` serves it as NAME")
@@ -280,9 +280,9 @@ def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_a_header(
     folder = lies.storage / ("snapshots" if header == "X-Repo-Commit" else "blobs")
     name = str(lies.outside) if is_absolute else os.path.relpath(lies.outside, folder)
     error = lies.refusal(headers={header: name if header == "X-Repo-Commit" else f'"{name}"'})
-    assert error.startswith(f"it answers with the {'commit' if header == 'X-Repo-Commit' else 'ETag'} {name!r}")
+    assert error.startswith(f"the hub answers with the {'commit' if header == 'X-Repo-Commit' else 'ETag'} {name!r}")
     missing = lies.refusal(headers={header: name}, missing={"config.json"})
-    assert missing.startswith(("404", "it answers with the"))
+    assert missing.startswith(("404", "the hub answers with the"))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from model_repository.tokenizer.constraint import ConstraintChecker
 from model_repository.tokenizer.stage import GrammarNotChecked, Message, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
-_LARGE_BYTES = 16_384  # of inputs: about a millisecond's work
-_MAX_WAITING_BYTES = 64 << 20  # of large inputs of one sender
+_LARGE_BYTES = 16_384  # about a millisecond's work
+_MAX_WAITING_BYTES = 64 << 20  # one sender's large inputs
 _NUM_CANCELLED = 4096
 _MAX_BYTES = 4 << 30  # beyond the start: the chat template is its publisher's code
 _NUM_CHECKERS = 3  # grammars compiled at the same time, of different senders
@@ -125,9 +125,9 @@ class TritonPythonModel:
         """
         keys = [params.cancel_key for params in call.params]
         if keys and all(key and key_to_number(key) in self.cancelled for key in keys):
-            raise InvalidRequest("it is cancelled", "cancel_key")
+            raise InvalidRequest("the request is cancelled", "cancel_key")
         if call.is_awaited and time.monotonic() - call.arrived_s > CALL_TIMEOUT_S:
-            raise Overloaded(f"it has waited for longer than {CALL_TIMEOUT_S:g} s")
+            raise Overloaded(f"the request has waited for longer than {CALL_TIMEOUT_S:g} s")
 
     def _answer(self, message: Message, request_id: str, *, may_wait: bool) -> Any:
         try:

@@ -44,7 +44,7 @@ def test_a_gguf_file_that_was_cut_off_is_refused_as_that(length: int, whole_file
 @pytest.mark.parametrize("content", [b"", b"GG", b"{}", b"version https://git-lfs"])
 def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file: it begins with b'"):
+    with pytest.raises(BuildError, match=r"model\.gguf: not a GGUF file: begins with b'"):
         read_gguf_facts(tmp_path / "model.gguf")
 
 
@@ -76,7 +76,7 @@ def add_heads(writer: gguf.GGUFWriter) -> None:
         (partial(add_end, kind="eos"), "ends with token 32: the model has tokens 0 to 31"),
         (partial(add_end, kind="eot"), "ends with token 32: the model has tokens 0 to 31"),
         (partial(add_end, kind="eom"), "ends with token 32: the model has tokens 0 to 31"),
-        (lambda writer: writer.add_context_length(64), r"not a GGUF file of a language model: it has no token_embd"),
+        (lambda writer: writer.add_context_length(64), r"not a GGUF file of a language model: no token_embd"),
         (
             lambda writer: setattr(writer, "endianess", gguf.GGUFEndian.BIG),
             "the byte order of other machines: .*endian",

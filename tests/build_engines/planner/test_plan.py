@@ -214,7 +214,7 @@ def test_an_impossible_number_of_gpus_names_the_rule() -> None:
     )
     assert "9 GPUs do not divide evenly over 2 nodes" in refusal("llama3.1:70b", "h100", num_gpus=9)
     assert refusal("gemma2:9b", "l40s", num_nodes=2) == (
-        "google/gemma-2-9b-it does not fit: 2 GPUs on 2 nodes cannot share it (it is built without pipeline "
+        "google/gemma-2-9b-it does not fit: 2 GPUs on 2 nodes cannot share it (the model is built without pipeline "
         "parallelism); what would fit: --gpus 1 (1 x L40S, TP1)"
     )
 
@@ -277,7 +277,7 @@ def test_the_named_layouts_fit() -> None:
             "deepseek-v2.5:236b",
             "a100",
             {},
-            r"DeepSeek-V2.5 does not run on A100 \(sm80\): it has kernels for sm90 only; plan for h100 or h200$",
+            r"DeepSeek-V2.5 does not run on A100 \(sm80\): its kernels are for sm90 only; plan for h100 or h200$",
         ),
         ("gemma2:9b", "h100", {"max_seq_len": 4097}, "--max-seq-len 4097: google/gemma-2-9b-it takes 2 to 4096 tokens"),
         ("gemma2:9b", "h100", {"max_batch_size": 0}, "--max-batch-size 0: expected at least 1"),
@@ -290,7 +290,7 @@ def test_the_named_layouts_fit() -> None:
             "gemma2:9b",
             "h100",
             {"num_gpus": 8, "tp_size": 4},
-            "--tensor 4 --gpus 8: google/gemma-2-9b-it: it is built wi",
+            "--tensor 4 --gpus 8: google/gemma-2-9b-it: the model is built wi",
         ),
     ],
 )

@@ -125,7 +125,10 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
         (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes backend, block_reuse"),
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
-        (["--calibration-dataset", "x"], "--calibration-dataset: nothing is calibrated here"),
+        (
+            ["--calibration-dataset", "x"],
+            "--calibration-dataset: goes with --precision fp8: nothing is calibrated here",
+        ),
         (["--backend", "pytorch", "--keep-work"], "--keep-work: nothing is compiled with --backend pytorch"),
         (["--tensorrt-llm-examples", "none"], "must be a clone of TensorRT-LLM's repository at tag v1.2.1"),
     ],

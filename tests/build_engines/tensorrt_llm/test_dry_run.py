@@ -76,7 +76,7 @@ def test_a_model_without_pytorch_support_is_refused_before_the_download(
     place = ["--gpu", "h200", "--state-dir", str(tmp_path), "--checkpoint", f"{model_id}@main"]
     arguments = [model_id, "--runtime", "tensorrt_llm", "--backend", "pytorch", *place, *dry_run]
     assert main(["build", *arguments]) == 1
-    rule = "it has no DeepseekV2ForCausalLM: use --backend engine"
+    rule = "the backend has no DeepseekV2ForCausalLM: use --backend engine"
     assert capsys.readouterr().err == f"error: --backend pytorch: cannot run {model_id}: {rule}\n"
 
 

@@ -70,7 +70,7 @@ def test_nothing_to_serve_is_one_line(tmp_path, capsys):
     ("options", "message"),
     [
         (["--tls-cert=c"], "error: --tls-cert='c': --tls-cert and --tls-key go together"),
-        (["--tls-client-ca=c"], "error: --tls-client-ca='c': it needs --tls-cert and --tls-key"),
+        (["--tls-client-ca=c"], "error: --tls-client-ca='c': needs --tls-cert and --tls-key"),
         (["--tls-cert=/none", "--tls-key=/none"], "error: --tls-cert='/none': No such file or directory"),
     ],
 )

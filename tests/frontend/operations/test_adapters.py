@@ -23,7 +23,7 @@ POLITE = {"name": "polite", "source": "teams/polite"}
         ({"name": "", "source": "x"}, "name"),
         ({"name": "polite", "source": 1}, "source=1"),
         (POLITE | {"scale": 2}, "scale: unknown field"),
-        (POLITE | {"name": "gpt-4o"}, "it is a name of the model org/demo"),
+        (POLITE | {"name": "gpt-4o"}, "already a name of the model org/demo"),
     ],
 )
 async def test_a_bad_body_or_a_name_that_is_taken_is_refused(
@@ -98,6 +98,6 @@ async def test_a_name_of_another_model_is_taken() -> None:
     served = ModelSnapshot(ready={other.id: other})
     triton = FakeTriton()
     for name in ("org/other", "short", "brief"):
-        with pytest.raises(InvalidRequest, match="it is a name of the model org/other"):
+        with pytest.raises(InvalidRequest, match="already a name of the model org/other"):
             await control_of(a=triton).load("org/demo", name, "x", served)
     assert triton.adapters == {}

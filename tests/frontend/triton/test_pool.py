@@ -218,7 +218,7 @@ async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) 
     for _ in range(2):
         assert (await pool.pool.snapshot()).ready[DEMO.id].parameters.context_window == 2048
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "org/demo at fake:2 is not what it is elsewhere: context_window differ"
+    assert line == "org/demo at fake:2 differs from the other replicas: context_window"
 
 
 async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached(

@@ -184,7 +184,7 @@ def tools(function: Any) -> dict[str, Any]:
         ({"text_input": ["a\ud800".encode("utf-8", "surrogatepass")]}, "text_input: not UTF-8 at byte 1"),
         ({"stop_words": ["a"] * (MAX_STOP_WORDS + 1)}, "stop_words: 17 elements: there may be 16"),
         ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 elements: there may be 256"),
-        ({"bad_words": ["é" * 65]}, "bad_words: a text of 65 characters: it may have 64"),
+        ({"bad_words": ["é" * 65]}, "bad_words: a text of 65 characters: at most 64 are allowed"),
         ({"top_logprobs": [1]}, "top_logprobs: needs return_log_probs to be true"),
         ({"stream_interval_ms": [1]}, "stream_interval_ms: needs stream to be true"),
         ({"logit_bias_values": [1]}, "logit_bias_values: 1 values for 0 of logit_bias_token_ids: there must be one"),

@@ -142,10 +142,10 @@ def test_a_large_text_is_not_tokenized_for_a_caller_that_is_gone(
     model.finalize()
     assert texts.begun == ["first", "first", "kept"]
     assert answers_of([cancelled, old, kept, check]) == [
-        "[invalid_value] cancel_key: it is cancelled",
-        "[overloaded] it has waited for longer than 5 s",
+        "[invalid_value] cancel_key: the request is cancelled",
+        "[overloaded] the request has waited for longer than 5 s",
         "",
-        "[overloaded] it has waited for longer than 5 s",
+        "[overloaded] the request has waited for longer than 5 s",
     ]
 
 
@@ -250,4 +250,4 @@ def test_the_grammar_of_a_cancelled_batch_is_not_compiled(model: Any, grammars: 
     grammars.may_go_on.set()
     model.finalize()
     assert grammars.begun == ["slow"]
-    assert answers_of([gone]) == ["[invalid_value] cancel_key: it is cancelled"]
+    assert answers_of([gone]) == ["[invalid_value] cancel_key: the request is cancelled"]
