@@ -32,7 +32,7 @@ class HealthResult(NamedTuple):
     is_well: bool
     reason: str  # one line
     is_silent: bool = False  # Triton gave no answer at all, not even an error
-    names: tuple[str, ...] | None = None  # of all served models, if all were checked and none failed
+    names: tuple[str, ...] | None = None  # all served models, if all were checked and none failed
 
 
 async def check_engine(triton: TritonClient, ensemble: str, *, deadline_s: float, stall_s: float) -> EngineStats:
