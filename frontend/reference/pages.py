@@ -8,16 +8,65 @@ from typing import Any
 
 from frontend.options import default_text, explanation
 from frontend.protocol.fields import OF_PEERS
-from frontend.reference.metrics import metrics_page
 from frontend.reference.parameters import Parameter, Treatment, parameters
 from frontend.settings import GROUPS, SETTINGS, flag_of
+from frontend.telemetry.definitions import METRICS, UNKNOWN
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
+from model_repository.engine.metrics import FAMILIES
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import OutputStreamNotOpen
 from model_repository.model_parameters import API_SAMPLING
 
 _WRITTEN = "Written by `.venv/bin/conch reference docs`; a test keeps it equal to the code."
+
+_METRICS_TEXT = f"""\
+# Metrics
+
+{_WRITTEN}
+
+`GET /metrics` is for Prometheus, on the frontend's operations port (`--admin-port`); without that port and without API
+keys, on the API's port. Each of several workers answers for all. The label `model` is the id of a served model, also
+for requests that name an alias or an adapter, and `{UNKNOWN}` for other models, so that clients cannot create labels.
+The label `triton` is the endpoint of an engine, as in `--triton`. Times are in seconds.
+
+With `--metrics-compat vllm` the metrics that vLLM has are also exported under its names, with its labels `model_name`,
+`engine` (always `0`) and `finished_reason` (`abort` for `cancelled`), for dashboards and autoscalers of vLLM.
+
+[A Grafana dashboard](../helm/files/grafana-dashboard.json) and [alerts](../helm/files/prometheus-rules.yaml) use these
+metrics.
+
+## The frontend's
+
+| name | type | labels | meaning | vLLM's name |
+| --- | --- | --- | --- | --- |
+{{frontend}}
+
+## The engine's, on Triton's metrics port
+
+Each engine stage updates them once a second. The label `model` is the id of the model. Counters start at zero when the
+model is loaded.
+
+| name | type | meaning |
+| --- | --- | --- |
+{{engine}}
+
+## Logs and traces
+
+`--log-format json` writes each line as an object. A request is one line, with `"event": "request"`: its ids, sizes,
+phases in milliseconds and outcome, never a prompt, a completion or a key. `serve` leaves these lines out where its log
+is a terminal; `serve 2>&1 | cat` shows them. The `request_id` (the caller's `x-request-id`, or a new one) is also in
+the stages' lines about a refusal or a failure. The engine writes the line of a gRPC client's request, with Triton's
+request id.
+
+With `--otlp-endpoint URL`, or OpenTelemetry's `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below the caller's
+if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic conventions for
+generative AI, without content. Below that are tokenization, queue, prefill, decode and detokenization, with the stage
+in `conch.stage`. Queue, prefill and decode are the engine's own times; the other two include the way to Triton and
+back. Traces need the extra `traces`. The other `OTEL_*` variables have their effect too.
+
+An answer without streaming has the same phases in its header `Server-Timing`.
+"""
 
 _KINDS = {"array": "list", "string": "text"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
@@ -28,7 +77,7 @@ def pages() -> dict[str, str]:
     return {
         "parameters.md": _parameters_page(),
         "tensors.md": _tensors_page(),
-        "metrics.md": metrics_page(_WRITTEN),
+        "metrics.md": _metrics_page(),
         "settings.md": _settings_page(),
     }
 
@@ -243,3 +292,18 @@ def _shape(spec: TensorSpec) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def _metrics_page() -> str:
+    frontend = (
+        f"| `{metric.name}` | {metric.kind} | {_code(metric.labels)} | {metric.meaning} | {_code(metric.vllm)} |"
+        for metric in METRICS
+    )
+    engine = (
+        f"| `{family.name}` | {'counter' if family.is_counter else 'gauge'} | {family.meaning} |" for family in FAMILIES
+    )
+    return _METRICS_TEXT.format(frontend="\n".join(frontend), engine="\n".join(engine))
+
+
+def _code(words: tuple[str, ...]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
