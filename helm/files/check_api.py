@@ -64,7 +64,8 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
 def _chat(url: str, model: str) -> str:
     with _request(url, "/v1/chat/completions", _chat_body(model)) as response:
         answer = json.load(response)
-    text = answer["choices"][0]["message"]["content"]
+    message = answer["choices"][0]["message"]
+    text = message["content"] or message.get("reasoning")  # a model may think until its answer is cut
     if not text or answer["choices"][0]["finish_reason"] not in ("stop", "length"):
         raise CheckFailed(f"chat with {model}: {answer}")
     return str(text)
