@@ -71,14 +71,7 @@ def chat_to_requests(
     """
     max_tokens = _max_tokens(chat, defaults.chat_max_tokens, name)
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    params = _params(
-        chat,
-        name,
-        defaults,
-        max_tokens=max_tokens,
-        num_logprobs=num_logprobs,
-        thinking_budget=_thinking_budget(chat, name, max_tokens[0]),
-    )
+    params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(prompt=prompt, params=params, images=_images(chat, may_fetch), request_id=request_id)
@@ -203,10 +196,10 @@ def _thinking_kwargs(chat: ChatCompletionRequest, name: ModelName) -> dict[str, 
     return kwargs | dict.fromkeys(switches, is_on)
 
 
-def _thinking_budget(chat: ChatCompletionRequest, name: ModelName, max_tokens: int) -> int | None:
-    """Return the largest number of thinking tokens; None: no limit, or the model does not think."""
+def _thinking_budget(chat: GenerationBody, name: ModelName, max_tokens: int) -> int | None:
+    """Return the largest number of thinking tokens; None: no limit, or there is no thinking."""
     parameters = name.model.parameters
-    if not parameters.reasoning_format:
+    if not isinstance(chat, ChatCompletionRequest) or not parameters.reasoning_format:
         return None
     share = (
         None if "reasoning_effort" in parameters.template_fields else _EFFORT_SHARES.get(chat.reasoning_effort or "")
@@ -223,7 +216,6 @@ def _params(
     max_tokens: tuple[int, bool],
     num_logprobs: int | None,
     is_echo: bool = False,
-    thinking_budget: int | None = None,
 ) -> Params:
     overflow = ContextOverflow(body.context_length_exceeded_behavior or defaults.context_length_exceeded_behavior)
     limit, fills_window = max_tokens
@@ -242,7 +234,7 @@ def _params(
         structured_output=_structured_output(body),
         lora_name=name.lora_name,
         is_echo=is_echo,
-        thinking_budget=thinking_budget,
+        thinking_budget=_thinking_budget(body, name, limit),
         has_logprobs=num_logprobs is not None,
         num_top_logprobs=num_logprobs or 0,
         has_token_ids=bool(body.return_token_ids),

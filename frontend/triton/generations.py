@@ -22,6 +22,8 @@ from model_repository.contract.tensors import ensemble_of_stage, stage_name
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
+# The engine refused the request, or never had it, or has ended it. So does Overloaded itself: the queue was full.
+_OVER = (errors.InvalidRequest, errors.NotFound, errors.RateLimited, errors.ModelUnloaded)
 
 
 class Generations:
@@ -53,9 +55,7 @@ class Generations:
     async def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
     ) -> AsyncIterator[ChunkQueue]:
-        """Send a request, and yield the chunks of its completion; the last one carries the finish reason.
-
-        Leaving them early, for any reason, cancels the engine's sequence by its cancel key.
+        """Send a request, and yield the chunks of its completion. Leaving them early cancels the engine's sequence.
 
         Args:
             on_end: called once the engine has no more work for it, with what it used; None: it was cancelled. It is not
@@ -74,23 +74,15 @@ class Generations:
             except errors.OutputStreamNotOpen:  # the engine was reloaded; no chunk has come, so nothing is lost
                 if queue is not None:
                     queue.close(False)
-                queue = None
                 queue = await self._send(ensemble, request, on_end)
             yield queue
-        except (errors.InvalidRequest, errors.NotFound, errors.RateLimited, errors.ModelUnloaded):
-            is_generating = False  # refused before the engine saw it, or ended by the engine
-            raise
-        except errors.TritonUnreachable as exc:
-            if queue is None or queue.is_waiting:
+        except APIError as exc:
+            is_generating = not isinstance(exc, _OVER) and type(exc) is not errors.Overloaded
+            if isinstance(exc, errors.StageUnhealthy):
+                is_generating = exc.stage != stage_name(ensemble, "engine")  # a dead engine has nothing to cancel
+                self.on_stage_down(exc.stage, started_at)
+            if isinstance(exc, errors.TritonUnreachable) and (queue is None or queue.is_waiting):
                 raise errors.NotTaken() from exc
-            raise
-        except errors.StageUnhealthy as exc:
-            # A dead engine has nothing to cancel.
-            is_generating = exc.stage != stage_name(ensemble, "engine")
-            self.on_stage_down(exc.stage, started_at)
-            raise
-        except errors.Overloaded as exc:
-            is_generating = type(exc) is not errors.Overloaded  # the queue was full: the engine did not take it
             raise
         finally:
             if queue is not None:

@@ -194,9 +194,8 @@ class ReplicaPool:
                             yield index, chunk
                 return
             except APIError as exc:
-                other = (
-                    None if has_begun or is_second else self._second(ensemble, request.params.lora_name, replica, exc)
-                )
+                may_retry = not (has_begun or is_second)
+                other = self._second(ensemble, request.params.lora_name, replica, exc) if may_retry else None
                 if other is None:
                     raise
                 replica, is_second = other, True

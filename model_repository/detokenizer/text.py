@@ -117,12 +117,11 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
     text_bytes = b"".join([byte_table[token_id] for token_id in delta.token_ids])
     if delta.num_cut_bytes:
         text_bytes = text_bytes[: -delta.num_cut_bytes]
-    num_thinking = delta.num_thinking_bytes
     return GenerationChunk(
         text=text_bytes.decode("utf-8", "replace"),
         finish_reason=delta.finish_reason,
         usage=delta.usage,
-        num_thinking_chars=len(text_bytes[:num_thinking].decode("utf-8", "replace")) if num_thinking else 0,
+        num_thinking_chars=len(text_bytes[: delta.num_thinking_bytes].decode("utf-8", "replace")),
     )
 
 

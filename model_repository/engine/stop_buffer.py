@@ -65,13 +65,13 @@ class StopBuffer:
         self._decoder.decode(token_bytes)
         begin, self._num_bytes = self._num_bytes, self._num_bytes + len(token_bytes)
         is_boundary = not self._decoder.getstate()[0]
-        is_answer = self._border is None or (self._border.num_bytes is not None and not self._buffered)
-        if is_boundary and not self._stops and not self._open and is_answer:  # almost every token
+        if is_boundary and not (self._stops or self._open or self._buffered or self._border):  # almost every token
             return [token_id]
         self._buffered.append(_BufferedToken(token_id, begin, self._num_bytes, is_boundary))
-        if self._border is not None and self._border.num_bytes is None:
+        if self._border is not None:
             token_bytes = self._border.push(token_bytes)
             begin = self._num_bytes - len(token_bytes)
+            self._border = self._border if self._border.num_bytes is None else None
         match = self._find_stop(token_bytes, begin)
         if self._num_exempt:
             self._num_exempt -= 1

@@ -18,6 +18,8 @@ from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import PLAIN, RawArguments, messages_with_plain_tools
 
+type _Encoded = tuple[Sequence[int], Thinking | None]
+
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that few templates know
 
 
@@ -38,12 +40,8 @@ class ChatEncoder:
         self._is_plain = tool_call_format == PLAIN.name
         self._has_system_role = self._template is not None and _renders_system_role(self._template)
 
-    def encode(
-        self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None
-    ) -> tuple[Sequence[int], Thinking | None]:
-        """Return the conversation's token ids, and how the model thinks behind them, with no budget.
-
-        The conversation's text never becomes a special token.
+    def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> _Encoded:
+        """Return the conversation's token ids, without special tokens from its text, and how the model thinks then.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.

@@ -120,10 +120,6 @@ class TokenizerStage:
         check_request(request)
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
-        if request.params.thinking_budget is not None and not (
-            self._model.reasoning_format and isinstance(request.prompt, ChatPrompt)
-        ):
-            raise Unsupported("needs messages, and a model that thinks", "thinking_budget")
         field = prompt_field(request.prompt)
         prompt = self._prompts.encode(
             request.prompt, num_images=len(request.images), is_echo=request.params.is_echo, limit=self._limit
@@ -182,3 +178,6 @@ class TokenizerStage:
         check_capabilities(request, self._model.capabilities, self._model.runtime)
         for name, token_ids in token_ids_of(request.params):
             self._prompts.vocabulary.check(token_ids, name)
+        can_think = self._model.reasoning_format and isinstance(request.prompt, ChatPrompt)
+        if request.params.thinking_budget is not None and not can_think:
+            raise Unsupported("needs messages, and a model that thinks", "thinking_budget")
