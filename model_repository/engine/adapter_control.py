@@ -49,7 +49,7 @@ class AdapterControl:
     def _start(self, work: Callable[[AdapterRoot], None], done: Callable[[], None], reply_to: ReplyTo) -> None:
         root = self._root
         if root is None:
-            raise Unsupported("this model takes no adapters while it runs: it was rendered without --adapter-root")
+            raise Unsupported("this model takes no adapters while it runs: rendered without --adapter-root")
 
         def run() -> None:
             try:
@@ -85,7 +85,7 @@ class AdapterControl:
         if name not in loaded:
             raise UnknownAdapter(f"{name!r}: expected one of {sorted(loaded)}", "name")
         if not loaded[name].source:
-            raise InvalidRequest(f"{name!r}: it is part of the model's artifact: build that without it", "name")
+            raise InvalidRequest(f"{name!r}: part of the model's artifact: build that without it", "name")
         root.forget(name)
         self._set(name, None)
         logger.info("unloaded the adapter %s", name)

@@ -25,7 +25,7 @@ class TokenIndex:
     def __init__(self, byte_table: Sequence[bytes], vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.texts = [*byte_table[:vocab_size], *[b""] * (vocab_size - len(byte_table))]
-        self._ends = np.fromiter(accumulate(map(len, self.texts)), dtype=np.int64)  # of each text in the joined one
+        self._ends = np.fromiter(accumulate(map(len, self.texts)), dtype=np.int64)  # position in the joined text
         self._joined = np.frombuffer(b"".join(self.texts), dtype=np.uint8)
         order = sorted(range(vocab_size), key=self.texts.__getitem__)
         self._sorted = [self.texts[token_id] for token_id in order]
@@ -69,8 +69,8 @@ class BadWords(TokenConstraint):
         self._words = [word.encode() for word in words]
         self._index = index
         self._structured_output = structured_output
-        self._rests: dict[bytes, set[bytes]] = {}  # of the words, by each of their beginnings
-        self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)  # by token
+        self._rests: dict[bytes, set[bytes]] = {}  # beginning of a word to its rests
+        self._has_no_word = np.ones(index.vocab_size, dtype=np.bool_)
         for word in self._words:
             self._has_no_word[index.containing(word)] = False
             for length in range(1, len(word)):

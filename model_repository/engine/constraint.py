@@ -19,8 +19,8 @@ from model_repository.structured_output.compilation import LIMITS, short_message
 from model_repository.structured_output.grammar import grammar_text
 from model_repository.structured_output.refusal import FIELD
 
-MAX_BYTES = 128 << 20  # of all compiled structured outputs, cached or in use
-MAX_SENDER_BYTES = MAX_BYTES // 2  # in use by one sender: two of the largest
+MAX_BYTES = 128 << 20  # all compiled structured outputs, cached or in use
+MAX_SENDER_BYTES = MAX_BYTES // 2  # one sender's, in use: two of the largest
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # The cost of sending through detokenizer, tritonserver and frontend: CPU time of the machine that also computes steps.
-BATCH_COST_S = 250e-6  # of an output batch, ...
-ITEM_COST_S = 30e-6  # ... and of each sequence in the batch
+BATCH_COST_S = 250e-6  # one output batch, ...
+ITEM_COST_S = 30e-6  # ... and each sequence in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class PendingOutput:
     stream: int  # the number of its output stream
     is_urgent: bool = False  # first tokens and last tokens never wait
     max_wait_s: float | None = None  # the request's own limit; None: the emitter's
-    is_held: bool = False  # until the last batch of the stream is sent, or the longest wait is over
+    is_held: bool = False  # waits until the last batch of the stream is sent, or the longest wait is over
 
 
 class Emitter:
@@ -51,7 +51,7 @@ class Emitter:
         """
         self._fill(now_s)
         due: list[int] = []
-        others: dict[int, list[PendingOutput]] = {}  # by stream
+        others: dict[int, list[PendingOutput]] = {}  # stream to its sequences
         sent: set[int] = set()  # streams with a batch to send
         for item in sorted(waiting, key=lambda item: item.since_s):
             max_wait_s = self._max_wait_s if item.max_wait_s is None else item.max_wait_s

@@ -79,7 +79,7 @@ class Engine:
         self._emitter = emitter
         self._clock = clock
         self._epoch = secrets.randbits(48)
-        self._numbers = itertools.count(1)  # of the sequences
+        self._numbers = itertools.count(1)  # sequence numbers
         self._sequences: dict[int, EngineSequence] = {}
         self._numbers_by_key: dict[str, int] = {}
         self.inbox = Inbox(runtime.wake)
@@ -254,7 +254,7 @@ class Engine:
             return
         sequence.add_output(output, self._clock())
         if sequence.finish_reason is not None:
-            self._runtime.free(sequence.number)  # before the last text is sent
+            self._runtime.free(sequence.number)  # the last text is sent later
 
     def _collect_due(self) -> None:
         """Move the due tokens to their streams."""
@@ -298,7 +298,7 @@ class Engine:
             stream.drop(item)
             return
         if cancel_key in self._numbers_by_key:
-            raise InvalidRequest("it names another request, which has not ended yet", "cancel_key")
+            raise InvalidRequest("names another request, which has not ended yet", "cancel_key")
         check_declared(request.params)
         self._check_length(request)
         self._check_room()

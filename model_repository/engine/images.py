@@ -12,11 +12,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from model_repository.errors import InvalidRequest
 from model_repository.system.bounded_process import BoundedProcess, TooCostly
 
-MAX_PIXELS = 1 << 24  # before the decoding: a small file may declare a huge picture
+MAX_PIXELS = 1 << 24  # checked before the decoding: a small file may declare a huge picture
 # Of a JPEG. A scan of some bytes takes as long as a whole picture; encoders write about ten. TurboJPEG
 # (TJFLAG_LIMITSCANS) and NVIDIA's DALI have the same limit.
 MAX_SCANS = 500
-MAX_CPU_S = 4.0  # for a request: photos of 12 million pixels take 0.2 s each as JPEG, 0.4 s as PNG
+MAX_CPU_S = 4.0  # a request's: photos of 12 million pixels take 0.2 s each as JPEG, 0.4 s as PNG
 MAX_BYTES = 512 << 20
 _START_OF_SCAN = b"\xff\xda"
 _MAX_SIDE = 2048  # a larger picture is made smaller, as OpenAI does
@@ -64,7 +64,7 @@ def _read_image(file: bytes, field: str) -> Picture:
             opened = Image.open(io.BytesIO(file), formats=_FORMATS)
             if opened.width * opened.height > MAX_PIXELS:
                 size = f"{opened.width} x {opened.height} pixels"
-                raise InvalidRequest(f"{size}: it may have {MAX_PIXELS} of them", field)
+                raise InvalidRequest(f"{size}: an image may have {MAX_PIXELS}", field)
             if isinstance(opened, JpegImageFile) and (num_scans := file.count(_START_OF_SCAN)) > MAX_SCANS:
                 raise InvalidRequest(f"{num_scans} scans: a JPEG may have {MAX_SCANS}", field)
             opened.draft("RGB", (_MAX_SIDE, _MAX_SIDE))  # a large JPEG is decoded to fewer pixels

@@ -37,7 +37,7 @@ class Intake:
         self._streams = streams
         self._inbox = inbox
         self._pending_cancels = PendingCancels(clock)
-        self._preparing: dict[str, bool] = {}  # by cancel key: whether it is cancelled
+        self._preparing: dict[str, bool] = {}  # cancel key to whether it is cancelled
         self._grammar_threads = FairPool(_NUM_GRAMMAR_THREADS)
         self._image_threads = FairPool(1, "images")
         self._is_closing = False
@@ -98,7 +98,7 @@ class Intake:
                 responder.close()  # the outputs go to the stream
             return stream
         if len(batch.items) != 1:
-            raise InvalidRequest("without an output stream it must have one request", "engine_requests")
+            raise InvalidRequest("exactly one request is allowed without an output stream", "engine_requests")
         [(_, request)] = batch.items
         has_key = isinstance(request, EngineRequest) and bool(request.params.cancel_key)
         return self._streams.open_single(responder, has_cancel_key=has_key)

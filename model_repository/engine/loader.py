@@ -25,7 +25,7 @@ def load_engine(config: EngineConfig) -> Engine:
     """
     if config.gpus:
         try:
-            show_only(config.gpus, os.environ)  # before the runtime's library is imported, and starts processes
+            show_only(config.gpus, os.environ)  # the runtime's library and its processes read it later
         except IndexError as exc:
             raise EngineFailed(f"GPUs {list(config.gpus)}: CUDA_VISIBLE_DEVICES shows fewer") from exc
     # Before the runtime's own library is imported: this machine may not have it.

@@ -150,7 +150,7 @@ class OutputSender:
 
     def __init__(self, on_failure: Callable[[int], None]) -> None:
         self.num_batches = 0
-        self.num_items = 0  # in the batches
+        self.num_items = 0  # token deltas and errors in them
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[tuple[OutputStream, Callable[..., None], tuple[Any, ...]] | None]
         self._queue = queue.SimpleQueue()
@@ -207,7 +207,7 @@ class OutputStreams:
         """Open a frontend's stream and send an empty batch. A key in use is an error for the responder."""
         stream = OutputStream(secrets.randbits(64), key, responder, self._clock(), self._sender)
         if key in self._by_key:
-            stream.end(InvalidRequest("it names another stream, which has not ended yet", "open_stream"))
+            stream.end(InvalidRequest("names another stream, which has not ended yet", "open_stream"))
             return
         self._streams[stream.number] = self._by_key[key] = stream
         stream.flush(self._clock())

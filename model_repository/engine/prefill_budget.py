@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-MIN_TOKENS = 16  # with fewer a prompt would never finish
+MIN_TOKENS = 16  # fewer would never finish a prompt
 MAX_TOKENS = 512
-FIRST_TOKENS = 64  # until steps have been measured
+FIRST_TOKENS = 64  # the number until steps have been measured
 _MIN_STALL_S = 0.02  # no client notices it
 _MEMORY = 0.8  # the weight of earlier measurements
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model_repository.contract.request import EngineRequest
 
-HEAD_START_S = 10.0  # of a request over one of the next lower priority
+HEAD_START_S = 10.0  # a priority's, over the next lower one
 
 
 def queue_order_s(request: EngineRequest, now_s: float) -> float:

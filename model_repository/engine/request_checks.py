@@ -8,7 +8,7 @@ from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Sampli
 from model_repository.contract.spec import token_ids_of
 from model_repository.errors import InvalidRequest, UnknownAdapter
 
-_BAN_BIAS = -100.0  # from here on a bias is a ban: a sum alone could leave the token possible
+_BAN_BIAS = -100.0  # a bias this low is a ban: a sum alone could leave the token possible
 
 
 def check_request(

@@ -20,7 +20,7 @@ from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
 from model_repository.system.linked_file import LinkedFile, why_changed
 
-PROJECTOR = "mmproj.gguf"  # in an artifact of llama_cpp: makes tokens of images
+PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
@@ -34,12 +34,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_waiting: int = 1024  # further requests are refused
     num_threads: int = 0  # 0: the runtime chooses
     stream_interval_ms: int = 40  # under load, the longest wait of a stream's tokens
-    precision: str = "f16"  # of matrices and KV cache
+    precision: str = "f16"  # matrices and KV cache
     options: Mapping[str, str] = {}  # the runtime's own
     adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
-    adapter_root: AdapterRoot | None = None  # of adapters that are loaded later; None: no adapter can be loaded
+    adapter_root: AdapterRoot | None = None  # folder of adapters to load later; None: no adapter can be loaded
     requires: Mapping[str, str] = {}  # properties of the machine, for compiled models
-    linked_files: Mapping[str, LinkedFile] = {}  # in the artifact, by name
+    linked_files: Mapping[str, LinkedFile] = {}  # name in the artifact to file
     gpus: tuple[int, ...] = ()  # numbers of the model's GPUs; empty: the first ones of the machine
 
     def check_files(self) -> None:
@@ -63,7 +63,7 @@ class StepOutput:
     sequence: int
     token_id: int | None = None
     num_cached_tokens: int = 0  # prompt tokens with reused KV tokens
-    logprob: DrawnLogprob | None = None  # of the token, if requested
+    logprob: DrawnLogprob | None = None  # the token's, if requested
     prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, if an echo requests them
     error: StageError | None = None  # only this sequence has failed
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
@@ -92,8 +92,8 @@ class RuntimeStats:
     num_waiting: int
     num_kv_tokens_used: int
     max_kv_tokens: int
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # that requests may name
-    adapter_bytes: int = 0  # of all adapters in this process's memory
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # those that requests may name
+    adapter_bytes: int = 0  # all adapters in this process's memory
     images: ImageCounts = ImageCounts()
 
 
@@ -103,7 +103,7 @@ class Prepared:
 
     request: EngineRequest
     constraint: TokenConstraint | None = None
-    prompt: ComputedPrompt | None = None  # with images, for a runtime that computes these by itself
+    prompt: ComputedPrompt | None = None  # the prompt with its images, if the runtime itself computes these
     pictures: tuple[Any, ...] = ()  # Pillow's, for a runtime whose library computes them
 
 

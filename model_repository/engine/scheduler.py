@@ -39,8 +39,8 @@ class ComputedPrompt:
     """A prompt with the KV cache of its beginning, which another process has computed."""
 
     token_ids: tuple[int, ...]  # the tokens of an image have a negative number that no other image has
-    num_computed: int  # of these tokens
-    num_cached: int  # of the computed ones, known from an earlier prompt
+    num_computed: int  # tokens in kv_state
+    num_cached: int  # those of them that an earlier prompt computed
     kv_state: bytes
 
 
@@ -76,7 +76,7 @@ class Job:
 class _Slot:
     index: int
     token_ids: list[int] = field(default_factory=list)  # the tokens in the KV cache
-    family: tuple[str, str] = ("", "")  # of these tokens
+    family: tuple[str, str] = ("", "")  # Job.family of these tokens
     sequence: int | None = None  # the running sequence
     last_used: int = 0
 
@@ -116,7 +116,7 @@ class Chunk:
 
     running: Running
     token_ids: Sequence[int]
-    position: int  # of the first
+    position: int  # the first token's
     is_sampled: bool  # the next token is drawn after the last of them
 
 
@@ -151,10 +151,10 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens
         self._max_scored_tokens = max_scored_tokens
-        self._waiting: list[_QueuedJob] = []  # in queue order
+        self._waiting: list[_QueuedJob] = []  # sorted by queue order
         self._running: dict[int, Running] = {}
         self._ticks = itertools.count(1)
-        self._adapter = ""  # of the last step
+        self._adapter = ""  # the last step's
 
     def submit(self, job: Job) -> None:
         """Queue a sequence."""

@@ -37,7 +37,7 @@ class EngineSequence:
         self.stream = stream
         self.item = item
         self._arrived_s = now_s
-        self._scheduled_s = self._last_output_s = now_s  # until there are outputs
+        self._scheduled_s = self._last_output_s = now_s  # outputs replace both
         self._first_output_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
@@ -63,8 +63,8 @@ class EngineSequence:
         self._has_echo = bool(request.echo)  # not sent yet
         self._has_prompt = self._has_echo or request.params.has_token_ids  # the prompt's token ids are not sent yet
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
-        self._logprobs: deque[DrawnLogprob] = deque()  # of all tokens that are not sent yet
-        self._cum_logprob = 0.0  # of the tokens sent
+        self._logprobs: deque[DrawnLogprob] = deque()  # all tokens that are not sent yet
+        self._cum_logprob = 0.0  # sum over the tokens sent
         self._lists_tokens = request.params.has_token_ids or request.params.num_logprobs is not None
         self._has_details = self._has_echo or self._lists_tokens
         interval_ms = request.params.stream_interval_ms
@@ -179,7 +179,7 @@ class EngineSequence:
         )
 
     def _timing(self) -> Timing:
-        assert self._first_output_s is not None, "it ends with an output"
+        assert self._first_output_s is not None, "a sequence ends with an output"
         times_s = self._arrived_s, self._scheduled_s, self._first_output_s, self._last_output_s
         arrived, scheduled, first, last = (round(time_s * 1e9) for time_s in times_s)
         return Timing(

@@ -53,11 +53,11 @@ class StopBuffer:
         self._include_stop = include_stop
         self._num_exempt = min_tokens  # next tokens that complete no stop sequence
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_bytes = 0  # of all tokens
-        self._open: list[_BufferedToken] = []  # outside all stop sequences, in an unfinished character
+        self._num_bytes = 0  # size of all tokens
+        self._open: list[_BufferedToken] = []  # tokens outside all stop sequences, in an unfinished character
         self._buffered: deque[_BufferedToken] = deque()  # the tokens behind them
         self.matched_stop: int | None = None  # the index of the matched stop sequence: the completion has ended
-        self.num_cut_bytes = 0  # of the last final token: bytes behind the end of the text
+        self.num_cut_bytes = 0  # bytes of the last final token behind the end of the text
 
     def push(self, token_id: int) -> list[int]:
         """Add the next token and return the ids that are final now, in order."""
@@ -132,9 +132,9 @@ class ThinkingBorder:
     def __init__(self, thinking: Thinking) -> None:
         self._end = _StopMatcher(thinking.format.end.encode())
         self._begin = thinking.format.begin.encode()
-        self._head: bytes | None = None if thinking.is_open else b""  # while it may become the begin marker
+        self._head: bytes | None = None if thinking.is_open else b""  # text that may become the begin marker
         self._num_bytes = 0
-        self.num_bytes: int | None = None  # of the thinking; None: it goes on
+        self.num_bytes: int | None = None  # size of the thinking; None: it goes on
         self.num_held = 0  # last bytes that may begin a marker
 
     @property

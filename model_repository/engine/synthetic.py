@@ -56,7 +56,7 @@ class SyntheticRuntime:
         self._max_sequences = config.max_sequences
         self._context_window = config.context_window
         self._text_token_ids = [index for index, item in enumerate(byte_table) if item.isascii() and item.isalpha()]
-        self._waiting: list[_Queued] = []  # in queue order
+        self._waiting: list[_Queued] = []  # sorted by queue order
         self._running: dict[int, _Running] = {}
         self._clock = clock
         self._sleep = sleep

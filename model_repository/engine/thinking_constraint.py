@@ -27,7 +27,7 @@ class ThinkingConstraint(TokenConstraint):
         self._index = index
         self._answer = answer
         self._border = ThinkingBorder(thinking)
-        self._num_tokens = 0  # of the thinking
+        self._num_tokens = 0  # thinking tokens
         self._is_over = False
 
     def accept_token(self, token_id: int) -> bool:

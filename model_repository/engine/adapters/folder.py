@@ -12,7 +12,7 @@ from typing import Any, Self
 from model_repository.errors import InvalidRequest
 
 MANIFEST = "adapter.json"
-FORMAT = 1  # of the folder's layout
+FORMAT = 1  # layout of the folder
 WEIGHTS = {"llama_cpp": "adapter.gguf", "tensorrt_llm": ""}  # the file that a runtime loads; empty: the whole folder
 
 
@@ -53,7 +53,7 @@ class AdapterManifest:
 class Adapter:
     """A LoRA adapter, ready for a runtime."""
 
-    path: Path  # of the file or the folder that the runtime loads
+    path: Path  # file or folder that the runtime loads
     key: str  # identifies the weights
     num_bytes: int
     source: str = ""  # its folder, relative to the root of adapters; empty: part of the model's artifact
@@ -79,9 +79,9 @@ def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank
     """
     manifest = _read_manifest(folder, source)
     if manifest.runtime != runtime:
-        raise _refused(source, f"it was built for the runtime {manifest.runtime}, and the model's is {runtime}")
+        raise _refused(source, f"built for the runtime {manifest.runtime}, and the model's is {runtime}")
     if manifest.base != base:
-        raise _refused(source, "it was built for other weights than the model's: build it again for this artifact")
+        raise _refused(source, "built for other weights than the model's: build it again for this artifact")
     if manifest.rank > max_rank:
         raise _refused(source, f"its rank is {manifest.rank}: at most {max_rank} (--max-adapter-rank)")
     num_bytes = 0
@@ -109,7 +109,7 @@ def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank
 def _read_manifest(folder: Path, source: str) -> AdapterManifest:
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
-        rule = f"it has no {MANIFEST}: `conch adapter` makes such a folder of an adapter of PEFT's"
+        rule = f"has no {MANIFEST}: `conch adapter` makes such a folder of an adapter of PEFT's"
         raise _refused(source, rule)
     try:
         return AdapterManifest.from_fields(json.loads(path.read_text(encoding="utf-8")))

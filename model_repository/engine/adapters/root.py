@@ -26,9 +26,9 @@ class AdapterRoot:
     """
 
     folder: Path
-    ensemble: str  # of the model
+    ensemble: str  # the model's
     runtime: str
-    base: str  # of the model's weights
+    base: str  # identifies the weights of the model
     max_adapters: int  # loaded besides those of the artifact
     max_rank: int
 
@@ -47,7 +47,7 @@ class AdapterRoot:
         except ValueError as exc:
             raise InvalidRequest(str(exc), "name") from exc
         if name == ensemble_to_model_id(self.ensemble):
-            raise InvalidRequest(f"{name!r}: it is the model's own id", "name")
+            raise InvalidRequest(f"{name!r}: the model's own id", "name")
         folder = self._inside(source)
         relative = str(folder.relative_to(self.folder))
         try:
@@ -56,7 +56,7 @@ class AdapterRoot:
             return read_adapter(folder, relative, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
         except OSError as exc:
             logger.error("%s cannot be read: %s", folder, exc)
-            raise InvalidRequest(f"{source!r}: it cannot be read, see the engine's log", "source") from exc
+            raise InvalidRequest(f"{source!r}: cannot be read, see the engine's log", "source") from exc
 
     def note(self, name: str, adapter: Adapter) -> None:
         """Note that an adapter is loaded.

@@ -18,8 +18,8 @@ class LlamaCppAdapters:
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.weights: dict[str, Any] = {}  # by the keys of adapters, including removed ones
-        self.num_bytes = 0  # of them
+        self.weights: dict[str, Any] = {}  # adapter key to weights, including removed adapters
+        self.num_bytes = 0  # size of these weights
         self.by_name: dict[str, Adapter] = {}  # those that requests may name
         self._config = config
 

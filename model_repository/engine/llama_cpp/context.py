@@ -34,7 +34,7 @@ class Context:
     ) -> None:
         self.llama_context = llama.LlamaContext(model, params)
         self.scheduler = Scheduler(params.n_seq_max, SlotCache(self.llama_context), max_step_tokens=MAX_STEP_TOKENS)
-        self.is_computing = False  # in its own thread, until `finish`
+        self.is_computing = False  # its thread computes a step, until `finish`
         self._num_slots: int = params.n_seq_max
         self._num_threads: int = params.n_threads
         self._adapters = adapters

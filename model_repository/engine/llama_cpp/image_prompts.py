@@ -30,7 +30,7 @@ from model_repository.system.forked_process import ForkedProcess, answer_of
 # With equal priority, a step of the batch waits for threads that compute images: beside four clients of images, four
 # streams of the demo model in one context got 39 events a second, and with this niceness 111 (without images 291).
 _NICENESS = 5
-_MAX_S = 120.0  # to compute all images of a request and the text before them; a process that takes longer hangs
+_MAX_S = 120.0  # all images of a request and the text before them; a process that takes longer hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]
     with closing(ForkedProcess(lambda inner: _serve(inner, make_computer))) as process:
         while True:
             work: _Work | None = connection.recv()
-            timeout_s = None if work is None else _MAX_S  # to load the model may take long
+            timeout_s = None if work is None else _MAX_S  # loading the model may take long
             connection.send(answer_of(functools.partial(process.call, timeout_s=timeout_s), work))
 
 
@@ -151,7 +151,7 @@ class _Computer:
         self._kv_cache = SlotCache(self._context)
         self._slots = [_Slot(index) for index in range(params.n_seq_max)]
         self._batch = llama.LlamaBatch(n_tokens=self._batch_size, embd=0, n_seq_max=1)
-        self._adapters: dict[str, Any] = {}  # by key
+        self._adapters: dict[str, Any] = {}  # key to adapter
         self._ticks = itertools.count(1)
 
     def compute(self, work: _Work, pictures: Sequence[Picture]) -> _Answer:

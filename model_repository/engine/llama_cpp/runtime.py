@@ -73,7 +73,7 @@ class LlamaCppRuntime:
         self._images: ImagePrompts | None = None
         self._image_counts = ImageCounts()
         projector = config.artifact_dir / PROJECTOR
-        if projector.exists():  # before llama.cpp starts threads: they do not survive a fork
+        if projector.exists():  # llama.cpp's threads start later: they do not survive a fork
             num_slots = max(num_slots_of_contexts)  # a KV cache moves between contexts with as many slots
             num_slots_of_contexts = [num_slots] * len(num_slots_of_contexts)
             # As many as a busy context has: with all threads, 8 clients of images got 24 answers a second, not 55.
@@ -100,7 +100,7 @@ class LlamaCppRuntime:
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
         self._byte_table = byte_table
         self._sequences: dict[int, _Sequence] = {}
-        self._waiting: list[Job] = []  # for a place in a context, in queue order
+        self._waiting: list[Job] = []  # jobs without a place in a context, sorted by queue order
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Compile the constraints of a completion, and compute its images; from any thread.

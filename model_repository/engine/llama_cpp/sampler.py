@@ -101,7 +101,7 @@ class TokenSampler:
         masked = self._rebuilt(banned)
         token_id = masked.sample(context, row)
         if not constraint.accept_token(token_id):
-            text = "nothing can follow: it rules out every token, with bad_words or logit_bias"
+            text = "nothing can follow: every token is ruled out, with bad_words or logit_bias"
             raise InvalidRequest(text, self._constraint_field)
         self._copy_state(masked, self._chain)
         return token_id

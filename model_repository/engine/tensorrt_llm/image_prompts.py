@@ -24,7 +24,7 @@ from model_repository.errors import EngineFailed, InvalidRequest
 
 _CONFIG, _PROCESSOR = "config.json", "preprocessor_config.json"
 _MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
-_MAX_RATIO = 200  # of the sides: the input processor refuses others
+_MAX_RATIO = 200  # the input processor's limit for long side / short side
 # The vision transformer of TensorRT-LLM 1.2 has buffers for this many patches.
 _MAX_PATCHES = 8192
 
@@ -59,7 +59,7 @@ class ImagePrompts:
             self._reserved = {config.get(f"{name}_token_id") for name in ("image", "video", "vision")}
             patch_size = int(processor["patch_size"])
             self._unit = patch_size * int(processor["merge_size"])  # pixels of a token's side
-            sizes = processor.get("size", {})  # of files that transformers 5 writes
+            sizes = processor.get("size", {})  # transformers 5 writes this form
             self._min_pixels = int(processor.get("min_pixels") or sizes["shortest_edge"])
             max_pixels = int(processor.get("max_pixels") or sizes["longest_edge"])
             self._max_pixels = min(max_pixels, _MAX_PATCHES * patch_size**2)

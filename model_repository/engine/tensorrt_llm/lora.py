@@ -47,7 +47,7 @@ class LoraRequests:
         self._supports_adapters = supports_adapters(config, options)
         self.adapters: dict[str, Adapter] = {}  # those that requests may name
         self._requests: dict[str, Any] = {}
-        self._numbers: dict[str, int] = {}  # by the keys of adapters
+        self._numbers: dict[str, int] = {}  # adapter key to number
         self._next_number = itertools.count(1)
         for name in sorted(config.adapters):
             self._add(name, Adapter.of_artifact(config.artifact_dir / config.adapters[name]))
@@ -71,7 +71,7 @@ class LoraRequests:
         foreign = sorted(set(adapter.modules) - set(self._options.lora_modules))
         if foreign:
             rule = f"expected some of {', '.join(self._options.lora_modules)}, for which the model was built"
-            raise InvalidRequest(f"{adapter.source!r}: it changes {', '.join(foreign)}: {rule}", "source")
+            raise InvalidRequest(f"{adapter.source!r}: changes {', '.join(foreign)}: {rule}", "source")
         self._add(name, adapter)
 
     def remove(self, name: str) -> None:

@@ -50,13 +50,13 @@ class TensorRtLlmOptions:
     tp_size: int = 1  # GPUs that share each layer
     pp_size: int = 1  # groups of GPUs that hold one part of the layers each
     max_batch_size: int | None = None  # None: the engine stage's max_sequences
-    max_num_tokens: int | None = None  # in one step
-    kv_cache_fraction: float = 0.9  # of the GPU memory that the weights leave
+    max_num_tokens: int | None = None  # tokens of one step
+    kv_cache_fraction: float = 0.9  # share of the GPU memory that the weights leave
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     overlap_scheduler: bool = False  # a step starts before the tokens of the last one are known; no logits processors
     chunked_prefill: bool = True
-    block_reuse: bool = True  # of KV cache blocks, between prompts with the same beginning
+    block_reuse: bool = True  # prompts with the same beginning share KV cache blocks
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
     prompt_logprobs: bool | None = None  # None: only with the PyTorch backend; an engine must be built for it
     guided_decoding: GuidedDecoding = GuidedDecoding.LLGUIDANCE

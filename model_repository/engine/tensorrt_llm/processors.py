@@ -165,7 +165,7 @@ class MirostatDraw:
 
     mirostat: Mirostat
     seed: int
-    _position: int = field(default=0, init=False)  # of the last draw
+    _position: int = field(default=0, init=False)  # the last draw's
     _limit: float = field(init=False)  # bits of surprise above which tokens are cut off
     _next_limit: float = field(init=False)
 
@@ -204,12 +204,12 @@ class Shaping:
     def __init__(self, sampling: SamplingParams, bias: Mapping[int, float], prompt_token_ids: Sequence[int]) -> None:
         self._sampling = sampling
         self._bias = dict(bias)
-        self._counts: Counter[int] = Counter()  # of the tokens drawn
+        self._counts: Counter[int] = Counter()  # drawn tokens
         self._num_counted = 0
         is_repetition_penalized = sampling.repetition_penalty != 1.0
         self._seen = np.unique(np.array(prompt_token_ids if is_repetition_penalized else (), dtype=np.int64))
         self._mirostat: MirostatDraw | None = None
-        if sampling.mirostat is not None and sampling.temperature:  # at temperature 0 the likeliest is taken
+        if sampling.mirostat is not None and sampling.temperature:  # temperature 0 takes the likeliest token
             self._mirostat = MirostatDraw(sampling.mirostat, sampling.seed)
 
     def __call__(self, logits: Any, drawn: Sequence[int]) -> bool:

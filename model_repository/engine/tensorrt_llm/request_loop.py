@@ -57,7 +57,7 @@ class Call:
     can_abort: bool = True  # else it runs until it ends by itself
     edits_logits: bool = False  # it has a logits processor
     shifts_rows: bool = False  # beside it, logits processors would get the logits of other calls
-    logits_bytes: int = 0  # of the machine's memory, which the engine allocates as the call starts
+    logits_bytes: int = 0  # the machine's memory that the engine allocates as the call starts
     queue_order_s: float = 0.0  # the order of waiting calls
 
     def disturbs(self, other: Call) -> bool:
@@ -68,12 +68,12 @@ class RequestLoop:
     """Runs calls; one other thread reads their outputs."""
 
     def __init__(self, llm: Any) -> None:
-        self.kv_cache_use: KvCacheUse | None = None  # after the last known step
+        self.kv_cache_use: KvCacheUse | None = None  # state after the last known step
         self._llm = llm
         self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes `wait`
         self._failure = ""  # the reason why TensorRT-LLM as a whole has ended
-        self._outputs: list[StepOutput] = []  # of this iteration of the loop
-        self._results: dict[int, Any] = {}  # of calls that are not dropped
+        self._outputs: list[StepOutput] = []  # outputs of this iteration of the loop
+        self._results: dict[int, Any] = {}  # sequence to its result; dropped calls have none
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._reads_stats = False
@@ -187,7 +187,7 @@ class RequestLoop:
         except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
-        if not self._reads_stats:  # before the first call there are none
+        if not self._reads_stats:  # the first call brings the first statistics
             self._reads_stats = True
             self._run_task(self._read_stats())
         if call.keywords["streaming"]:

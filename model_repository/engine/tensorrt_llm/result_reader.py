@@ -33,7 +33,7 @@ class ResultReader:
         self._plan = plan
         self._end_id = end_id
         self._vocab_size = vocab_size
-        self._num_read = 0  # of the completion's tokens
+        self._num_read = 0  # tokens of the completion
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # part of the next output
         self._is_scored = not is_scored(request)  # also true without any need for scores
 
@@ -78,7 +78,7 @@ class ResultReader:
         field = constraint_field(self._request)
         if not field:  # our edits before a draw did not get the token before it
             return EngineFailed("TensorRT-LLM did not tell in time which token it had drawn")
-        rule = "it rules out every token, with bad_words or logit_bias, or is too complex"
+        rule = "every token is ruled out, with bad_words or logit_bias, or the rules are too complex"
         return InvalidRequest(f"nothing can follow: {rule}", field)
 
     def _ending(self, result: Any, completion: Any) -> Iterator[StepOutput]:

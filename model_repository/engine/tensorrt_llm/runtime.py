@@ -79,7 +79,7 @@ class TensorRtLlmRuntime:
         tokenizer = config.artifact_dir / TOKENIZER_FOLDER / "tokenizer.json"
         self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if reads_images(checkpoint) else None
         self._image_counts = ImageCounts()
-        self._waiting: dict[int, Call] = {}  # in the order of arrival
+        self._waiting: dict[int, Call] = {}  # oldest first
         self._running: dict[int, int] = {}  # sequence to its number of tokens
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
         self._llm = start_llm(config, self._options, role)
@@ -170,7 +170,7 @@ class TensorRtLlmRuntime:
         if not self._waiting or len(busy) >= self._config.max_sequences:
             return
         passed: list[Call] = []
-        for call in sorted(self._waiting.values(), key=lambda call: call.queue_order_s):  # of equals the first
+        for call in sorted(self._waiting.values(), key=lambda call: call.queue_order_s):  # equals: the first
             if len(busy) >= self._config.max_sequences:
                 return
             if not _may_start(call, [*busy, *passed]):

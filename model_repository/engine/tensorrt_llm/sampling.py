@@ -35,9 +35,9 @@ _NATIVE_FORMATS: Mapping[OutputFormat, Callable[[str], dict[str, Any]]] = {
 class SamplingPlan:
     """The arguments of one call to TensorRT-LLM, before any part of it is imported."""
 
-    keywords: Mapping[str, Any]  # of SamplingParams
+    keywords: Mapping[str, Any]  # arguments of SamplingParams
     biases: Mapping[int, float]  # token id to the amount added to its logit; -inf bans it
-    native_grammar: Mapping[str, Any] | None  # of GuidedDecodingParams
+    native_grammar: Mapping[str, Any] | None  # arguments of GuidedDecodingParams
     ends: frozenset[int]  # the tokens that may end the completion
     dead_end: int | None  # the token that is drawn if no other token can follow; None: without logits processors
 

@@ -112,5 +112,5 @@ def test_costly_files_are_refused_and_the_next_ones_are_read(rule: str, monkeypa
 
 @pytest.mark.parametrize("size", [(1, MAX_PIXELS + 1), (100_000, 100_000), (2**31 - 1, 2**31 - 1)])
 def test_a_declared_size_is_refused_before_it_is_decoded(size: tuple[int, int]) -> None:
-    with pytest.raises(InvalidRequest, match=r"pixels: it may have 16777216 of them|not a readable file"):
+    with pytest.raises(InvalidRequest, match=r"pixels: an image may have 16777216|not a readable file"):
         read_images([png_header(*size)])

@@ -57,7 +57,7 @@ def test_a_number_stands_for_the_same_weights_for_ever(config: EngineConfig, tmp
     ("fields", "rule"),
     [
         ({"rank": 17}, "its rank is 17: at most 16, for which the model was built"),
-        ({"modules": ("attn_q", "mlp_gate")}, "it changes mlp_gate: expected some of attn_q, attn_v"),
+        ({"modules": ("attn_q", "mlp_gate")}, "changes mlp_gate: expected some of attn_q, attn_v"),
     ],
 )
 def test_an_adapter_beyond_the_limits_of_the_model_is_refused(
