@@ -18,7 +18,7 @@ from typing import IO
 from model_repository.errors import LOAD_FAILURE
 
 _NUM_LAST_LINES = 20
-_ARG_START = 48 - 3  # of /proc/PID/stat, see proc(5): field 48, and the first two are cut off
+_ARG_START = 48 - 3  # field 48 of /proc/PID/stat (see proc(5)); the first two are cut off
 # The name of a stage, and the first line of the reason, as the stage and Triton log them.
 _LOAD_FAILURE = re.compile(rf"(\S+) {LOAD_FAILURE} (.+)")
 _TRITON_LOAD_FAILURE = re.compile(
@@ -31,10 +31,10 @@ _NO_CAUSE = re.compile(
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
 # SIGABRT and SIGSEGV. After this line Triton prints its stack and ends, or waits for itself: its heap may be corrupt.
 _CRASH = re.compile(r"Signal \((?:6|11)\) received\.")
-_CRASH_S = 2.0  # for the stack
+_CRASH_S = 2.0  # time to write the stack
 _READ_BYTES = 65_536
-_READ_PAUSE_S = 0.01  # between two reads: a busy server writes many lines a second, and each read wakes this process
-_DRAIN_S = 1.0  # for the rest of the log of an ended child; its own children may hold the pipe open
+_READ_PAUSE_S = 0.01  # a busy server writes many lines a second, and each read wakes this process
+_DRAIN_S = 1.0  # time for the rest of an ended child's log; its own children may hold the pipe open
 
 
 def text_line(process: str, line: str) -> str:

@@ -40,7 +40,7 @@ def serve(
             result is returned.
     """
     is_quiet = (err.isatty() or talk is not None) and not is_verbose
-    streams = [err]  # for the launcher's own lines; the last one has the children's log too
+    streams = [err]  # these get the launcher's own lines; the last one has the children's log too
 
     def log(line: str) -> None:
         _write(line, streams[-1])

@@ -22,7 +22,7 @@ from pathlib import Path
 MARK = "CONCH_LAUNCHER"
 
 _POLL_S = 0.02
-_PAUSE_S = 1.0  # before a killed guard is replaced
+_PAUSE_S = 1.0  # wait until a killed guard is replaced
 _KILL_WAIT_S = 5.0  # a process inside a driver may outlive SIGKILL
 
 

@@ -83,25 +83,23 @@ class LauncherSettings:
 
     repository: Path
     state_dir: Path
-    environment: Mapping[str, str]  # of the launcher; the children inherit it
+    environment: Mapping[str, str]  # the launcher's; the children inherit it
     frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
     triton_grpc_port: int = 8001
     triton_metrics_port: int = 8002
     triton_http_port: int | None = None  # None: closed
     tritonserver: Path | None = None  # None: an installed one
     ready_timeout_s: float = 120.0
-    stop_timeout_s: float = 5.0  # of the frontend after its drain_timeout_s, before it is killed
-    max_restarts: int = 5  # of each child in ten minutes, once ready; then the launcher ends
-    triton_hang_s: float = 30.0  # without an answer to a health check; then Triton is restarted; 0: no limit
+    stop_timeout_s: float = 5.0  # the frontend's, beyond its drain_timeout_s; then it is killed
+    max_restarts: int = 5  # a child's in ten minutes, once ready; then the launcher ends
+    triton_hang_s: float = 30.0  # time without an answer to a health check until Triton is restarted; 0: no limit
 
     def __post_init__(self) -> None:
         if self.frontend.tls_client_ca:
             rule = "serve sends requests to the frontend and has no certificate; run api and triton instead"
             raise SettingsError(f"--tls-client-ca={self.frontend.tls_client_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and not self.frontend.triton_tls_cert:
-            rule = (
-                "the Triton of serve shows the frontend's certificate: it needs --triton-tls-cert and --triton-tls-key"
-            )
+            rule = "Triton shows the frontend's certificate: --triton-tls-cert and --triton-tls-key are needed"
             raise SettingsError(f"--triton-tls-ca={self.frontend.triton_tls_ca!r}: {rule}")
         if self.frontend.triton_tls_ca and self.triton_http_port is not None:
             rule = "Triton's HTTP has no TLS, leave it out with --triton-tls-ca"
@@ -257,7 +255,7 @@ class Launcher:
                     if not model_ids:
                         raise NoModelServed("\n".join(self.unserved))
                     if not self.unserved:
-                        self.triton.command = tuple(self._triton_command())  # after a crash, all must load again
+                        self.triton.command = tuple(self._triton_command())  # all models must load again after a crash
                     return model_ids
 
     def watch(self) -> None:
@@ -300,10 +298,10 @@ class Launcher:
         """
         pause_s = plan.next_pause_s()
         if pause_s is None:
-            again = f"it was started again {plan.max_restarts} times in {WINDOW_S:g} s already (--max-restarts)"
+            again = f"restarted {plan.max_restarts} times in {WINDOW_S:g} s already (--max-restarts)"
             self.report(f"{child.how_it_ended()}; {again}")
             raise _ended(child, child.how_it_ended())
-        self.report(f"{child.how_it_ended()}; it is started again in {pause_s:g} s")
+        self.report(f"{child.how_it_ended()}; restart in {pause_s:g} s")
         return pause_s
 
     def report(self, text: str) -> None:

@@ -27,11 +27,11 @@ def libpython_dir() -> Path | None:
 def why_unusable() -> str | None:
     """Return the reason why the project cannot use this Python, or None."""
     if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 12):
-        return f"it is {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
+        return f"is {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
     if libpython_dir() is None and not _is_known_to_loader():
-        return f"it has no {LIBRARY}"
+        return f"has no {LIBRARY}"
     if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
-        return "it cannot make virtual environments (on Debian and Ubuntu: the package python3.12-venv)"
+        return "cannot make virtual environments (on Debian and Ubuntu: the package python3.12-venv)"
     return None
 
 

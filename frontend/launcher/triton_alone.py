@@ -35,12 +35,12 @@ class TritonSettings:
 
     repository: Path
     state_dir: Path
-    address: str  # of gRPC; HTTP is on loopback
+    address: str  # gRPC's; HTTP is on loopback
     metrics_address: str
     ports: TritonPorts
-    exit_timeout_s: int  # for running requests, after SIGTERM
-    tls: GrpcTls = NO_TLS  # of gRPC
-    key: str = field(default_factory=secrets.token_urlsafe, repr=False)  # to the restricted APIs
+    exit_timeout_s: int  # time for running requests after SIGTERM
+    tls: GrpcTls = NO_TLS  # gRPC's
+    key: str = field(default_factory=secrets.token_urlsafe, repr=False)  # opens the restricted APIs
     tritonserver: Path | None = None  # None: an installed one
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
     installation = find_triton(settings.tritonserver, folder, environment)
     environment = {**installation.environment, KEY_VARIABLE: settings.key}
     command = alone_command(installation, settings)
-    os.chdir(folder)  # after the command is made, from paths of the former folder
+    os.chdir(folder)  # the command was made of paths from the former folder
     os.execve(installation.binary, command, environment)
 
 

@@ -16,7 +16,7 @@ from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
 _POLL_S = 0.05
-_READY_TIMEOUT_S = 10.0  # of a request to the frontend
+_READY_TIMEOUT_S = 10.0  # one request to the frontend
 _TOKEN_TIMEOUT_S = 60.0  # the first token of a large model may take that long
 _CHECKS_PER_LIMIT = 10  # each needs a new connection
 
@@ -118,7 +118,7 @@ def hang_watch(
                 continue
             hangs = clock.hangs(pid, is_silent=result.is_silent) and server.pid == pid
             if hangs and not has_ended.is_set():
-                log(f"{server.name} runs, but answers no health check any more; it is killed")
+                log(f"{server.name} runs, but answers no health check any more: killed")
                 await asyncio.to_thread(server.kill)
 
     threading.Thread(target=lambda: asyncio.run(watch()), name="hang-watch", daemon=True).start()

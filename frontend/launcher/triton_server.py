@@ -20,11 +20,11 @@ from frontend.launcher.libpython import libpython_dir, why_unusable
 from frontend.settings import Settings
 from frontend.triton import restricted
 
-ADDRESS = "127.0.0.1"  # where Triton listens: its APIs have no authentication
-DEFAULT_FRONTEND = Settings(port=8000)  # of `serve`
+ADDRESS = "127.0.0.1"  # Triton's: its APIs have no authentication
+DEFAULT_FRONTEND = Settings(port=8000)  # defaults of `serve`
 FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 
-_REPOSITORY, _BACKENDS = "repository", "backends"  # in Triton's folder
+_REPOSITORY, _BACKENDS = "repository", "backends"  # subfolders of Triton's folder
 _CODE = str(Path(__file__).parents[2])  # the folder of our packages
 _STUB = "triton_python_backend_stub"
 _EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits for the whole time
@@ -200,7 +200,7 @@ def _wheel_folder() -> Path:
         if (folder / "bin" / "tritonserver").is_file():
             return folder
     raise TritonNotFound(
-        "no tritonserver: it is neither on PATH nor in /opt/tritonserver/bin, and the package nvidia-pytriton, "
+        "no tritonserver: neither on PATH nor in /opt/tritonserver/bin, and the package nvidia-pytriton, "
         "which brings one for the CPU, is not installed (pip install 'conch[cpu]'); --tritonserver=PATH names another"
     )
 

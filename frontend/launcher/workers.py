@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the other cores
-_MIN_PAUSE_S = 1.0  # before a worker that has ended is replaced
+_MIN_PAUSE_S = 1.0  # wait until an ended process is replaced
 _ADMISSION_START_S = 300.0  # only a hang takes longer, also on a busy machine
-_POLL_S = 0.1  # between two checks whether a starting process still runs
+_POLL_S = 0.1  # interval of the checks whether a starting process still runs
 _STOP_MARGIN_S = 8.0  # beyond drain_timeout_s; then a worker is killed
 
 
@@ -151,7 +151,7 @@ class Workers:
                     time.sleep(_MIN_PAUSE_S)
                     admission = self._start_admission()
         self._stop(workers)
-        self._stop(admission)  # after the workers, because it counts their requests
+        self._stop(admission)  # it counts the workers' requests until they end
         return status
 
     def _start_admission(self) -> list[_Worker]:
@@ -181,7 +181,7 @@ class Workers:
         for child in children:
             child.process.join(max(0.0, deadline_s - time.monotonic()))
             if child.process.is_alive():
-                logger.error("process %s does not stop, it is killed", child.process.pid)
+                logger.error("process %s does not stop and is killed", child.process.pid)
                 child.process.kill()
                 child.process.join()
 
@@ -229,7 +229,7 @@ def _reserved(host: str, port: int) -> socket.socket:
         OSError: the port is in use, or this machine has no such address.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    with socket.socket(family) as attempt:  # without it the port of another server of ours would be shared
+    with socket.socket(family) as attempt:  # SO_REUSEPORT alone would share the port of another server of ours
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         attempt.bind(address)
         attempt.listen()

@@ -121,7 +121,7 @@ def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(t
     terminal.wait_for("Ctrl-D ends the conversation.")
     terminal.wait_for(PROMPT)
     terminal.kill(signal.SIGKILL, b"frontend\0api\0")
-    terminal.wait_for("frontend was killed by SIGKILL; it is started again in 1 s")
+    terminal.wait_for("frontend was killed by SIGKILL; restart in 1 s")
     num_before, give_up_at = terminal.text.count(ANSWER), time.monotonic() + DEADLINE_S
     while terminal.text.count(ANSWER) == num_before and time.monotonic() < give_up_at:
         time.sleep(0.5)

@@ -392,8 +392,8 @@ def test_a_child_that_ends_later_is_started_again_as_often_as_is_allowed(launch,
         with pytest.raises(ChildEnded, match=f"{name} ended with status 3"):
             watching.result(DEADLINE_S)
     assert other.is_running and other.num_starts == 1
-    assert f"[serve] {name} ended with status 3; it is started again in 0.01 s" in lines
-    assert any("it was started again 1 times in 600 s already (--max-restarts)" in line for line in lines)
+    assert f"[serve] {name} ended with status 3; restart in 0.01 s" in lines
+    assert any("restarted 1 times in 600 s already (--max-restarts)" in line for line in lines)
 
 
 def test_a_second_launcher_names_the_first(launch, tmp_path):
