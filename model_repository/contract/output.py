@@ -59,7 +59,7 @@ class DeltaDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     prompt_token_ids: tuple[int, ...] = ()  # first delta only, with echo or has_token_ids
     echo: tuple[bytes, ...] = ()  # first delta only, with echo: the bytes of each prompt token
-    logprobs: tuple[DrawnLogprob, ...] = ()  # of the echoed tokens, then of the delta's
+    logprobs: tuple[DrawnLogprob, ...] = ()  # the echoed tokens', then the delta's
     cum_logprob: float | None = None  # last delta only
     has_token_ids: bool = False
     has_special_tokens: bool = False  # show special tokens in the text: only for /detokenize
@@ -76,7 +76,7 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     token_ids: tuple[int, ...] = ()
     num_cut_bytes: int = 0  # bytes of the last token that are not text: a stop sequence, or an end token
     finish_reason: FinishReason | None = None
-    usage: Usage | None = None  # with finish_reason, or in every delta if the request asked for it
+    usage: Usage | None = None  # set with finish_reason, or in every delta if the request asked for it
     details: DeltaDetails | None = None
     num_thinking_bytes: int = 0  # bytes of the text, from its start, that are thinking
 
@@ -156,7 +156,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
             doc="last response only: the stop word (JSON string) or token id (JSON number) that ended the completion",
         ),
     ] = None  # None: the model ended it
-    usage: Usage | None = None  # of the last chunk; of the others if the request asked for it
+    usage: Usage | None = None  # the last chunk's; every chunk has it if the request asked for it
     cum_logprob: Annotated[
         float | None,
         TensorSpec("cum_log_probs", doc="last response, with return_log_probs: the sum over the completion's text"),
@@ -211,10 +211,10 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_streams: int  # output streams of frontends that are open
     num_output_batches: int  # sent to frontends and gRPC clients
     num_output_items: int  # token deltas and errors in them
-    last_cancel_to_free_ms: float  # from the cancel's arrival until the KV tokens are free
+    last_cancel_to_free_ms: float  # time from the cancel's arrival until the KV tokens are free
     cancel_to_free_ms: float  # sum over all cancels since the load
     step_age_ms: float  # age of the step in progress; 0 between steps
     adapters: dict[str, str]  # LoRA adapters: name to source folder; empty source: part of the artifact
-    adapter_bytes: int  # of all adapters in memory
+    adapter_bytes: int  # all adapters in memory
     num_unloading: int  # running and waiting sequences whose LoRA adapter has been unloaded
     is_draining: bool = False  # a frontend should prefer another replica; requests are still served

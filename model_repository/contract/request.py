@@ -19,11 +19,11 @@ from model_repository.reasoning_formats import ReasoningFormat
 MAX_STOP_WORDS = 16  # each token is compared with each stop word: 16 cost 3 us more per token than OpenAI's 4
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 64
 
-MAX_TOKEN_IDS = 1024  # in one field
+MAX_TOKEN_IDS = 1024  # one field's
 MAX_IMAGES = 16
-IMAGE_MARKER = "<image>"  # in a prompt's text: the place of an image
+IMAGE_MARKER = "<image>"  # the place of an image in a prompt's text
 IMAGE_PLACE = -1  # the same among the token ids that the engine gets
-MAX_BATCH_REQUESTS = 32  # in one message
+MAX_BATCH_REQUESTS = 32  # a batch is one message
 MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens wait
 
 _NotEmpty = Annotated[str, Meta(min_length=1)]
@@ -89,7 +89,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
         TensorSpec("logit_bias_token_ids", low=0, has_token_ids=True, doc="tokens to bias"),
         TensorSpec("logit_bias_values", low=-100, high=100, doc="one for each of them; -100 bans, 100 forces"),
     ] = field(default_factory=dict)
-    mirostat: Mirostat | None = None  # in place of top_p, top_k and min_p
+    mirostat: Mirostat | None = None  # replaces top_p, top_k and min_p
     seed: Annotated[
         int,
         TensorSpec(
@@ -109,7 +109,7 @@ class OutputFormat(StrEnum):
 
     JSON_OBJECT = "json"  # any JSON object; no content
     JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
-    REGEX = "regex"  # of the whole completion
+    REGEX = "regex"  # matches the whole completion
     CHOICE = "choice"  # a JSON list of texts
     GRAMMAR = "ebnf_grammar"  # GBNF
     LARK = "lark_grammar"  # llguidance's dialect of Lark: made by the tokenizer stage, never taken from a client
@@ -326,7 +326,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         tuple[bytes, ...],
         TensorSpec(max_items=MAX_IMAGES, doc="PNG, JPEG, WebP or GIF files, one for each `<image>` in the prompt"),
     ] = ()
-    request_id: str = ""  # of the HTTP request, for logs: printable ASCII
+    request_id: str = ""  # the HTTP request's, for logs: printable ASCII
 
 
 class Thinking(Struct, frozen=True, omit_defaults=True):
@@ -346,7 +346,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: tuple[bytes, ...] = ()  # files
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
-    structured_output: StructuredOutput | None = None  # of the request, or of its tool calls
+    structured_output: StructuredOutput | None = None  # the request's, or that of its tool calls
     thinking: Thinking | None = None  # None: all text is the answer
     grammar_bytes: int = 0  # memory of the compiled structured output; 0: not known
     request_id: str = ""
@@ -370,8 +370,8 @@ class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
     """Frontend to tokenizer: a prompt that is only tokenized."""
 
     prompt: Prompt
-    add_special_tokens: bool = True  # of a text prompt
-    sender: str = ""  # as in Params
+    add_special_tokens: bool = True  # text prompts only
+    sender: str = ""  # see Params
 
 
 class TokenizeAnswer(Struct, frozen=True):

@@ -167,7 +167,7 @@ class TokenizerStage:
             try:
                 return self._check_constraint(request, self._tool_format)
             except InvalidRequest as exc:
-                return type(exc)(exc.text, exc.field)  # without references to stack frames
+                return type(exc)(exc.text, exc.field)  # a copy has no references to stack frames
 
         found = self._constraints.get(inputs, check)
         if isinstance(found, InvalidRequest):
