@@ -23,7 +23,7 @@ from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
-FORMAT = 5  # of the artifact's files: another number makes older artifacts invalid
+FORMAT = 5  # layout of the files: another number makes older artifacts invalid
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
@@ -62,17 +62,17 @@ class Manifest:
     source: dict[str, str]  # file name to sha256
     key: str  # digest of all inputs of the build
     format: int = FORMAT
-    precision: str = "f16"  # of matrices and KV cache
+    precision: str = "f16"  # matrices and KV cache
     sampling: dict[str, float] = field(default_factory=dict)  # the author's values for requests without these fields
-    options: dict[str, str] = field(default_factory=dict)  # of the runtime
-    requires: dict[str, str] = field(default_factory=dict)  # of the serving machine: see machine.why_unfit
+    options: dict[str, str] = field(default_factory=dict)  # the runtime's
+    requires: dict[str, str] = field(default_factory=dict)  # properties of the serving machine: see machine.why_unfit
     build: dict[str, Any] = field(default_factory=dict)  # a record for people
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
     tool_call_format: str
     reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
-    kv_cache_bytes_per_token: int = 0  # of a model on a CPU; 0: unknown
+    kv_cache_bytes_per_token: int = 0  # a CPU model's; 0: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
     linked: dict[str, LinkedFile] = field(default_factory=dict)  # those files that are links to source files

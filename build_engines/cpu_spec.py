@@ -36,8 +36,8 @@ from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
 
 CONVERTER = 4  # raise it when the output for the same input changes
-GGUF_NAME = "model"  # of the file or of its parts
-_OPTION_VALUES = {  # of the runtimes, where they are not whole numbers from 0
+GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
+_OPTION_VALUES = {  # pattern and rule of a runtime's option; the others are whole numbers from 0
     "contexts": (r"0*[1-9]\d*", "a whole number from 1"),
     "itl_ms": (r"\d+(\.\d+)?", "a number"),
 }
@@ -87,9 +87,9 @@ class CpuSpec:
     tokenizer: Path | None = None
     projector: Path | None = None  # a GGUF file that makes images readable
     context_window: int | None = None  # None: the model's own
-    precision: str = "f16"  # of the KV cache, and of the matrices of a checkpoint
-    options: dict[str, str] = field(default_factory=dict)  # of the runtime
-    adapters: dict[str, Path] = field(default_factory=dict)  # by name: folders in PEFT's format
+    precision: str = "f16"  # KV cache, and matrices of a checkpoint
+    options: dict[str, str] = field(default_factory=dict)  # the runtime's
+    adapters: dict[str, Path] = field(default_factory=dict)  # name to folder in PEFT's format
     tool_call_format: str | None = None  # None: that of the chat template
     serving: Serving = field(default_factory=Serving)
 
@@ -183,7 +183,7 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float]
     vocab_size: int
-    kv_numbers_per_token: int  # in the KV cache of all layers
+    kv_numbers_per_token: int  # size of the KV cache of all layers
 
 
 def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> None:
@@ -195,7 +195,7 @@ def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> 
         copy_or_link(spec.projector, folder / PROJECTOR)
     if spec.runtime != "llama_cpp":
         return
-    model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # of parts, the first
+    model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # the first part
     check_loads(str(spec.gguf or spec.checkpoint), model, projector if projector.exists() else None)
     if adapters:
         base = read_gguf_base(model)

@@ -49,8 +49,8 @@ class ServeOptions:
     num_threads: int = 0
     stream_interval_ms: int = 40
     tokenizer_instances: int = 1
-    adapter_root: Path | None = None  # of LoRA adapters that are loaded at runtime; None: loading is off
-    max_adapters: int = 8  # of the loaded ones
+    adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
+    max_adapters: int = 8  # only those loaded at runtime count
     max_adapter_rank: int = 64
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ def render_artifacts(
     """
     manifests: dict[Path, Manifest] = {}
     names: list[tuple[str, str]] = []
-    placed: dict[str, Sequence[int]] = {}  # by model, for those that need GPUs
+    placed: dict[str, Sequence[int]] = {}  # model to its GPUs, if it needs any
     for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))

@@ -51,12 +51,12 @@ def write_text_files(
     visible = TOOL_FORMATS[tool_call_format].special_tokens
     if reasoning_format:
         visible += (REASONING_FORMATS[reasoning_format].begin, REASONING_FORMATS[reasoning_format].end)
-    try:  # as the stages do it
+    try:  # the stages load the same
         files = TokenizerFiles.load(folder / "tokenizer")
         last = max(files.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
         if last >= vocab_size:
-            rule = f"the model has tokens 0 to {vocab_size - 1}: it is the tokenizer of another model"
-            raise BuildError(f"{source / 'tokenizer.json'}: it has token {last}; {rule}")
+            rule = f"the model has tokens 0 to {vocab_size - 1}: the tokenizer is another model's"
+            raise BuildError(f"{source / 'tokenizer.json'}: has token {last}; {rule}")
         table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
         PromptEncoder(files, table, tool_call_format, reasoning_format)
         Decoding.load(folder / "tokenizer" / "tokenizer.json")
