@@ -69,7 +69,7 @@ class Limits:
     def __init__(self, settings: Settings) -> None:
         self._policy = Policy(settings)
         self._max_priority = settings.max_priority
-        self._mean_lengths: dict[str, float] = {}  # by model: tokens of recent completions
+        self._mean_lengths: dict[str, float] = {}  # model to tokens of recent completions
         self.limiter: LocalLimiter | SharedLimiter
         if path := os.environ.get(LIMITS_SOCKET):
             outage = Outage("the admission process", OnFailure(settings.limits_on_failure))

@@ -56,7 +56,7 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReason | None
     stop_reason: StopReason
     token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]  # in a stream, of a choice's first piece
+    prompt_token_ids: NotRequired[list[int]]  # a stream has it in a choice's first piece
 
 
 class TextCompletion(TypedDict):
@@ -193,7 +193,7 @@ class ChatCompletionChunk(TypedDict):
     service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
-    prompt_token_ids: NotRequired[list[int]]  # in the first event
+    prompt_token_ids: NotRequired[list[int]]  # the first event has it
     obfuscation: NotRequired[str]
 
 
@@ -208,7 +208,7 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
-    default_parameters: dict[str, Any]  # of sampling, by request field: those that differ from the API document's
+    default_parameters: dict[str, Any]  # sampling fields that differ from the API document's defaults
 
 
 class ModelList(TypedDict):

@@ -27,7 +27,7 @@ from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
 
 MAX_MESSAGES = 4096
-MAX_CONTENT_PARTS = 4096  # of all messages together
+MAX_CONTENT_PARTS = 4096  # all messages together
 
 
 class ImageUrl(Body):
@@ -61,7 +61,7 @@ class ContentPart(Body):
     @model_validator(mode="after")
     def _check_fields_of_type(self) -> Self:
         if getattr(self, self.type) is None:
-            raise broken_rule(self.type, f'it is required when type is "{self.type}"')
+            raise broken_rule(self.type, f'required when type is "{self.type}"')
         for name in {"text", "refusal", "image_url"} - {self.type}:
             if getattr(self, name):
                 raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
@@ -101,13 +101,13 @@ class ChatMessage(Body):
     def _check_fields_of_role(self) -> Self:
         is_assistant = self.role == "assistant"
         if self.content is None and not is_assistant:
-            raise broken_rule("content", "it is required, except in an assistant's message")
+            raise broken_rule("content", "required, except in an assistant's message")
         if (self.tool_calls or self.function_call) and not is_assistant:
             raise broken_rule("tool_calls", "only an assistant's message has them")
         if self.refusal and not is_assistant:
             raise broken_rule("refusal", "only an assistant's message has one")
         if self.role == "tool" and self.tool_call_id is None:
-            raise broken_rule("tool_call_id", "it is required in a tool's message")
+            raise broken_rule("tool_call_id", "required in a tool's message")
         return self
 
 
@@ -139,7 +139,7 @@ def messages_from(value: Any) -> Any:
 def check_last_message(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
     """Check that the last message is not both continued and followed by a new one."""
     if continue_final_message and add_generation_prompt is not False:
-        raise broken_rule("continue_final_message", "it needs add_generation_prompt to be false")
+        raise broken_rule("continue_final_message", "needs add_generation_prompt to be false")
 
 
 MESSAGES_LENGTH = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -255,13 +255,13 @@ class ChatCompletionRequest(GenerationBody):
     @model_validator(mode="after")
     def _check_chat_fields(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise broken_rule("top_logprobs", "it needs logprobs to be true")
+            raise broken_rule("top_logprobs", "needs logprobs to be true")
         if self.tools and self.functions:
             raise broken_rule("functions", "they are the deprecated form of tools: send one of the two")
         if self.function_call is not None and self.tools:
-            raise broken_rule("function_call", "it goes with functions; tools have tool_choice")
+            raise broken_rule("function_call", "goes with functions; tools have tool_choice")
         if self.tool_choice is not None and self.functions:
-            raise broken_rule("tool_choice", "it goes with tools; functions have function_call")
+            raise broken_rule("tool_choice", "goes with tools; functions have function_call")
         names = self.tool_names()
         for field in ("tool_choice", "function_call"):
             choice: ToolChoice | None = getattr(self, field)
@@ -269,11 +269,11 @@ class ChatCompletionRequest(GenerationBody):
                 continue
             for name in choice.names():
                 if name not in names:
-                    raise broken_rule(field, f"it names {name}, which is not offered")
+                    raise broken_rule(field, f"names {name}, which is not offered")
             if choice.type == "required" and not names:
-                raise broken_rule(field, "it needs tools to choose from")
+                raise broken_rule(field, "needs tools to choose from")
         if self.thinking_token_budget not in (None, self.thinking_budget_tokens, self.thinking_budget()):
-            raise broken_rule("thinking_token_budget", "it is thinking_budget_tokens by another name, and they differ")
+            raise broken_rule("thinking_token_budget", "another name of thinking_budget_tokens, with another value")
         check_last_message(self.continue_final_message, self.add_generation_prompt)
         return self
 

@@ -64,7 +64,7 @@ class ChatReply(Reply):
         self._has_reasoning = chat.include_reasoning is not False
         self._parsers = [OutputParser(tool_format, reasoning_format) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
-        self._usages: dict[int, output.Usage] = {}  # by choice
+        self._usages: dict[int, output.Usage] = {}  # choice to usage
         self._is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:

@@ -45,12 +45,12 @@ _THINKING_FIELDS = (
     "thinking_token_budget",
     "include_reasoning",
 )
-_SWITCHES = ("enable_thinking", "thinking")  # of chat templates: Qwen3's and others', DeepSeek-V3.1's
+_SWITCHES = ("enable_thinking", "thinking")  # a chat template's: Qwen3's and others', DeepSeek-V3.1's
 # The budget, as a share of max_tokens, where the template reads no effort. Source: OpenRouter's documentation.
 _EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
 _UINT64 = 2**64 - 1
 _LLAMA_CPP_TARGET = 5.0  # Mirostat's default target with llama.cpp's field `mirostat`
-_MAX_TOKEN_CHARS = 256  # of the longest token of any known vocabulary; Llama 3 has 128
+_MAX_TOKEN_CHARS = 256  # the longest token of any known vocabulary; Llama 3 has 128
 
 
 def chat_to_requests(
@@ -239,7 +239,7 @@ def _params(
         num_top_logprobs=num_logprobs or 0,
         has_token_ids=bool(body.return_token_ids),
         has_usage=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
-        has_timing=True,  # for metrics and the header Server-Timing
+        has_timing=True,  # metrics and the header Server-Timing need it
         is_stream=bool(body.stream),
         stream_interval_ms=body.stream_interval_ms,
     )

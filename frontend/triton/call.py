@@ -41,11 +41,11 @@ _BATCH_BYTES = 2_000
 _ERROR_BYTES = 15_000
 # From the end of the output stream to the end of the call.
 END_TIMEOUT_S = 5.0
-KEEPALIVE_INTERVAL_S = 3.0  # of empty batches; the engine ends a stream that was unused for 10 s
-_NO_NUMBERS = "0-0"  # of the requests in an empty batch
-_BATCH_PAYLOAD_BYTES = 12_000  # of requests in one message: the tokenizer leaves larger messages to a thread
-_OPENING_ID = "outputs"  # of the request that opens the stream; a batch's id has its first and last number
-_CANCEL_ID = "cancel"  # of a message that cancels requests
+KEEPALIVE_INTERVAL_S = 3.0  # empty batches keep the stream open: the engine ends one that was unused for 10 s
+_NO_NUMBERS = "0-0"  # numbers in the id of an empty batch
+_BATCH_PAYLOAD_BYTES = 12_000  # requests in one message: the tokenizer leaves larger messages to a thread
+_OPENING_ID = "outputs"  # the request that opens the stream; a batch's id has its first and last number
+_CANCEL_ID = "cancel"  # a message that cancels requests
 _SLOW_BYTES = 8_000  # a larger request takes long to encode
 
 
@@ -78,13 +78,13 @@ class MultiplexedCall:
         self._key = secrets.token_hex(16)  # a secret: never logged, and only sent to Triton
         self._on_end = on_end
         self._fetch_epoch = fetch_epoch
-        self.epoch: int | None = None  # of the engine, before the stream was opened
-        self._error: APIError | None = None  # after it the call takes no more requests
+        self.epoch: int | None = None  # the engine's, before the stream was opened
+        self._error: APIError | None = None  # why the call takes no more requests
         self._num_batches = self._num_errors = 0
         self._last_batch_s = time.monotonic()  # or the start of the call
         self._numbers = itertools.count(1)
         self._queues: dict[int, ChunkQueue] = {}
-        self._cancel_keys_left: dict[int, str] = {}  # of requests whose reader left before the first chunk
+        self._cancel_keys_left: dict[int, str] = {}  # requests whose reader left before the first chunk
         self._unsent: dict[int, _Packed] = {}
         self._unsent_cancels: list[str] = []
         self._is_cancelling = False  # a message has no answer yet
@@ -294,7 +294,7 @@ class MultiplexedCall:
 
     def _half_close(self) -> None:
         """Let the calls end, now that the output stream has: the engine had no sequences left."""
-        self._end(errors.OutputStreamNotOpen())  # for running requests
+        self._end(errors.OutputStreamNotOpen())  # running requests get this error
         asyncio.get_running_loop().call_later(END_TIMEOUT_S, self._cancel_calls)
 
     def _cancel_calls(self) -> None:

@@ -48,7 +48,7 @@ class Generations:
         self._connection = connection
         self._cancel = cancel
         self._fetch_epoch = fetch_epoch
-        self._calls: dict[str, list[MultiplexedCall]] = {}  # by ensemble; the last one gets the next request
+        self._calls: dict[str, list[MultiplexedCall]] = {}  # ensemble to calls; the last one gets the next request
         self._background: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -66,7 +66,7 @@ class Generations:
         """
         started_at = time.monotonic()
         queue: ChunkQueue | None = None
-        is_generating = True  # as far as this process knows
+        is_generating = True  # errors below may prove otherwise
         try:
             try:
                 queue = await self._send(ensemble, request, on_end)
