@@ -16,7 +16,7 @@ class PendingCancels:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._cancelled_s: OrderedDict[int, float] = OrderedDict()  # key as a number to its time; the latest last
+        self._cancelled_s: OrderedDict[int, float] = OrderedDict()  # key number to the cancel's time; the latest last
 
     def add(self, key: str) -> None:
         """Remember a key; forget old keys, and the oldest ones beyond MAX_KEYS."""
