@@ -9,14 +9,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-class RawArguments(dict[str, str]):
-    """Arguments of a call that are not a JSON object, for example cut ones: `tojson` and `str` give the model's text.
+class Arguments(dict[str, Any]):
+    """Arguments of a call for a template: an object, and JSON text where the template writes or joins them as text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+class RawArguments(Arguments):
+    """Arguments that are not a JSON object, for example cut ones: `tojson` and `str` give the model's text.
 
     It is a dictionary for templates that iterate over arguments: the text has the empty name.
     """
 
     def __str__(self) -> str:
-        return self[""]
+        return str(self[""])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +44,20 @@ class ToolFormat:
     answer_prefix: str = ""  # may precede calls that begin the answer
     before_calls: str = ""
     before_name: str
+    before_number: str = ""  # precedes a call's number, which follows its name; empty: calls have no number
     before_arguments: str
     after_arguments: str
     between_calls: str
     after_calls: str = ""
     special_tokens: tuple[str, ...]
+    history_id: str = ""  # of calls in a conversation: a format of `name` and `number`; empty: the client's ids
 
     def calls_text(self, calls: Iterable[tuple[str, str]]) -> str:
         """Write calls, each a name and its arguments as JSON text, in this format."""
-        texts = (
-            f"{self.before_name}{name}{self.before_arguments}{arguments}{self.after_arguments}"
-            for name, arguments in calls
-        )
+        texts = []
+        for number, (name, arguments) in enumerate(calls):
+            named = f"{self.before_name}{name}{self.before_number}{number if self.before_number else ''}"
+            texts.append(f"{named}{self.before_arguments}{arguments}{self.after_arguments}")
         return f"{self.before_calls}{self.between_calls.join(texts)}{self.after_calls}"
 
 
@@ -86,22 +101,85 @@ DEEPSEEK = ToolFormat(
     after_calls=_CALLS_END,
     special_tokens=(_CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END),
 )
+# Source: the chat template of DeepSeek-V3.1, in llama.cpp's models/templates.
+DEEPSEEK_V31 = replace(
+    DEEPSEEK,
+    name="deepseek_v31",
+    before_name=_CALL_BEGIN,
+    before_arguments=_SEP,
+    after_arguments=_CALL_END,
+    between_calls="",
+)
+# Source: the chat templates of Devstral Small 2 and Ministral 3, as LLaMA-Factory's and vLLM's forks quote them.
+MISTRAL_V11 = ToolFormat(
+    name="mistral_v11",
+    trigger="[TOOL_CALLS]",
+    before_name="[TOOL_CALLS]",
+    before_arguments="[ARGS]",
+    after_arguments="",
+    between_calls="",
+    special_tokens=("[TOOL_CALLS]", "[ARGS]"),
+    history_id="call{number:05}",  # templates refuse other than nine letters and digits
+)
+# Source: the chat template of Kimi-K2-Thinking, in llama.cpp's models/templates.
+KIMI_K2 = ToolFormat(
+    name="kimi_k2",
+    trigger="<|tool_calls_section_begin|>",
+    before_calls="<|tool_calls_section_begin|>",
+    before_name="<|tool_call_begin|>functions.",
+    before_number=":",
+    before_arguments="<|tool_call_argument_begin|>",
+    after_arguments="<|tool_call_end|>",
+    between_calls="",
+    after_calls="<|tool_calls_section_end|>",
+    special_tokens=(
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+        *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    ),
+    history_id="functions.{name}:{number}",  # the template writes it in place of the name
+)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    tool_format.name: tool_format for tool_format in (HERMES, LLAMA3_JSON, DEEPSEEK, PLAIN)
+    tool_format.name: tool_format
+    for tool_format in (HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, KIMI_K2, PLAIN)
 }
 
+# The first format with all its marks in a template is that of the template.
+_TEMPLATE_MARKS = (
+    (DEEPSEEK, (_CALLS_BEGIN, "```json")),
+    (DEEPSEEK_V31, (_CALLS_BEGIN,)),
+    (MISTRAL_V11, MISTRAL_V11.special_tokens),
+    (KIMI_K2, (KIMI_K2.trigger,)),
+    (HERMES, (HERMES.trigger,)),
+)
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
 
 
 def detect_tool_format(chat_template: str) -> str:
     """Return the name of the format that a chat template teaches; `plain` for an unknown format."""
-    if DEEPSEEK.trigger in chat_template:
-        return DEEPSEEK.name
-    if HERMES.trigger in chat_template:
-        return HERMES.name
-    if _LLAMA3_MARKERS.search(chat_template):
-        return LLAMA3_JSON.name
-    return PLAIN.name
+    for tool_format, marks in _TEMPLATE_MARKS:
+        if all(mark in chat_template for mark in marks):
+            return tool_format.name
+    return LLAMA3_JSON.name if _LLAMA3_MARKERS.search(chat_template) else PLAIN.name
+
+
+def messages_with_history_ids(messages: Sequence[Mapping[str, Any]], history_id: str) -> list[dict[str, Any]]:
+    """Give the calls of a conversation the ids of a format, in their order, and the results those of their calls."""
+    renamed: list[dict[str, Any]] = []
+    new_ids: dict[str, str] = {}
+    num_calls = 0
+    for message in messages:
+        changes: dict[str, Any] = {}
+        if message.get("tool_call_id") is not None:
+            changes["tool_call_id"] = new_ids.get(str(message["tool_call_id"]), message["tool_call_id"])
+        if "tool_calls" in message:
+            changes["tool_calls"] = calls = []
+            for call in message["tool_calls"]:
+                new_id = history_id.format(name=call["function"]["name"], number=num_calls)
+                new_ids[str(call.get("id"))] = new_id
+                calls.append({**call, "id": new_id})
+                num_calls += 1
+        renamed.append({**message, **changes})
+    return renamed
 
 
 def plain_tool_prompt(tools: Iterable[Mapping[str, Any]]) -> str:
@@ -168,4 +246,4 @@ def _calls_text(tool_calls: Iterable[Mapping[str, Any]]) -> str:
 
 def _json_text(arguments: Any) -> str:
     """Return arguments as JSON text: OpenAI's messages have them as text, a template's as an object."""
-    return str(arguments) if isinstance(arguments, str | RawArguments) else json.dumps(arguments, ensure_ascii=False)
+    return str(arguments) if isinstance(arguments, str | Arguments) else json.dumps(arguments, ensure_ascii=False)

@@ -38,7 +38,7 @@ class ObjectReader:
 
     def __init__(self, end_marker: str, depth: int = 0) -> None:
         self._end_marker = end_marker
-        self._outside = re.compile(r'["{}<]' if end_marker else r'["{}]')
+        self._outside = re.compile(f'["{{}}{re.escape(end_marker[:1])}]')
         self._depth = depth
         self._is_in_string = False
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
-from frontend.output_parser.syntax import SYNTAXES, WHITE
+from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
 from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.reasoning_formats import ReasoningFormat
 
@@ -28,7 +30,7 @@ class OutputParser:
         self._reasoning_white = ""  # white space behind the reasoning so far
         self._is_behind_thinking = False  # without text of the answer so far
         self._syntax = SYNTAXES[tool_format]
-        self._has_markers = bool(self._syntax.markers)  # without markers no call can follow content
+        self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
         self._white = ""  # white space before the buffer; content unless a call follows
         self._num_calls = 0
@@ -81,7 +83,8 @@ class OutputParser:
                 content: it is more likely text.
         """
         is_lost = is_cut and len(self._buffer) > 1
-        if self._step == self._read_content or (self._step == self._read_head and not is_lost):
+        is_head = self._step in (self._read_head, self._read_next)
+        if self._step == self._read_content or (is_head and not is_lost):
             self._add_content(self._white + self._buffer)
         elif self._step == self._read_arguments:
             self._add_arguments(self._buffer)
@@ -102,7 +105,7 @@ class OutputParser:
     # A step reads from the buffer and returns True, or returns False if it needs more text.
 
     def _read_content(self) -> bool:
-        start = self._syntax.marker_start(self._buffer) if self._has_markers else len(self._buffer)
+        start = self._syntax.marker_start(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
         certain = text.rstrip(WHITE) if self._has_markers else text
         if certain:
@@ -114,7 +117,14 @@ class OutputParser:
         return bool(self._buffer)
 
     def _read_head(self) -> bool:
-        for head in self._syntax.heads:
+        # Without a call the marker's first character is content; the search continues after it.
+        return self._read_call(self._syntax.heads, num_rejected=1)
+
+    def _read_next(self) -> bool:
+        return self._read_call(self._syntax.next_heads, num_rejected=0)
+
+    def _read_call(self, heads: Sequence[Form], num_rejected: int) -> bool:
+        for head in heads:
             if found := head.match(self._buffer):
                 self._deltas.append(CallBegin(self._num_calls, found["name"]))
                 self._num_begun += 1
@@ -123,11 +133,10 @@ class OutputParser:
                 self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
                 self._step = self._read_arguments
                 return True
-        if any(head.is_begun(self._buffer) for head in self._syntax.heads):
+        if any(head.is_begun(self._buffer) for head in heads):
             return False
-        # The marker's first character is content; the search continues after it.
-        self._add_content(self._white + self._buffer[0])
-        self._buffer, self._white = self._buffer[1:], ""
+        self._add_content(self._white + self._buffer[:num_rejected])
+        self._buffer, self._white = self._buffer[num_rejected:], ""
         self._step = self._read_content
         return True
 
@@ -137,8 +146,10 @@ class OutputParser:
         self._buffer = self._buffer[size:]
         if ending is Ending.MARKER:
             self._end_call_at_marker()
-        elif ending is Ending.CLOSED:
+        elif ending is Ending.CLOSED and self._syntax.tails:
             self._step = self._read_tail
+        elif ending is Ending.CLOSED:
+            self._end_call()
         return ending is not None
 
     def _read_tail(self) -> bool:
@@ -168,13 +179,13 @@ class OutputParser:
 
     def _read_between(self) -> bool:
         self._buffer = self._buffer.lstrip(WHITE)
-        if (closing := self._syntax.closing) is not None:
+        for closing in self._syntax.closings:
             if found := closing.match(self._buffer):
                 self._buffer = self._buffer[found.end() :]
                 return True
-            if closing.is_begun(self._buffer):
-                return False
-        self._step = self._read_content if self._has_markers else self._read_head
+        if not self._buffer or any(closing.is_begun(self._buffer) for closing in self._syntax.closings):
+            return False
+        self._step = self._read_next
         return True
 
     def _end_call_at_marker(self) -> None:

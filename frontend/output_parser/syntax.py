@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from model_repository.tool_formats import DEEPSEEK, HERMES, LLAMA3_JSON, PLAIN
+from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, HERMES, KIMI_K2, LLAMA3_JSON, MISTRAL_V11, PLAIN
 
 WHITE = " \t\r\n"
 
-# Bounded: the parser matches the whole waiting text again with each piece.
-_PIECES = {" ": rf"[{WHITE}]{{0,64}}+", "@": r'(?P<name>[^"\\\x00-\x1f]{1,256}+)', "$": r'(?=["{])'}
+# Bounded: the parser matches the whole waiting text again with each piece. A name ends where the rest can match.
+_PIECES = {
+    " ": rf"[{WHITE}]{{0,64}}+",
+    "@": r'(?P<name>[^"\\\x00-\x1f]{1,256}?)',
+    "#": r"[0-9]{1,9}+",
+    "$": r'(?=["{])',
+}
 
 
 class Form:
-    """A text form. In its notation a space is any white space, `@` is the name, `$` comes before JSON arguments."""
+    """A text form. In its notation a space is any white space, `@` is the name, `#` the number, `$` precedes JSON."""
 
     def __init__(self, notation: str) -> None:
         pieces = [_PIECES.get(character) or re.escape(character) for character in notation]
-        beginning = ""
-        for piece in reversed(pieces):
-            beginning = f"(?:{piece}{beginning})?"
         self._whole = re.compile("".join(pieces))
-        self._beginning = re.compile(beginning.replace("?P<name>", "?:"))
+        self._beginning = re.compile(_beginning(pieces).replace("?P<name>", "?:"))
 
     def match(self, text: str) -> re.Match[str] | None:
         """Match the form at the start of a text."""
@@ -34,25 +36,37 @@ class Form:
         return self._beginning.fullmatch(text) is not None
 
 
+def _beginning(pieces: Sequence[str]) -> str:
+    """Return the pattern of all beginnings of a form."""
+    beginning = ""
+    for piece in reversed(pieces):
+        beginning = f"(?:{piece}{beginning})?"
+    return beginning
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Syntax:
     """The calls of a format. The parser accepts more forms than the format writes."""
 
-    markers: tuple[str, ...]  # begin calls; empty: calls only at the start of the answer
+    markers: re.Pattern[str] | None  # begin calls; None: calls only at the start of the answer
     heads: tuple[Form, ...]  # up to the arguments
-    tails: tuple[Form, ...]  # from the arguments to the end of the call
+    next_heads: tuple[Form, ...] = ()  # of a call without marker that follows another
+    tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
     end_marker: str = ""  # ends a call whose arguments never close
-    closing: Form | None = None  # after the calls; not content
+    closings: tuple[Form, ...] = ()  # after the calls; not content
 
     def marker_start(self, text: str) -> int:
         """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length."""
-        start = text.find("<")
-        while start >= 0:
-            rest = text[start : start + 32]
-            if any(rest.startswith(marker) or marker.startswith(rest) for marker in self.markers):
-                return start
-            start = text.find("<", start + 1)
-        return len(text)
+        found = self.markers.search(text) if self.markers else None
+        return found.start() if found else len(text)
+
+
+def _markers(*markers: str) -> re.Pattern[str]:
+    patterns = [re.escape(marker) for marker in markers]
+    for marker in markers:
+        first, *others = map(re.escape, marker)
+        patterns.append(rf"{first}{_beginning(others)}\Z")
+    return re.compile("|".join(patterns))
 
 
 # The name must come first: without it the arguments cannot stream.
@@ -60,31 +74,59 @@ _OBJECTS = ('{ "name" : "@" , "arguments" : $', '{ "name" : "@" , "parameters" :
 
 _CALL, _CALL_END = HERMES.special_tokens
 _HERMES = Syntax(
-    markers=(_CALL,),
+    markers=_markers(_CALL),
     heads=tuple(Form(f"{_CALL} {call}") for call in _OBJECTS),
     tails=(Form(" }"), Form(f" {_CALL_END}")),
     end_marker=_CALL_END,
-    closing=Form(_CALL_END),
+    closings=(Form(_CALL_END),),
 )
 _LEADS = (" ", " ; ", f" {LLAMA3_JSON.answer_prefix} ", f" ; {LLAMA3_JSON.answer_prefix} ")
+_LLAMA3_HEADS = tuple(Form(lead + call) for lead in _LEADS for call in _OBJECTS)
 _LLAMA3_JSON = Syntax(
-    markers=(),
-    heads=tuple(Form(lead + call) for lead in _LEADS for call in _OBJECTS),
+    markers=None,
+    heads=_LLAMA3_HEADS,
+    next_heads=_LLAMA3_HEADS,
     tails=(Form(" }"),),
 )
 _BLOCKS_BEGIN, _BLOCK, _, _BLOCK_END, _BLOCKS_END = DEEPSEEK.special_tokens
 _BLOCK_HEAD = f"{DEEPSEEK.before_name}@ ```json $"
 _DEEPSEEK = Syntax(
-    markers=(_BLOCKS_BEGIN, _BLOCK),
+    markers=_markers(_BLOCKS_BEGIN, _BLOCK),
     heads=(Form(f"{_BLOCKS_BEGIN} {_BLOCK_HEAD}"), Form(_BLOCK_HEAD)),
     tails=(Form(f" ``` {_BLOCK_END}"), Form(f" {_BLOCK_END}")),
     end_marker=_BLOCK_END,
-    closing=Form(_BLOCKS_END),
+    closings=(Form(_BLOCKS_END),),
+)
+_V31_HEAD = f"{_BLOCK} @{DEEPSEEK_V31.before_arguments} $"
+_DEEPSEEK_V31 = Syntax(
+    markers=_markers(_BLOCKS_BEGIN),
+    heads=(Form(f"{_BLOCKS_BEGIN} {_V31_HEAD}"),),
+    next_heads=(Form(_V31_HEAD),),
+    tails=(Form(f" {_BLOCK_END}"),),
+    end_marker=_BLOCK_END,
+    closings=(Form(_BLOCKS_END),),
+)
+_MISTRAL_V11 = Syntax(
+    markers=_markers(MISTRAL_V11.trigger),
+    heads=(Form(f"{MISTRAL_V11.before_name} @{MISTRAL_V11.before_arguments} $"),),
+)
+_SECTION, _, _KIMI_ARGUMENTS, _KIMI_CALL_END, _SECTION_END = KIMI_K2.special_tokens
+_KIMI_HEAD = f"{KIMI_K2.before_name}@{KIMI_K2.before_number}# {_KIMI_ARGUMENTS} $"
+_KIMI_K2 = Syntax(
+    markers=_markers(_SECTION),
+    heads=(Form(f"{_SECTION} {_KIMI_HEAD}"),),
+    next_heads=(Form(_KIMI_HEAD),),
+    tails=(Form(f" {_KIMI_CALL_END}"),),
+    end_marker=_KIMI_CALL_END,
+    closings=(Form(_SECTION_END),),
 )
 SYNTAXES: Mapping[str, Syntax] = {
-    "": Syntax(markers=(), heads=(), tails=()),
+    "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,
     PLAIN.name: _HERMES,
     LLAMA3_JSON.name: _LLAMA3_JSON,
     DEEPSEEK.name: _DEEPSEEK,
+    DEEPSEEK_V31.name: _DEEPSEEK_V31,
+    MISTRAL_V11.name: _MISTRAL_V11,
+    KIMI_K2.name: _KIMI_K2,
 }

@@ -16,7 +16,14 @@ from model_repository.tokenizer.plain_text import MarkedText
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
-from model_repository.tool_formats import PLAIN, RawArguments, messages_with_plain_tools
+from model_repository.tool_formats import (
+    PLAIN,
+    TOOL_FORMATS,
+    Arguments,
+    RawArguments,
+    messages_with_history_ids,
+    messages_with_plain_tools,
+)
 
 type _Encoded = tuple[Sequence[int], Thinking | None]
 
@@ -38,6 +45,7 @@ class ChatEncoder:
         self._marked_text = MarkedText(vocabulary.control_tokens)
         self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
         self._is_plain = tool_call_format == PLAIN.name
+        self._history_id = TOOL_FORMATS[tool_call_format].history_id
         self._has_system_role = self._template is not None and _renders_system_role(self._template)
 
     def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> _Encoded:
@@ -58,6 +66,8 @@ class ChatEncoder:
         messages = messages_for_template(prompt.messages)
         if prompt.continue_final_message and "tool_calls" in messages[-1]:
             raise InvalidRequest("the last message calls tools: there is no text to go on", "continue_final_message")
+        if self._history_id:
+            messages = messages_with_history_ids(messages, self._history_id)
         if self._is_plain:
             messages = messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role)
             tools = []
@@ -128,18 +138,18 @@ def _call_for_template(call: Any, path: str) -> dict[str, Any]:
             raise InvalidRequest('expected {"function": {"name": str, "arguments": JSON of an object}}', path)
 
 
-def _parsed_arguments(arguments: Any, path: str) -> dict[str, Any]:
+def _parsed_arguments(arguments: Any, path: str) -> Arguments:
     if arguments is None or arguments == "":
-        return {}
+        return Arguments()
     if isinstance(arguments, dict):
-        return arguments
+        return Arguments(arguments)
     if not isinstance(arguments, str):
         raise InvalidRequest("expected a JSON object, or its text", path)
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError):
         parsed = None
-    return parsed if isinstance(parsed, dict) else RawArguments({"": arguments})
+    return Arguments(parsed) if isinstance(parsed, dict) else RawArguments({"": arguments})
 
 
 def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ def tool_grammar(
     Raises:
         InvalidRequest: a tool's name or the schema of its arguments cannot be written in a call.
     """
-    tools = _offered_tools(tool_use, prepare_schema)
+    tools = _offered_tools(tool_use, tool_format, prepare_schema)
     if not tools:
         return None
     is_repeatable = tool_use.is_parallel and tool_use.choice in ("auto", "required")
@@ -51,8 +51,14 @@ def tool_grammar(
         f"calls: call {more} {_literal(tool_format.after_calls)}",
         f"call: ({alternatives}) {_literal(tool_format.after_arguments)}",
     ]
+    if tool_format.before_number:
+        rules.append("NUMBER: /[0-9]{1,4}/")
+        number_rule = f"{_literal(tool_format.before_number)} NUMBER "
+    else:
+        number_rule = ""
     for number, (name, schema) in enumerate(tools):
-        rules.append(f"tool_{number}: {_literal(name + tool_format.before_arguments)} %json {json.dumps(schema)}")
+        head = f"{_literal(name)} {number_rule}{_literal(tool_format.before_arguments)}"
+        rules.append(f"tool_{number}: {head} %json {json.dumps(schema)}")
     return StructuredOutput(OutputFormat.LARK, "\n".join(rules) + "\n")
 
 
@@ -80,7 +86,9 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _offered_tools(tool_use: ToolUse, prepare_schema: PrepareSchema) -> list[tuple[str, dict[str, Any]]]:
+def _offered_tools(
+    tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema
+) -> list[tuple[str, dict[str, Any]]]:
     """Return name and schema of each tool that may be called."""
     offered = []
     for number, tool in enumerate(tool_use.tools):
@@ -88,6 +96,9 @@ def _offered_tools(tool_use: ToolUse, prepare_schema: PrepareSchema) -> list[tup
         name = function["name"]
         if not _NAME.fullmatch(name):
             rule = "expected 1 to 256 characters without quotes, backslashes and controls"
+            raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
+        if tool_format.before_arguments in name:
+            rule = f"{tool_format.before_arguments} ends the name in this model's calls"
             raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
         if tool_use.choice in ("auto", "required", f"function:{name}"):
             offered.append((name, _arguments_schema(function, f"{place}.parameters", prepare_schema)))

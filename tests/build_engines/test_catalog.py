@@ -13,7 +13,7 @@ from build_engines.catalog import Catalog
 from build_engines.errors import CatalogError
 from build_engines.model_entry import ModelEntry, Precision, chat_template_text
 from build_engines.parallelism import Parallelism
-from model_repository.tool_formats import detect_tool_format
+from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
 
 CATALOG = Catalog.load()
 CONTRACT = json.loads((Path(__file__).parents[1] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
@@ -156,10 +156,7 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
         ({"max_seq_len": 4096}, "max_seq_len: 4096: must be at most 2048"),
         ({"max_seq_len": 1024, "default_max_seq_len": 2048}, "default_max_seq_len: 2048: must be at most 1024"),
         ({"eos_token_ids": [1000]}, "bos_token_id, eos_token_ids: 1000: must be below vocab_size (1000)"),
-        (
-            {"tool_call_format": "xml"},
-            "tool_call_format: xml: expected one of hermes, llama3_json, deepseek, plain",
-        ),
+        ({"tool_call_format": "xml"}, f"tool_call_format: xml: expected one of {', '.join(TOOL_FORMATS)}"),
         ({"chat_template": "vicuna"}, "chat_template: vicuna: expected one of checkpoint, alpaca, deepseek"),
         ({"precisions": ["bf16", "bf16"]}, "precisions: bf16, bf16: each may be named once"),
         ({"presets": {"b300": {}}}, "presets.b300: expected one of h100, h200, b200, a100, l40s"),

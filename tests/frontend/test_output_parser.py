@@ -83,7 +83,7 @@ def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> 
 
 @REPEATABLE
 @given(
-    format_name=st.sampled_from(["hermes", "plain", "deepseek"]),
+    format_name=st.sampled_from([name for name, tool_format in TOOL_FORMATS.items() if tool_format.trigger]),
     lead=st.text(),
     calls=st.lists(
         st.tuples(

@@ -8,8 +8,11 @@ import pytest
 
 from model_repository.tool_formats import (
     DEEPSEEK,
+    DEEPSEEK_V31,
     HERMES,
+    KIMI_K2,
     LLAMA3_JSON,
+    MISTRAL_V11,
     PLAIN,
     detect_tool_format,
     messages_with_plain_tools,
@@ -33,6 +36,21 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
         ),
         (LLAMA3_JSON, '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
         (
+            MISTRAL_V11,
+            '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        ),
+        (
+            KIMI_K2,
+            '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+            "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+        ),
+        (
+            DEEPSEEK_V31,
+            '<|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>{"a": 1}<|tool_call_end|>'
+            "<|tool_call_begin|>g<|tool_sep|>{}<|tool_call_end|><|tool_calls_end|>",
+        ),
+        (
             DEEPSEEK,
             "<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>f\n"
             '```json\n{"a": 1}\n```<|tool_call_end|>\n'
@@ -42,7 +60,7 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
 )
 def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None:
     written = tool_format.calls_text([("f", '{"a": 1}'), ("g", "{}")])
-    if tool_format is DEEPSEEK:
+    if tool_format in (DEEPSEEK, DEEPSEEK_V31):
         text = text.replace("<|", "<\uff5c").replace("|>", "\uff5c>")
         for name in ("tool_calls_begin", "tool_calls_end", "tool_call_begin", "tool_call_end", "tool_sep"):
             text = text.replace(name, name.replace("_", "\u2581"))
@@ -57,7 +75,10 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
         ("{{'<|python_tag|>' + tool_call.name + '.call('}}", "llama3_json"),
         ("""{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""", "llama3_json"),
         (r"""{{- "{\"name\": \"" + name + "\", \"parameters\": " }}""", "llama3_json"),
-        (f"{{{{'{DEEPSEEK.trigger}'}}}} <tool_call>", "deepseek"),
+        (f"{{{{'{DEEPSEEK.trigger}' + '\\n```json'}}}} <tool_call>", "deepseek"),
+        (f"{{{{'{DEEPSEEK.trigger}' + name + '{DEEPSEEK_V31.before_arguments}' + arguments}}}}", "deepseek_v31"),
+        ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral_v11"),
+        ("<|tool_calls_section_begin|>{% for call in message.tool_calls %}", "kimi_k2"),
         ("{% for message in messages %}{{'<start_of_turn>' + message['role']}}{% endfor %}", "plain"),
         ("", "plain"),
     ],

@@ -213,7 +213,15 @@ WRITTEN = {
     "{% for name, value in arguments | items %}{{ name }}={{ value }};{% endfor %}": '={"a<s>;',
     "{{ arguments }}": '{"a<s>',
     "{{ '```' ~ arguments ~ '```' }}": '```{"a<s>```',
+    "{{ '```' + arguments + '```' }}": '```{"a<s>```',
 }
+
+
+@pytest.mark.parametrize("source", ["{{ arguments }}", "{{ '' + arguments }}", "{{ arguments + '' }}"])
+def test_arguments_that_a_template_writes_as_a_text_are_json(source: str) -> None:
+    message = assistant("") | {"tool_calls": [{"function": {"name": "f", "arguments": '{"a":[true]}'}}]}
+    template = "{% set arguments = messages[0].tool_calls[0].function.arguments %}" + source
+    assert rendered(template, message, tool_call_format="deepseek_v31") == '{"a": [true]}'
 
 
 @pytest.mark.parametrize("source", WRITTEN)
@@ -225,6 +233,33 @@ def test_arguments_that_were_cut_are_the_text_that_the_model_wrote(source: str) 
     assert rendered(template, message) == WRITTEN[source]
     assert tokens(template, message).count("<s>") == 0
     assert '"arguments": {"a<s>}' in rendered("{{ messages[0].content }}", message, tool_call_format="plain")
+
+
+IDS = """{% for message in messages %}{% for call in message.tool_calls %}{{ call.id }},{% endfor %}
+{%- if message.role == 'tool' %}={{ message.tool_call_id }};{% endif %}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("tool_call_format", "expected"),
+    [
+        ("hermes", "call_x,functions.f:7,=functions.f:7;=call_x;abcdefghi,=abcdefghi;=other;"),
+        ("mistral_v11", "call00000,call00001,=call00001;=call00000;call00002,=call00002;=other;"),
+        ("kimi_k2", "functions.f:0,functions.g:1,=functions.g:1;=functions.f:0;functions.f:2,=functions.f:2;=other;"),
+    ],
+)
+def test_a_template_gets_ids_of_calls_as_its_model_writes_them(tool_call_format: str, expected: str) -> None:
+    def call(call_id: str, name: str) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+    def result(call_id: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id, "content": "1"}
+
+    messages = (
+        *(user("a"), assistant("") | {"tool_calls": [call("call_x", "f"), call("functions.f:7", "g")]}),
+        *(result("functions.f:7"), result("call_x")),
+        *(assistant("") | {"tool_calls": [call("abcdefghi", "f")]}, result("abcdefghi"), result("other")),
+    )
+    assert rendered(IDS, *messages, tool_call_format=tool_call_format) == expected
 
 
 @pytest.mark.parametrize(
