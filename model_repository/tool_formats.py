@@ -138,9 +138,41 @@ KIMI_K2 = ToolFormat(
     ),
     history_id="functions.{name}:{number}",  # the template writes it in place of the name
 )
+# Source: the chat template of Mistral-Small-3.1-24B-Instruct-2503, in llama.cpp's models/templates, and vLLM's
+# tool_chat_template_mistral_official.jinja. In a conversation the templates add each call's id.
+MISTRAL_V3 = replace(
+    MISTRAL_V11,
+    name="mistral_v3",
+    before_calls="[TOOL_CALLS] [",
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    between_calls=", ",
+    after_calls="]",
+    special_tokens=("[TOOL_CALLS]",),
+)
+# Source: the chat templates of Granite 3.0 to 3.3. Granite 4's has Hermes' format.
+GRANITE = replace(
+    MISTRAL_V3,
+    name="granite",
+    trigger="<|tool_call|>",
+    before_calls="<|tool_call|>[",
+    special_tokens=("<|tool_call|>",),
+    history_id="",
+)
+# Source: the tokens of Phi-4-mini, and Ollama's template for it. The checkpoint's own template has no calls.
+PHI4 = replace(
+    GRANITE,
+    name="phi4",
+    after_calls="]<|/tool_call|>",
+    special_tokens=("<|tool_call|>", "<|/tool_call|>"),
+)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
-    for tool_format in (HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, KIMI_K2, PLAIN)
+    for tool_format in (
+        *(HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, MISTRAL_V3, KIMI_K2, GRANITE, PHI4),
+        PLAIN,
+    )
 }
 
 # The first format with all its marks in a template is that of the template.
@@ -148,7 +180,10 @@ _TEMPLATE_MARKS = (
     (DEEPSEEK, (_CALLS_BEGIN, "```json")),
     (DEEPSEEK_V31, (_CALLS_BEGIN,)),
     (MISTRAL_V11, MISTRAL_V11.special_tokens),
+    (MISTRAL_V3, MISTRAL_V3.special_tokens),
     (KIMI_K2, (KIMI_K2.trigger,)),
+    (GRANITE, (GRANITE.trigger, "a JSON list")),
+    (PHI4, PHI4.special_tokens),
     (HERMES, (HERMES.trigger,)),
 )
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')

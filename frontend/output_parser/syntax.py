@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, HERMES, KIMI_K2, LLAMA3_JSON, MISTRAL_V11, PLAIN
+from model_repository.tool_formats import (
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    GRANITE,
+    HERMES,
+    KIMI_K2,
+    LLAMA3_JSON,
+    MISTRAL_V3,
+    MISTRAL_V11,
+    PHI4,
+    PLAIN,
+)
 
 WHITE = " \t\r\n"
 
@@ -120,6 +131,20 @@ _KIMI_K2 = Syntax(
     end_marker=_KIMI_CALL_END,
     closings=(Form(_SECTION_END),),
 )
+_MISTRAL_V3 = Syntax(
+    markers=_markers(MISTRAL_V3.trigger),
+    heads=tuple(Form(f"{MISTRAL_V3.trigger} [ {call}") for call in _OBJECTS),
+    next_heads=tuple(Form(f" , {call}") for call in _OBJECTS),
+    tails=(Form(" }"),),
+    closings=(Form("]"),),
+)
+_GRANITE = replace(
+    _MISTRAL_V3,
+    markers=_markers(GRANITE.trigger),
+    heads=tuple(Form(f"{GRANITE.trigger} [ {call}") for call in _OBJECTS),
+)
+_PHI4_END = PHI4.special_tokens[1]
+_PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))
 SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,
@@ -128,5 +153,8 @@ SYNTAXES: Mapping[str, Syntax] = {
     DEEPSEEK.name: _DEEPSEEK,
     DEEPSEEK_V31.name: _DEEPSEEK_V31,
     MISTRAL_V11.name: _MISTRAL_V11,
+    MISTRAL_V3.name: _MISTRAL_V3,
     KIMI_K2.name: _KIMI_K2,
+    GRANITE.name: _GRANITE,
+    PHI4.name: _PHI4,
 }

@@ -9,10 +9,13 @@ import pytest
 from model_repository.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_V31,
+    GRANITE,
     HERMES,
     KIMI_K2,
     LLAMA3_JSON,
+    MISTRAL_V3,
     MISTRAL_V11,
+    PHI4,
     PLAIN,
     detect_tool_format,
     messages_with_plain_tools,
@@ -38,6 +41,18 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
         (
             MISTRAL_V11,
             '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        ),
+        (
+            MISTRAL_V3,
+            '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        ),
+        (
+            GRANITE,
+            '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+        ),
+        (
+            PHI4,
+            '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]<|/tool_call|>',
         ),
         (
             KIMI_K2,
@@ -78,6 +93,10 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
         (f"{{{{'{DEEPSEEK.trigger}' + '\\n```json'}}}} <tool_call>", "deepseek"),
         (f"{{{{'{DEEPSEEK.trigger}' + name + '{DEEPSEEK_V31.before_arguments}' + arguments}}}}", "deepseek_v31"),
         ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral_v11"),
+        ("{{- '[TOOL_CALLS] [' }}{{- ', \"id\": \"' + tool_call.id + '\"}' }}", "mistral_v3"),
+        ("When a tool is needed, answer with <|tool_call|> and a JSON list of calls", "granite"),
+        ("{{ '<|tool_call|>' + (call | tojson) + '<|/tool_call|>' }}", "phi4"),
+        ("{{ '<|tool_call>call:' + name }}", "plain"),
         ("<|tool_calls_section_begin|>{% for call in message.tool_calls %}", "kimi_k2"),
         ("{% for message in messages %}{{'<start_of_turn>' + message['role']}}{% endfor %}", "plain"),
         ("", "plain"),
