@@ -151,7 +151,7 @@ MISTRAL_V3 = replace(
     after_calls="]",
     special_tokens=("[TOOL_CALLS]",),
 )
-# Source: the chat templates of Granite 3.0 to 3.3. Granite 4's has Hermes' format.
+# Source: the chat templates of Granite 3.2 and 3.3. Granite 4 has Hermes' format.
 GRANITE = replace(
     MISTRAL_V3,
     name="granite",
@@ -217,16 +217,47 @@ def messages_with_history_ids(messages: Sequence[Mapping[str, Any]], history_id:
     return renamed
 
 
-def plain_tool_prompt(tools: Iterable[Mapping[str, Any]]) -> str:
+def tool_prompt(tools: Iterable[Mapping[str, Any]], tool_format: ToolFormat) -> str:
     """Describe tools, OpenAI's objects, in words: for a model whose template has no tools."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    example = PLAIN.calls_text([("NAME", '{"KEY": VALUE}')])
+    example = tool_format.calls_text([("NAME", '{"KEY": VALUE}')])
+    several = (
+        "For several calls write several such blocks. Results come back in <tool_response> blocks. "
+        if tool_format is PLAIN
+        else ""
+    )
     return (
         f"You can call these tools. Each line describes one, its parameters as a JSON schema:\n{listed}\n\n"
         f"To call a tool, answer with its name and its arguments in exactly this form:\n{example}\n"
-        "For several calls write several such blocks. Results come back in <tool_response> blocks. "
-        "When no tool is needed, answer in plain text."
+        f"{several}When no tool is needed, answer in plain text."
     )
+
+
+def messages_with_tool_prompt(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    tool_format: ToolFormat,
+    *,
+    has_system_role: bool = True,
+) -> list[dict[str, Any]]:
+    """Describe tools in the system message, or in the first user text if the template refuses a system role."""
+    described = [dict(message) for message in messages]
+    if tools:
+        _describe(tool_prompt(tools, tool_format), described, "system" if has_system_role else "user")
+    return described
+
+
+def messages_with_calls_as_text(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
+    """Write calls into the contents of the assistant, for a template without calls."""
+    written = []
+    for message in messages:
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        if message.get("tool_calls"):
+            functions = [call["function"] for call in message["tool_calls"]]
+            calls = [(function["name"], _json_text(function["arguments"])) for function in functions]
+            rest["content"] = "\n".join(filter(None, [message.get("content"), tool_format.calls_text(calls)]))
+        written.append(rest)
+    return written
 
 
 def messages_with_plain_tools(
@@ -234,13 +265,12 @@ def messages_with_plain_tools(
 ) -> list[dict[str, Any]]:
     """Rewrite a conversation with tools for a template without tools.
 
-    The system message describes the tools; if the template refuses a system role, the first user text does. Calls
-    become text of the assistant. Consecutive results and the next user text become one message of the user, since such
-    templates often require that user and assistant alternate.
+    A prompt describes the tools, and calls become text of the assistant. Consecutive results and the next user text
+    become one message of the user, since such templates often require that user and assistant alternate.
     """
     plain: list[dict[str, Any]] = []
     is_after_result = False
-    for message in messages:
+    for message in messages_with_calls_as_text(messages, PLAIN):
         content, is_result = message.get("content") or "", message["role"] == "tool"
         if is_result:
             content = f"<tool_response>\n{content}\n</tool_response>"
@@ -248,16 +278,10 @@ def messages_with_plain_tools(
             plain[-1]["content"] += ("\n" if is_result else "\n\n") + content
         elif is_result:
             plain.append({"role": "user", "content": content})
-        elif message.get("tool_calls"):
-            rest = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
-            calls = _calls_text(message["tool_calls"])
-            plain.append({**rest, "content": f"{content}\n{calls}" if content else calls})
         else:
-            plain.append(dict(message))
+            plain.append(message)
         is_after_result = is_result
-    if tools:
-        _describe(plain_tool_prompt(tools), plain, "system" if has_system_role else "user")
-    return plain
+    return messages_with_tool_prompt(plain, tools, PLAIN, has_system_role=has_system_role)
 
 
 def _describe(description: str, messages: list[dict[str, Any]], role: str) -> None:
@@ -272,11 +296,6 @@ def _describe(description: str, messages: list[dict[str, Any]], role: str) -> No
         messages.insert(0, {"role": role, "content": content})
     else:
         messages[place] = {**messages[place], "content": content}
-
-
-def _calls_text(tool_calls: Iterable[Mapping[str, Any]]) -> str:
-    functions = [call["function"] for call in tool_calls]
-    return PLAIN.calls_text((function["name"], _json_text(function["arguments"])) for function in functions)
 
 
 def _json_text(arguments: Any) -> str:

@@ -119,7 +119,7 @@ _DEEPSEEK_V31 = Syntax(
 )
 _MISTRAL_V11 = Syntax(
     markers=_markers(MISTRAL_V11.trigger),
-    heads=(Form(f"{MISTRAL_V11.before_name} @{MISTRAL_V11.before_arguments} $"),),
+    heads=(Form(f"{MISTRAL_V11.before_name}@{MISTRAL_V11.before_arguments} $"),),
 )
 _SECTION, _, _KIMI_ARGUMENTS, _KIMI_CALL_END, _SECTION_END = KIMI_K2.special_tokens
 _KIMI_HEAD = f"{KIMI_K2.before_name}@{KIMI_K2.before_number}# {_KIMI_ARGUMENTS} $"

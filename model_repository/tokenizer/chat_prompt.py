@@ -21,8 +21,10 @@ from model_repository.tool_formats import (
     TOOL_FORMATS,
     Arguments,
     RawArguments,
+    messages_with_calls_as_text,
     messages_with_history_ids,
     messages_with_plain_tools,
+    messages_with_tool_prompt,
 )
 
 type _Encoded = tuple[Sequence[int], Thinking | None]
@@ -44,9 +46,11 @@ class ChatEncoder:
         self._vocabulary = vocabulary
         self._marked_text = MarkedText(vocabulary.control_tokens)
         self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
-        self._is_plain = tool_call_format == PLAIN.name
-        self._history_id = TOOL_FORMATS[tool_call_format].history_id
-        self._has_system_role = self._template is not None and _renders_system_role(self._template)
+        self._tool_format = TOOL_FORMATS[tool_call_format]
+        templates = [template for template in (self._template, self._tool_template) if template is not None]
+        self._without_tools = {template for template in templates if not _writes_tools(template)}
+        self._without_calls = {template for template in templates if not _writes_calls(template)}
+        self._has_system_role = self._template is not None and _writes_system_role(self._template)
 
     def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> _Encoded:
         """Return the conversation's token ids, without special tokens from its text, and how the model thinks then.
@@ -66,11 +70,7 @@ class ChatEncoder:
         messages = messages_for_template(prompt.messages)
         if prompt.continue_final_message and "tool_calls" in messages[-1]:
             raise InvalidRequest("the last message calls tools: there is no text to go on", "continue_final_message")
-        if self._history_id:
-            messages = messages_with_history_ids(messages, self._history_id)
-        if self._is_plain:
-            messages = messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role)
-            tools = []
+        messages, tools = self._with_tools(messages, tools, template)
         variables = {**prompt.template_kwargs, "messages": messages, "tools": tools or None}
         protected, mark = self._marked_text.protect(variables)
         try:
@@ -86,6 +86,21 @@ class ChatEncoder:
         if mark is None:
             return self._vocabulary.encode(rendered, add_special_tokens=False), thinking
         return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark)), thinking
+
+    def _with_tools(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], template: ChatTemplate
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return messages and tools as the template takes them; what it would leave out becomes text of messages."""
+        if self._tool_format is PLAIN:
+            return messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role), []
+        if self._tool_format.history_id:
+            messages = messages_with_history_ids(messages, self._tool_format.history_id)
+        if template in self._without_calls:
+            messages = messages_with_calls_as_text(messages, self._tool_format)
+        if template in self._without_tools:
+            has_system_role = self._has_system_role
+            return messages_with_tool_prompt(messages, tools, self._tool_format, has_system_role=has_system_role), []
+        return messages, tools
 
     def _thinking(self, rendered: str, *, is_new: bool) -> Thinking | None:
         """Return how the model thinks behind a rendered conversation: the template may open or close the thinking."""
@@ -170,13 +185,33 @@ def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, A
     return text if rendered.startswith(" ", end + len(tag)) else text.rstrip()
 
 
-def _renders_system_role(template: ChatTemplate) -> bool:
-    marker = secrets.token_hex()
-    messages = [{"role": "system", "content": marker}, {"role": "user", "content": "a"}]
+def _writes_system_role(template: ChatTemplate) -> bool:
+    text = secrets.token_hex()
+    return _writes(template, text, [{"role": "system", "content": text}, {"role": "user", "content": "a"}]) is True
+
+
+def _writes_tools(template: ChatTemplate) -> bool:
+    name = f"f{secrets.token_hex()}"
+    function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
+    messages = [{"role": "user", "content": "a"}]
+    return _writes(template, name, messages, [{"type": "function", "function": function}]) is not False
+
+
+def _writes_calls(template: ChatTemplate) -> bool:
+    name = f"f{secrets.token_hex()}"
+    call = {"id": name, "type": "function", "function": {"name": name, "arguments": Arguments()}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    return _writes(template, name, [{"role": "user", "content": "a"}, calling]) is not False
+
+
+def _writes(
+    template: ChatTemplate, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+) -> bool | None:
+    """Return whether a text of the messages or tools gets into the prompt; None if the template refuses them."""
     try:
-        return marker in template.render({"messages": messages, "tools": None})
+        return text in template.render({"messages": messages, "tools": tools})
     except InvalidRequest:
-        return False
+        return None
 
 
 def _without_mark(text: str, mark: str | None) -> str:

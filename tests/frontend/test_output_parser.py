@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, TextDelta
 from frontend.output_parser.parser import OutputParser
-from model_repository.tool_formats import DEEPSEEK, TOOL_FORMATS
+from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, KIMI_K2, TOOL_FORMATS
 from tests.parsed_calls import ToolCall, parse_tool_calls
 
 REPEATABLE = settings(max_examples=100)
@@ -23,7 +23,27 @@ FRAGMENTS = st.sampled_from(
         *(tool_format.before_name for tool_format in TOOL_FORMATS.values()),
         *(tool_format.after_arguments for tool_format in TOOL_FORMATS.values()),
         *('f", "arguments": ', 'f", "parameters": ', "f\n```json\n", '{"a": 1}', '{"a": "<', '"{\\"a\\": \\"'),
-        *("\\u00e9", "\\ud83d", "\\ude00", "\\", '"', "{", "}", '"}', ", ", "; ", ": ", " ", "\n", "<", "t", "x", "é"),
+        *(
+            "\\u00e9",
+            "\\ud83d",
+            "\\ude00",
+            "\\",
+            '"',
+            "{",
+            "}",
+            '"}',
+            ", ",
+            "; ",
+            ": ",
+            "[",
+            "]",
+            " ",
+            "\n",
+            "<",
+            "t",
+            "x",
+            "é",
+        ),
     ]
 )
 TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
@@ -116,6 +136,15 @@ def test_text_that_cannot_be_a_call_does_not_wait() -> None:
     ]
 
 
+def test_text_in_brackets_does_not_wait_for_a_call() -> None:
+    assert pushed("mistral_v11", "See [", "1] [TO", "DO] [TOOL_", "CALL]") == [
+        [TextDelta("See")],
+        [TextDelta(" [1]")],
+        [TextDelta(" [TODO]")],
+        [TextDelta(" [TOOL_CALL]")],
+    ]
+
+
 def test_an_answer_that_does_not_begin_with_a_call_is_text_to_its_end() -> None:
     call = TOOL_FORMATS["llama3_json"].calls_text([("f", "{}")])
     assert pushed("llama3_json", "A ", call) == [[TextDelta("A ")], [TextDelta(call)]]
@@ -133,6 +162,16 @@ def test_arguments_stream_as_they_are_generated() -> None:
         [ArgumentsDelta(0, '\\n"')],
         [ArgumentsDelta(0, "}")],
         [CallEnd(0)],
+    ]
+
+
+@pytest.mark.parametrize("format_name", TOOL_FORMATS)
+def test_arguments_stream_in_every_format(format_name: str) -> None:
+    begun, rest = TOOL_FORMATS[format_name].calls_text([("f", '{"a": "b"}'), ("g", "{}")]).split(' "b"')
+    assert pushed(format_name, begun, ' "b', '"', rest)[:3] == [
+        [CallBegin(0, "f"), ArgumentsDelta(0, '{"a":')],
+        [ArgumentsDelta(0, ' "b')],
+        [ArgumentsDelta(0, '"')],
     ]
 
 
@@ -156,6 +195,28 @@ def test_llamas_ways_to_write_calls(lead: str, separator: str, key: str) -> None
 def test_deepseek_without_the_outer_tokens() -> None:
     text = DEEPSEEK.calls_text([("f", "{}")]).removeprefix(DEEPSEEK.before_calls).removesuffix(DEEPSEEK.after_calls)
     assert parse_tool_calls("deepseek", f"Yes.\n{text}") == ("Yes.", [ToolCall("f", "{}", True)])
+
+
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        ("mistral_v11", "[TOOL_CALLS]f[ARGS] {}\n[TOOL_CALLS]g[ARGS]{} "),
+        ("mistral_v3", '[TOOL_CALLS][{"name":"f","arguments":{}} ,\n{"name": "g", "parameters": {}, "id": "a}b"} ] '),
+        ("granite", '<|tool_call|> [ {"name": "f", "arguments": {}},{"name": "g", "arguments": "{}"} ]\n'),
+        ("phi4", '<|tool_call|>[{"name": "f", "arguments": {}},{"name": "g", "arguments": {}}] <|/tool_call|>'),
+        ("kimi_k2", KIMI_K2.calls_text([("f", "{}"), ("g", "{}")]).replace("><", "> <").replace(":0", ":17")),
+        ("deepseek_v31", DEEPSEEK_V31.calls_text([("f", "{}"), ("g", "{}")]).replace("{}", "\n{}\n")),
+    ],
+)
+def test_small_differences_from_a_format_are_read(format_name: str, text: str) -> None:
+    expected = [ToolCall("f", "{}", True), ToolCall("g", "{}", True)]
+    assert parse_tool_calls(format_name, f"Yes. {text}") == ("Yes.", expected)
+    assert parse_tool_calls(format_name, f"{text}Done.") == ("Done.", expected)
+
+
+def test_text_behind_a_list_of_calls_is_no_call() -> None:
+    call = '{"name": "f", "arguments": {}}'
+    assert parse_tool_calls("granite", f"<|tool_call|>[{call}, 5]") == (", 5]", [ToolCall("f", "{}", True)])
 
 
 @pytest.mark.parametrize(

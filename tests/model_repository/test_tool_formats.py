@@ -19,7 +19,7 @@ from model_repository.tool_formats import (
     PLAIN,
     detect_tool_format,
     messages_with_plain_tools,
-    plain_tool_prompt,
+    tool_prompt,
 )
 
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
@@ -110,10 +110,10 @@ def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_r
     messages = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
     assert messages_with_plain_tools(messages, [NOW], has_system_role=False) == [
         {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": f"{plain_tool_prompt([NOW])}\n\nHi"},
+        {"role": "user", "content": f"{tool_prompt([NOW], PLAIN)}\n\nHi"},
     ]
     assert messages_with_plain_tools([], [NOW], has_system_role=False) == [
-        {"role": "user", "content": plain_tool_prompt([NOW])}
+        {"role": "user", "content": tool_prompt([NOW], PLAIN)}
     ]
 
 

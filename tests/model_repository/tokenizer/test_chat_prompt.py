@@ -15,6 +15,7 @@ from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.chat_prompt import ChatEncoder, messages_for_template
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
+from model_repository.tool_formats import DEEPSEEK_V31, KIMI_K2, tool_prompt
 from tests.model_repository.tokenizer.models import (
     DEMO_FILES,
     SPECIAL_IDS,
@@ -22,6 +23,7 @@ from tests.model_repository.tokenizer.models import (
     files,
     plain_tokenizer,
 )
+from tests.parsed_calls import ToolCall, parse_tool_calls
 
 PLAIN = plain_tokenizer()
 TOOL = {
@@ -260,6 +262,60 @@ def test_a_template_gets_ids_of_calls_as_its_model_writes_them(tool_call_format:
         *(assistant("") | {"tool_calls": [call("abcdefghi", "f")]}, result("abcdefghi"), result("other")),
     )
     assert rendered(IDS, *messages, tool_call_format=tool_call_format) == expected
+
+
+# How the templates of the formats' sources write a call, in the fewest words.
+MISTRAL_ID = "{% if call.id | length != 9 or not call.id.isalnum() %}{{ raise_exception('id') }}{% endif %}"
+CALLING = {
+    "mistral_v11": "[TOOL_CALLS]{{ call.function.name + '[ARGS]' + arguments | tojson }}",
+    "mistral_v3": MISTRAL_ID
+    + '{{ \'[TOOL_CALLS] [\' if loop.first }}{{ (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}'
+    "{{ ']' if loop.last else ', ' }}",
+    "kimi_k2": "{{ '<|tool_calls_section_begin|>' if loop.first }}<|tool_call_begin|>{{ call.id }}"
+    "<|tool_call_argument_begin|>{{ arguments if arguments is string else arguments | tojson }}<|tool_call_end|>"
+    "{{ '<|tool_calls_section_end|>' if loop.last }}",
+    "deepseek_v31": f"{{{{ '{DEEPSEEK_V31.before_calls}' if loop.first }}}}"
+    f"{{{{ '{DEEPSEEK_V31.before_name}' + call.function.name + '{DEEPSEEK_V31.before_arguments}' + arguments }}}}"
+    f"{DEEPSEEK_V31.after_arguments}{{{{ '{DEEPSEEK_V31.after_calls}' if loop.last }}}}",
+    "granite": "",
+    "phi4": "",
+}
+
+
+@pytest.mark.parametrize("tool_call_format", CALLING)
+def test_calls_in_a_conversation_are_those_that_the_model_writes(tool_call_format: str) -> None:
+    functions = [{"name": "f", "arguments": '{"a": "b"}'}, {"name": "g", "arguments": "{}"}]
+    calls = [
+        {"id": f"call_{name * 24}", "type": "function", "function": function}
+        for name, function in zip("ab", functions, strict=True)
+    ]
+    message = assistant("") | {"tool_calls": calls}
+    template = (
+        "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}"
+        "{% set arguments = call.function.arguments %}" + CALLING[tool_call_format] + "{% endfor %}{% endfor %}"
+    )
+    model = files(byte_level(["<s>"]), template)
+    token_ids, _ = encoder(model, tool_call_format).encode(ChatPrompt((message,)))
+    written = model.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+    expected = [ToolCall(function["name"], function["arguments"], True) for function in functions]
+    assert parse_tool_calls(tool_call_format, written) == ("", expected)
+
+
+def test_tools_that_a_template_leaves_out_are_described_in_the_models_format() -> None:
+    """DeepSeek-V3.1's template writes calls and no tools, so the model did not know the tools."""
+    template = "{% for message in messages %}{{ message.role }}:{{ message.content }};{% endfor %}"
+    calling = "{% for message in messages %}{{ message.tool_calls[0].function.name }}{% endfor %}"
+    question, use = user("2+3?"), ToolUse(tools=(TOOL,))
+    text = rendered(template, question, tool_call_format="kimi_k2", tool_use=use)
+    assert text == f"system:{tool_prompt([TOOL], KIMI_K2)};user:2+3?;"
+    assert KIMI_K2.calls_text([("NAME", '{"KEY": VALUE}')]) in text
+    assert rendered(template, question, tool_call_format="kimi_k2") == "user:2+3?;"
+    message = assistant("Yes.") | {"tool_calls": [CALL]}
+    written = KIMI_K2.calls_text([("add", '{"a": 2}')])
+    assert rendered(template, message, tool_call_format="kimi_k2") == f"assistant:Yes.\n{written};"
+    assert rendered(calling, message, tool_call_format="kimi_k2") == "add"
+    listing = "{{ tools | tojson }}" + template
+    assert rendered(listing, question, tool_call_format="kimi_k2", tool_use=use).endswith("}]user:2+3?;")
 
 
 @pytest.mark.parametrize(
