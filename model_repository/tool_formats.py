@@ -45,6 +45,7 @@ class ToolFormat:
     before_calls: str = ""
     before_name: str
     before_number: str = ""  # precedes a call's number, which follows its name; empty: calls have no number
+    num_digits: int = 1  # of a number at least
     before_arguments: str
     after_arguments: str
     between_calls: str
@@ -56,8 +57,8 @@ class ToolFormat:
         """Write calls, each a name and its arguments as JSON text, in this format."""
         texts = []
         for number, (name, arguments) in enumerate(calls):
-            named = f"{self.before_name}{name}{self.before_number}{number if self.before_number else ''}"
-            texts.append(f"{named}{self.before_arguments}{arguments}{self.after_arguments}")
+            id_text = f"{self.before_number}{number:0{self.num_digits}}" if self.before_number else ""
+            texts.append(f"{self.before_name}{name}{id_text}{self.before_arguments}{arguments}{self.after_arguments}")
         return f"{self.before_calls}{self.between_calls.join(texts)}{self.after_calls}"
 
 
@@ -110,9 +111,10 @@ DEEPSEEK_V31 = replace(
     after_arguments=_CALL_END,
     between_calls="",
 )
-# Source: the chat templates of Devstral Small 2 and Ministral 3, as LLaMA-Factory's and vLLM's forks quote them.
-MISTRAL_V11 = ToolFormat(
-    name="mistral_v11",
+# Source: the chat templates of Devstral-Small-2507 and Ministral-3-14B, in llama.cpp's models/templates. The versions
+# are those of mistral-common's tokenizers.
+MISTRAL_V13 = ToolFormat(
+    name="mistral_v13",
     trigger="[TOOL_CALLS]",
     before_name="[TOOL_CALLS]",
     before_arguments="[ARGS]",
@@ -138,10 +140,18 @@ KIMI_K2 = ToolFormat(
     ),
     history_id="functions.{name}:{number}",  # the template writes it in place of the name
 )
-# Source: the chat template of Mistral-Small-3.1-24B-Instruct-2503, in llama.cpp's models/templates, and vLLM's
-# tool_chat_template_mistral_official.jinja. In a conversation the templates add each call's id.
+# Source: the chat template of Mistral-Small-3.2-24B-Instruct-2506, in llama.cpp's models/templates.
+MISTRAL_V11 = replace(
+    MISTRAL_V13,
+    name="mistral_v11",
+    before_number="[CALL_ID]call",
+    num_digits=5,
+    special_tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+)
+# Source: the chat templates of Mistral-Nemo-Instruct-2407 and Mistral-Small-3.1-24B-Instruct-2503, in llama.cpp's
+# models/templates, and vLLM's tool_chat_template_mistral_official.jinja. In a conversation they add each call's id.
 MISTRAL_V3 = replace(
-    MISTRAL_V11,
+    MISTRAL_V13,
     name="mistral_v3",
     before_calls="[TOOL_CALLS] [",
     before_name='{"name": "',
@@ -170,7 +180,7 @@ PHI4 = replace(
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
     for tool_format in (
-        *(HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V11, MISTRAL_V3, KIMI_K2, GRANITE, PHI4),
+        *(HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13, KIMI_K2, GRANITE, PHI4),
         PLAIN,
     )
 }
@@ -180,6 +190,7 @@ _TEMPLATE_MARKS = (
     (DEEPSEEK, (_CALLS_BEGIN, "```json")),
     (DEEPSEEK_V31, (_CALLS_BEGIN,)),
     (MISTRAL_V11, MISTRAL_V11.special_tokens),
+    (MISTRAL_V13, MISTRAL_V13.special_tokens),
     (MISTRAL_V3, MISTRAL_V3.special_tokens),
     (KIMI_K2, (KIMI_K2.trigger,)),
     (GRANITE, (GRANITE.trigger, "a JSON list")),

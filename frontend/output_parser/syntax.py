@@ -15,6 +15,7 @@ from model_repository.tool_formats import (
     LLAMA3_JSON,
     MISTRAL_V3,
     MISTRAL_V11,
+    MISTRAL_V13,
     PHI4,
     PLAIN,
 )
@@ -117,9 +118,13 @@ _DEEPSEEK_V31 = Syntax(
     end_marker=_BLOCK_END,
     closings=(Form(_BLOCKS_END),),
 )
-_MISTRAL_V11 = Syntax(
-    markers=_markers(MISTRAL_V11.trigger),
-    heads=(Form(f"{MISTRAL_V11.before_name}@{MISTRAL_V11.before_arguments} $"),),
+_MISTRAL_V13 = Syntax(
+    markers=_markers(MISTRAL_V13.trigger),
+    heads=(Form(f"{MISTRAL_V13.before_name}@{MISTRAL_V13.before_arguments} $"),),
+)
+_V11_ID = f"{MISTRAL_V11.before_number}#"
+_MISTRAL_V11 = replace(
+    _MISTRAL_V13, heads=(Form(f"{MISTRAL_V11.before_name}@{_V11_ID}{MISTRAL_V11.before_arguments} $"),)
 )
 _SECTION, _, _KIMI_ARGUMENTS, _KIMI_CALL_END, _SECTION_END = KIMI_K2.special_tokens
 _KIMI_HEAD = f"{KIMI_K2.before_name}@{KIMI_K2.before_number}# {_KIMI_ARGUMENTS} $"
@@ -152,8 +157,9 @@ SYNTAXES: Mapping[str, Syntax] = {
     LLAMA3_JSON.name: _LLAMA3_JSON,
     DEEPSEEK.name: _DEEPSEEK,
     DEEPSEEK_V31.name: _DEEPSEEK_V31,
-    MISTRAL_V11.name: _MISTRAL_V11,
     MISTRAL_V3.name: _MISTRAL_V3,
+    MISTRAL_V11.name: _MISTRAL_V11,
+    MISTRAL_V13.name: _MISTRAL_V13,
     KIMI_K2.name: _KIMI_K2,
     GRANITE.name: _GRANITE,
     PHI4.name: _PHI4,

@@ -52,7 +52,7 @@ def tool_grammar(
         f"call: ({alternatives}) {_literal(tool_format.after_arguments)}",
     ]
     if tool_format.before_number:
-        rules.append("NUMBER: /[0-9]{1,4}/")
+        rules.append(f"NUMBER: /[0-9]{{{tool_format.num_digits},5}}/")
         number_rule = f"{_literal(tool_format.before_number)} NUMBER "
     else:
         number_rule = ""

@@ -137,7 +137,7 @@ def test_text_that_cannot_be_a_call_does_not_wait() -> None:
 
 
 def test_text_in_brackets_does_not_wait_for_a_call() -> None:
-    assert pushed("mistral_v11", "See [", "1] [TO", "DO] [TOOL_", "CALL]") == [
+    assert pushed("mistral_v13", "See [", "1] [TO", "DO] [TOOL_", "CALL]") == [
         [TextDelta("See")],
         [TextDelta(" [1]")],
         [TextDelta(" [TODO]")],
@@ -200,7 +200,8 @@ def test_deepseek_without_the_outer_tokens() -> None:
 @pytest.mark.parametrize(
     ("format_name", "text"),
     [
-        ("mistral_v11", "[TOOL_CALLS]f[ARGS] {}\n[TOOL_CALLS]g[ARGS]{} "),
+        ("mistral_v13", "[TOOL_CALLS]f[ARGS] {}\n[TOOL_CALLS]g[ARGS]{} "),
+        ("mistral_v11", "[TOOL_CALLS]f[CALL_ID]call00007[ARGS] {}\n[TOOL_CALLS]g[CALL_ID]call1[ARGS]{} "),
         ("mistral_v3", '[TOOL_CALLS][{"name":"f","arguments":{}} ,\n{"name": "g", "parameters": {}, "id": "a}b"} ] '),
         ("granite", '<|tool_call|> [ {"name": "f", "arguments": {}},{"name": "g", "arguments": "{}"} ]\n'),
         ("phi4", '<|tool_call|>[{"name": "f", "arguments": {}},{"name": "g", "arguments": {}}] <|/tool_call|>'),

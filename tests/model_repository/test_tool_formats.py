@@ -15,6 +15,7 @@ from model_repository.tool_formats import (
     LLAMA3_JSON,
     MISTRAL_V3,
     MISTRAL_V11,
+    MISTRAL_V13,
     PHI4,
     PLAIN,
     detect_tool_format,
@@ -39,8 +40,12 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
         ),
         (LLAMA3_JSON, '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
         (
-            MISTRAL_V11,
+            MISTRAL_V13,
             '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        ),
+        (
+            MISTRAL_V11,
+            '[TOOL_CALLS]f[CALL_ID]call00000[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]call00001[ARGS]{}',
         ),
         (
             MISTRAL_V3,
@@ -92,7 +97,8 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
         (r"""{{- "{\"name\": \"" + name + "\", \"parameters\": " }}""", "llama3_json"),
         (f"{{{{'{DEEPSEEK.trigger}' + '\\n```json'}}}} <tool_call>", "deepseek"),
         (f"{{{{'{DEEPSEEK.trigger}' + name + '{DEEPSEEK_V31.before_arguments}' + arguments}}}}", "deepseek_v31"),
-        ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral_v11"),
+        ("{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral_v13"),
+        ("{{- '[TOOL_CALLS]' + name + '[CALL_ID]' + call.id + '[ARGS]' + (arguments | tojson) }}", "mistral_v11"),
         ("{{- '[TOOL_CALLS] [' }}{{- ', \"id\": \"' + tool_call.id + '\"}' }}", "mistral_v3"),
         ("When a tool is needed, answer with <|tool_call|> and a JSON list of calls", "granite"),
         ("{{ '<|tool_call|>' + (call | tojson) + '<|/tool_call|>' }}", "phi4"),

@@ -245,7 +245,7 @@ IDS = """{% for message in messages %}{% for call in message.tool_calls %}{{ cal
     ("tool_call_format", "expected"),
     [
         ("hermes", "call_x,functions.f:7,=functions.f:7;=call_x;abcdefghi,=abcdefghi;=other;"),
-        ("mistral_v11", "call00000,call00001,=call00001;=call00000;call00002,=call00002;=other;"),
+        ("mistral_v13", "call00000,call00001,=call00001;=call00000;call00002,=call00002;=other;"),
         ("kimi_k2", "functions.f:0,functions.g:1,=functions.g:1;=functions.f:0;functions.f:2,=functions.f:2;=other;"),
     ],
 )
@@ -267,7 +267,9 @@ def test_a_template_gets_ids_of_calls_as_its_model_writes_them(tool_call_format:
 # How the templates of the formats' sources write a call, in the fewest words.
 MISTRAL_ID = "{% if call.id | length != 9 or not call.id.isalnum() %}{{ raise_exception('id') }}{% endif %}"
 CALLING = {
-    "mistral_v11": "[TOOL_CALLS]{{ call.function.name + '[ARGS]' + arguments | tojson }}",
+    "mistral_v13": "[TOOL_CALLS]{{ call.function.name + '[ARGS]' + arguments | tojson }}",
+    "mistral_v11": MISTRAL_ID
+    + "[TOOL_CALLS]{{ call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + arguments | tojson }}",
     "mistral_v3": MISTRAL_ID
     + '{{ \'[TOOL_CALLS] [\' if loop.first }}{{ (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}'
     "{{ ']' if loop.last else ', ' }}",

@@ -101,9 +101,13 @@ def walk(constraint: TokenConstraint, rng: random.Random) -> str | None:
 
 
 def numbered(text: str) -> str:
-    """Number the calls of Kimi's format from 0: a model may number them otherwise."""
+    """Number the calls of the formats with numbers from 0: a model may number them otherwise."""
     numbers = itertools.count()
-    return re.sub(r":[0-9]+(?=<\|tool_call_argument_begin\|>)", lambda match: f":{next(numbers)}", text)
+    return re.sub(
+        r"(:|\[CALL_ID\]call)[0-9]+(?=<\|tool_call_argument_begin\|>|\[ARGS\])",
+        lambda match: f"{match[1]}{next(numbers):0{1 if match[1] == ':' else 5}}",
+        text,
+    )
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
