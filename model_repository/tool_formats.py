@@ -123,23 +123,6 @@ MISTRAL_V13 = ToolFormat(
     special_tokens=("[TOOL_CALLS]", "[ARGS]"),
     history_id="call{number:05}",  # templates refuse other than nine letters and digits
 )
-# Source: the chat template of Kimi-K2-Thinking, in llama.cpp's models/templates.
-KIMI_K2 = ToolFormat(
-    name="kimi_k2",
-    trigger="<|tool_calls_section_begin|>",
-    before_calls="<|tool_calls_section_begin|>",
-    before_name="<|tool_call_begin|>functions.",
-    before_number=":",
-    before_arguments="<|tool_call_argument_begin|>",
-    after_arguments="<|tool_call_end|>",
-    between_calls="",
-    after_calls="<|tool_calls_section_end|>",
-    special_tokens=(
-        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
-        *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    ),
-    history_id="functions.{name}:{number}",  # the template writes it in place of the name
-)
 # Source: the chat template of Mistral-Small-3.2-24B-Instruct-2506, in llama.cpp's models/templates.
 MISTRAL_V11 = replace(
     MISTRAL_V13,
@@ -160,6 +143,23 @@ MISTRAL_V3 = replace(
     between_calls=", ",
     after_calls="]",
     special_tokens=("[TOOL_CALLS]",),
+)
+# Source: the chat templates of Kimi-K2 and Kimi-K2-Thinking, in llama.cpp's models/templates.
+KIMI_K2 = ToolFormat(
+    name="kimi_k2",
+    trigger="<|tool_calls_section_begin|>",
+    before_calls="<|tool_calls_section_begin|>",
+    before_name="<|tool_call_begin|>functions.",
+    before_number=":",
+    before_arguments="<|tool_call_argument_begin|>",
+    after_arguments="<|tool_call_end|>",
+    between_calls="",
+    after_calls="<|tool_calls_section_end|>",
+    special_tokens=(
+        *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+        *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    ),
+    history_id="functions.{name}:{number}",  # the template writes it in place of the name
 )
 # Source: the chat templates of Granite 3.2 and 3.3. Granite 4 has Hermes' format.
 GRANITE = replace(

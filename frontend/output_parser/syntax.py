@@ -22,20 +22,22 @@ from model_repository.tool_formats import (
 
 WHITE = " \t\r\n"
 
-# Bounded: the parser matches the whole waiting text again with each piece. A name ends where the rest can match.
-_PIECES = {
-    " ": rf"[{WHITE}]{{0,64}}+",
-    "@": r'(?P<name>[^"\\\x00-\x1f]{1,256}?)',
-    "#": r"[0-9]{1,9}+",
-    "$": r'(?=["{])',
-}
+# Bounded: the parser matches the whole waiting text again with each piece.
+_PIECES = {" ": rf"[{WHITE}]{{0,64}}+", "#": r"[0-9]{1,9}+", "$": r'(?=["{])'}
 
 
 class Form:
-    """A text form. In its notation a space is any white space, `@` is the name, `#` the number, `$` precedes JSON."""
+    """A text form. In its notation a space is any white space, `#` is a number, and `$` comes before JSON arguments.
+
+    `@` is the name, which ends where the rest of the form matches first.
+    """
 
     def __init__(self, notation: str) -> None:
         pieces = [_PIECES.get(character) or re.escape(character) for character in notation]
+        if "@" in notation:
+            place = notation.index("@")
+            rest = "".join(pieces[place + 1 :])
+            pieces[place] = rf'(?P<name>(?:(?!{rest})[^"\\\x00-\x1f]){{1,256}}+)'
         self._whole = re.compile("".join(pieces))
         self._beginning = re.compile(_beginning(pieces).replace("?P<name>", "?:"))
 

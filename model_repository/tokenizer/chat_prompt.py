@@ -47,7 +47,7 @@ class ChatEncoder:
         self._marked_text = MarkedText(vocabulary.control_tokens)
         self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
         self._tool_format = TOOL_FORMATS[tool_call_format]
-        templates = [template for template in (self._template, self._tool_template) if template is not None]
+        templates = {template for template in (self._template, self._tool_template) if template is not None}
         self._without_tools = {template for template in templates if not _writes_tools(template)}
         self._without_calls = {template for template in templates if not _writes_calls(template)}
         self._has_system_role = self._template is not None and _writes_system_role(self._template)
