@@ -1,0 +1,71 @@
+"""Calls in the formats of other models on the real stack: the demo model, which never learned them, by its grammar.
+
+One model has the format's tokens, and a template that the build detects and that takes ids of its own form only.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from build_engines.__main__ import main
+from tests.integration.api import WEATHER
+from tests.integration.conftest import running_stack
+from tests.integration.stack import DEMO_CHECKPOINT
+
+DETECTED = "mistral_v13"
+NAMED = ["deepseek_v31", "kimi_k2", "mistral_v3"]
+NAMES = {"<|reserved_0|>": "[TOOL_CALLS]", "<|reserved_1|>": "[ARGS]"}
+TEMPLATE = """{% for message in messages %}{{ message.content }}
+{% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}
+[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}
+{{ tools | tojson }}"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    folder = tmp_path_factory.mktemp("formats")
+    detected = folder / "checkpoint"
+    shutil.copytree(DEMO_CHECKPOINT, detected)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (detected / name).read_text()
+        for reserved, token in NAMES.items():
+            text = text.replace(reserved, token)
+        (detected / name).write_text(text)
+    config = json.loads((detected / "tokenizer_config.json").read_text())
+    (detected / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    models = {name: {"checkpoint": str(DEMO_CHECKPOINT), "tool-call-format": name} for name in NAMED}
+    models[DETECTED] = {"checkpoint": str(detected)}
+    (folder / "models.yaml").write_text(json.dumps({"models": models}))
+    assert main(["build", str(folder / "models.yaml"), "--state-dir", str(folder), "--num-threads", "1"]) == 0
+    [manifest] = folder.glob(f"artifacts/{DETECTED}-*/manifest.json")
+    assert json.loads(manifest.read_text())["tool_call_format"] == DETECTED
+    with (
+        running_stack(folder / "repository", tmp_path_factory) as stack,
+        OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("model", [DETECTED, *NAMED])
+def test_a_call_is_made_streamed_and_taken_back(client: OpenAI, model: str) -> None:
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+    fields: dict[str, Any] = {"model": model, "tools": [WEATHER], "temperature": 0, "max_tokens": 200}
+    forced = fields | {"messages": messages, "tool_choice": "required", "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**forced).choices[0]
+    [call] = choice.message.tool_calls or []
+    assert (choice.finish_reason, choice.message.content, call.function.name) == ("tool_calls", None, "get_weather")
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**forced, stream=True)]
+    assert "".join(delta.content or "" for delta in deltas) == ""
+    functions = [piece.function for delta in deltas for piece in delta.tool_calls or []]
+    assert functions[0].name == "get_weather"
+    assert "".join(function.arguments for function in functions) == call.function.arguments
+    messages += [choice.message.model_dump(exclude_none=True)]
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}]
+    assert client.chat.completions.create(**fields, messages=messages).choices[0].finish_reason
