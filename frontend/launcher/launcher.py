@@ -351,20 +351,21 @@ class Launcher:
             self._events.put(exc)
 
     def _check_stages(self, ended: dict[int, tuple[float, str]]) -> None:
-        """Check that no stage has ended that Triton has not reported. It reports no end before a stage's first message.
+        """Check that Triton has noticed the end of each stage. It notices none before a stage's first message.
 
         Args:
-            ended: by process id: when it was seen, by time.monotonic(), and how it ended. This adds to it.
+            ended: by process id: when it was seen, by time.monotonic(), and how it ended. This updates it.
 
         Raises:
-            ChildEnded: a stage has.
+            ChildEnded: it has not.
         """
-        now = time.monotonic()
-        for pid, end in self.triton.ended_stages().items():
-            ended.setdefault(pid, (now, end))
-        ends = [end for seen_s, end in ended.values() if now - seen_s >= _NOTICED_WITHIN_S]
-        if len(ends) > len(self.triton.load_failures):
-            raise _ended(self.triton, ends[-1])
+        now, present = time.monotonic(), self.triton.ended_stages()
+        for pid in ended.keys() - present.keys():  # Triton has waited for it, as for the trial run of its own
+            del ended[pid]
+        for pid, end in present.items():
+            seen_s, _ = ended.setdefault(pid, (now, end))
+            if now - seen_s >= _NOTICED_WITHIN_S:
+                raise _ended(self.triton, end)
 
     def _unserved(self, model_ids: list[str]) -> list[str]:
         """Return a sentence for each model of the repository that is not served."""

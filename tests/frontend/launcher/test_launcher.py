@@ -4,6 +4,7 @@ children that are no processes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -197,7 +198,7 @@ def test_a_wrong_option_is_one_line_and_status_2(capsys, argument, problem):
 
 def test_its_triton_has_a_certificate_or_no_tls(repository, tmp_path):
     frontend = Settings(triton_tls_ca="ca.pem")
-    with pytest.raises(SettingsError, match=r"^--triton-tls-ca='ca.pem': .* needs --triton-tls-cert and "):
+    with pytest.raises(SettingsError, match=r"^--triton-tls-ca='ca.pem': .* certificate: --triton-tls-cert and "):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, frontend=frontend)
 
 
@@ -311,12 +312,15 @@ def test_a_child_that_ends_at_the_start_is_reported_with_its_last_lines(launch):
     assert caught.value.log == ["The last lines of triton:", "loading the model", "no space left on the moon"]
 
 
-@pytest.mark.parametrize("is_reported", [False, True])
-def test_a_stage_that_has_ended_at_the_start_is_not_waited_for_unless_triton_reports_it(
-    launch, monkeypatch, is_reported
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_stage_that_has_ended_at_the_start_is_not_waited_for_unless_triton_notices_it(
+    launch, monkeypatch, is_noticed
 ):
-    """Triton waits without end for a stage that ends before its first message."""
-    polls = threading.Semaphore(0)
+    """Triton waits without end for a stage that ends before its first message.
+
+    It runs a stage's program for a moment to see whether that fails. On a busy machine this ended the whole server.
+    """
+    polls, numbers = threading.Semaphore(0), itertools.count()
 
     def first_tokens(*arguments: object, **options: object) -> list[str]:
         for _ in range(3):
@@ -325,17 +329,16 @@ def test_a_stage_that_has_ended_at_the_start_is_not_waited_for_unless_triton_rep
 
     def ended_stages() -> dict[int, str]:
         polls.release()
-        return {7: "a stage of triton was killed by SIGKILL"}
+        return {7: "a stage of triton was killed by SIGKILL"} if next(numbers) == 0 or not is_noticed else {}
 
     monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", first_tokens)
     monkeypatch.setattr("frontend.launcher.launcher._STAGE_POLL_S", 0.01)
-    monkeypatch.setattr("frontend.launcher.launcher._NOTICED_WITHIN_S", 0.0)
+    monkeypatch.setattr("frontend.launcher.launcher._NOTICED_WITHIN_S", 0.001)
     launcher, _ = launch()
     launcher.triton.ended_stages = ended_stages
-    launcher.triton.load_failures = {"bad__engine": "not healthy"} if is_reported else {}
     launcher.start()
     message = r"^a stage of triton was killed by SIGKILL: no space left on the moon$"
-    with nullcontext() if is_reported else pytest.raises(ChildEnded, match=message):
+    with nullcontext() if is_noticed else pytest.raises(ChildEnded, match=message):
         assert launcher.wait_until_ready() == ["demo"]
 
 
