@@ -18,7 +18,7 @@ from frontend.errors import RateLimited, retry_headers
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.types import MINUTE_S, ROUNDING_S, Reading, Scope
 
-MAX_USED_S = 2 * MINUTE_S  # the largest debt is one minute's worth
+MAX_USED_S = 61 * MINUTE_S  # the largest debt is an hour's worth: completions without a limit are long
 _CONCURRENCY_RETRY_S = 1.0  # the end of a running request is unknown
 
 

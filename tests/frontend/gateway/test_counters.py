@@ -75,13 +75,24 @@ async def test_a_rate_allows_one_minutes_worth_and_its_refill(limit: int, amount
 
 
 @given(limit=LIMITS, debts=st.lists(AMOUNTS, min_size=1, max_size=5))
-async def test_a_debt_ends_after_two_minutes(limit: int, debts: list[int]) -> None:
+async def test_a_debt_ends_after_an_hour_and_a_minute(limit: int, debts: list[int]) -> None:
     clock = Clock()
     limiter = limiter_of(clock)
     for lease in [await limiter.acquire(tokens(0, limit)) for _ in debts]:
         limiter.release(lease, debts.pop())
-    clock.now_s += 120
+    clock.now_s += 61 * 60
     assert await remaining(limiter, limit) == limit
+
+
+async def test_a_completion_of_many_minutes_tokens_is_paid_in_full() -> None:
+    clock = Clock()
+    limiter = limiter_of(clock)
+    limiter.release(await limiter.acquire(tokens(10, 1000)), 10_000)
+    clock.now_s += 9 * 60
+    with pytest.raises(RateLimited):
+        await limiter.acquire(tokens(1, 1000))
+    clock.now_s += 60
+    assert await remaining(limiter, 1000) == 1000
 
 
 @given(limit=LIMITS, estimate=st.floats(0, 1))
