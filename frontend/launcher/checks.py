@@ -7,6 +7,7 @@ import resource
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,15 +52,20 @@ def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
 
 
 def check_repository(repository: Path) -> None:
-    """Check that a repository has a model.
+    """Check that a repository has a model, and that this version has rendered it.
 
     Raises:
-        RepositoryInvalid: it is missing, or has no model.
+        RepositoryInvalid: it is missing, has no model, or another version has rendered it.
     """
     if not repository.is_dir():
         raise RepositoryInvalid(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
     if not any(repository.glob("*/config.pbtxt")):
         raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
+    for path in sorted(repository.glob("*__*/1/model.py")):
+        stage = path.parents[1].name.rpartition("__")[2]
+        if path.read_bytes() != resources.files("model_repository").joinpath(stage, "1", "model.py").read_bytes():
+            rule = "another version of Conch has rendered it: render the repository again"
+            raise RepositoryInvalid(f"--repository={repository}: {path.parents[1].name}: {rule}")
 
 
 def check_state_dir(state_dir: Path) -> None:

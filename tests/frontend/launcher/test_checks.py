@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import resource
 import socket
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from frontend.__main__ import main
-from frontend.launcher.checks import PortChoice, check_machine, free_ports
-from frontend.launcher.errors import LimitTooLow, PortInUse, SharedMemoryTooSmall, TemporaryFolderReadOnly
+from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
+from frontend.launcher.errors import (
+    LimitTooLow,
+    PortInUse,
+    RepositoryInvalid,
+    SharedMemoryTooSmall,
+    TemporaryFolderReadOnly,
+)
 
 HOST = "127.0.0.1"
 
@@ -22,6 +29,19 @@ def test_the_default_shared_memory_of_a_container_is_too_small(monkeypatch):
     with pytest.raises(SharedMemoryTooSmall, match=r"^/dev/shm has 64 MiB free: .* --shm-size"):
         check_machine()
     check_machine()
+
+
+def test_a_repository_of_another_version_is_to_be_rendered_again(tmp_path):
+    """Its stages imported modules that had other names: Triton said `No module named`."""
+    stage = tmp_path / "demo__engine"
+    (stage / "1").mkdir(parents=True)
+    (stage / "config.pbtxt").touch()
+    ours = resources.files("model_repository").joinpath("engine", "1", "model.py").read_text()
+    (stage / "1" / "model.py").write_text(ours)
+    check_repository(tmp_path)
+    (stage / "1" / "model.py").write_text(ours.replace("import", "from old import", 1))
+    with pytest.raises(RepositoryInvalid, match=r"demo__engine: another version .*: render the repository again$"):
+        check_repository(tmp_path)
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(monkeypatch):
