@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from frontend.triton.health_checks import HealthResult
 
 _POLL_S = 0.05
 _READY_TIMEOUT_S = 10.0  # one request to the frontend
@@ -32,7 +36,6 @@ def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list
     Raises:
         TimeoutError: with the last reason to wait.
     """
-    from frontend.triton.commands import check_endpoint  # a large import, which is made while the models load
 
     def go_on_waiting(reason: str) -> None:
         if time.monotonic() >= deadline:
@@ -44,7 +47,7 @@ def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list
     while True:  # Triton has loaded every model that it can load
         timeout_s = min(max(deadline - time.monotonic(), _POLL_S), _TOKEN_TIMEOUT_S)
         try:
-            result = asyncio.run(check_endpoint(settings, model="", is_generating=True, deadline_s=timeout_s))
+            result = asyncio.run(_check(settings, is_generating=True, deadline_s=timeout_s))
         except SettingsError as exc:
             go_on_waiting(str(exc))
         else:
@@ -63,6 +66,21 @@ def _why_not_ready(url: str) -> str:
         return f"GET /health/ready: {exc.read().decode('utf-8', 'replace')}"
     except (OSError, http.client.HTTPException) as exc:
         return f"GET /health/ready: {exc or type(exc).__name__}"
+
+
+async def _check(settings: Settings, **options: Any) -> HealthResult:
+    """Check all models of a Triton; see `check_endpoint`.
+
+    gRPC hands late events of an earlier check, whose loop is closed, to the loop of the present one, which fails there.
+    """
+    from frontend.triton.commands import check_endpoint  # a large import, which is made while the models load
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if str(context.get("exception")) != "Event loop is closed":
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(report)
+    return await check_endpoint(settings, model="", **options)
 
 
 class HangClock:
@@ -103,8 +121,6 @@ def hang_watch(
         limits_s: seconds of silence: after an answer, and after a restart.
         log: called with each line, from the thread.
     """
-    from frontend.triton.commands import check_endpoint
-
     has_ended = threading.Event()
 
     async def watch() -> None:
@@ -113,7 +129,7 @@ def hang_watch(
             await asyncio.sleep(limits_s[0] / _CHECKS_PER_LIMIT)
             pid = server.pid
             try:
-                result = await check_endpoint(settings, model="", is_generating=False)
+                result = await _check(settings, is_generating=False)
             except SettingsError:  # the certificates are being replaced: no check was made
                 continue
             hangs = clock.hangs(pid, is_silent=result.is_silent) and server.pid == pid

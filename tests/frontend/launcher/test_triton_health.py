@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import ssl
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,3 +118,23 @@ def test_a_server_that_was_started_again_has_longer_until_it_answers() -> None:
     assert not clock.hangs(2, is_silent=True)
     time.now += 1.0
     assert clock.hangs(2, is_silent=True)
+
+
+def test_a_late_event_of_an_earlier_check_is_no_line_on_the_terminal(
+    checks: Checks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC hands it to the loop of the next check: two tracebacks stood in the middle of a conversation."""
+
+    async def check(settings: Settings, **options: Any) -> HealthResult:
+        closed = asyncio.new_event_loop()
+        closed.close()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(closed.call_soon_threadsafe, print)
+        loop.call_soon([].pop)
+        await asyncio.sleep(0)
+        return HealthResult(True, "", names=("demo",))
+
+    monkeypatch.setattr("frontend.triton.commands.check_endpoint", check)
+    with frontend(0) as url:
+        assert wait_for_first_tokens(Settings(), url, time.monotonic() + 30) == ["demo"]
+    assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == ["pop from empty list"]
