@@ -172,8 +172,8 @@ class Settings:
     )
     context_length_exceeded_behavior: str = setting(
         "truncate",
-        "Treatment of a request whose prompt and max_tokens exceed the context window, unless the request or its model "
-        "sets it: truncate lowers max_tokens, error refuses the request.",
+        "If prompt and max_tokens exceed the context window: truncate lowers max_tokens, error refuses the request. "
+        "A request or its model may choose otherwise.",
         choices=tuple(ContextOverflow),
     )
     include_stop_str_in_output: bool = setting(

@@ -29,5 +29,5 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 def detect_reasoning_format(chat_template: str) -> str:
-    """Return the name of the format whose end a chat template knows; empty: the model does not think."""
+    """Return the name of the format whose end marker is in a chat template; empty: the model does not think."""
     return next((name for name, each in REASONING_FORMATS.items() if each.end in chat_template), "")

@@ -100,7 +100,7 @@ class FairQueue[Item]:
         return len(self._entries)
 
     def first(self, may_pass: Callable[[str], bool]) -> Entry[Item] | None:
-        """Return the first entry whose sender may pass; None: there is none."""
+        """Return the first entry with a sender that may pass; None if there is none."""
         if not any(map(may_pass, self._num_waiting)):  # the usual answer while one sender fills the queue
             return None
         return next(entry for entry in self._entries if may_pass(entry.flow[0]))

@@ -71,7 +71,7 @@ def _why_not_ready(url: str) -> str:
 async def _check(settings: Settings, **options: Any) -> HealthResult:
     """Check all models of a Triton; see `check_endpoint`.
 
-    gRPC hands late events of an earlier check, whose loop is closed, to the loop of the present one, which fails there.
+    The event loop of an earlier check is closed. gRPC may still have events for it, which fail in the present loop.
     """
     from frontend.triton.commands import check_endpoint  # a large import, which is made while the models load
 

@@ -33,16 +33,15 @@ class OutputParser:
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
         self._white = ""  # white space before the buffer; content unless a call follows
-        self._num_calls = 0
         self._arguments: ArgumentsReader = ObjectReader("")
         self._deltas: list[OutputDelta] = []
-        self._num_begun = self._num_ended = 0
+        self._num_calls = self._num_ended = 0
         self._step = self._read_head if self._syntax.heads and not self._has_markers else self._read_content
 
     @property
     def has_called(self) -> bool:
         """Whether there were calls, all of them complete. A client must not run a call that was cut."""
-        return 0 < self._num_begun == self._num_ended
+        return 0 < self._num_calls == self._num_ended
 
     def plain_part(self, chunk: GenerationChunk) -> str | None:
         """Return the part of the answer that a chunk's text extends unchanged, without tools; None: `read` decides."""
@@ -127,7 +126,7 @@ class OutputParser:
         for head in heads:
             if found := head.match(self._buffer):
                 self._deltas.append(CallBegin(self._num_calls, found["name"]))
-                self._num_begun += 1
+                self._num_calls += 1
                 self._buffer, self._white = self._buffer[found.end() :], ""
                 is_string = self._buffer[0] == '"'
                 self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
@@ -164,7 +163,6 @@ class OutputParser:
             self._arguments = ObjectReader(self._syntax.end_marker, depth=1)
             self._step = self._read_rest
         else:
-            self._num_calls += 1
             self._step = self._read_content
         return True
 
@@ -193,9 +191,8 @@ class OutputParser:
         self._end_call()
 
     def _end_call(self) -> None:
-        self._deltas.append(CallEnd(self._num_calls))
+        self._deltas.append(CallEnd(self._num_calls - 1))
         self._num_ended += 1
-        self._num_calls += 1
         self._step = self._read_between
 
     def _add_content(self, text: str) -> None:
@@ -206,7 +203,7 @@ class OutputParser:
 
     def _add_arguments(self, text: str) -> None:
         if text:
-            self._deltas.append(ArgumentsDelta(self._num_calls, text))
+            self._deltas.append(ArgumentsDelta(self._num_calls - 1, text))
 
     def _pop_deltas(self) -> list[OutputDelta]:
         deltas, self._deltas = self._deltas, []

@@ -66,7 +66,7 @@ class Syntax:
     heads: tuple[Form, ...]  # up to the arguments
     next_heads: tuple[Form, ...] = ()  # of a call without marker that follows another
     tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
-    end_marker: str = ""  # ends a call whose arguments never close
+    end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
 
     def marker_start(self, text: str) -> int:
@@ -83,25 +83,24 @@ def _markers(*markers: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-# The name must come first: without it the arguments cannot stream.
-_OBJECTS = ('{ "name" : "@" , "arguments" : $', '{ "name" : "@" , "parameters" : $')
+def _objects(*leads: str) -> tuple[Form, ...]:
+    """Return the forms of a JSON object with the call, behind each lead.
+
+    The name must come first: without it the arguments cannot stream.
+    """
+    return tuple(Form(f'{lead}{{ "name" : "@" , "{key}" : $') for lead in leads for key in ("arguments", "parameters"))
+
 
 _CALL, _CALL_END = HERMES.special_tokens
 _HERMES = Syntax(
     markers=_markers(_CALL),
-    heads=tuple(Form(f"{_CALL} {call}") for call in _OBJECTS),
+    heads=_objects(f"{_CALL} "),
     tails=(Form(" }"), Form(f" {_CALL_END}")),
     end_marker=_CALL_END,
     closings=(Form(_CALL_END),),
 )
-_LEADS = (" ", " ; ", f" {LLAMA3_JSON.answer_prefix} ", f" ; {LLAMA3_JSON.answer_prefix} ")
-_LLAMA3_HEADS = tuple(Form(lead + call) for lead in _LEADS for call in _OBJECTS)
-_LLAMA3_JSON = Syntax(
-    markers=None,
-    heads=_LLAMA3_HEADS,
-    next_heads=_LLAMA3_HEADS,
-    tails=(Form(" }"),),
-)
+_LLAMA3_HEADS = _objects(" ", " ; ", f" {LLAMA3_JSON.answer_prefix} ", f" ; {LLAMA3_JSON.answer_prefix} ")
+_LLAMA3_JSON = Syntax(markers=None, heads=_LLAMA3_HEADS, next_heads=_LLAMA3_HEADS, tails=(Form(" }"),))
 _BLOCKS_BEGIN, _BLOCK, _, _BLOCK_END, _BLOCKS_END = DEEPSEEK.special_tokens
 _BLOCK_HEAD = f"{DEEPSEEK.before_name}@ ```json $"
 _DEEPSEEK = Syntax(
@@ -140,15 +139,15 @@ _KIMI_K2 = Syntax(
 )
 _MISTRAL_V3 = Syntax(
     markers=_markers(MISTRAL_V3.trigger),
-    heads=tuple(Form(f"{MISTRAL_V3.trigger} [ {call}") for call in _OBJECTS),
-    next_heads=tuple(Form(f" , {call}") for call in _OBJECTS),
+    heads=_objects(f"{MISTRAL_V3.trigger} [ "),
+    next_heads=_objects(" , "),
     tails=(Form(" }"),),
     closings=(Form("]"),),
 )
 _GRANITE = replace(
     _MISTRAL_V3,
     markers=_markers(GRANITE.trigger),
-    heads=tuple(Form(f"{GRANITE.trigger} [ {call}") for call in _OBJECTS),
+    heads=_objects(f"{GRANITE.trigger} [ "),
 )
 _PHI4_END = PHI4.special_tokens[1]
 _PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))

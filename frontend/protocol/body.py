@@ -77,6 +77,18 @@ def broken_rule(param: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
 
 
+def value_by_two_names(body: Body, name: str, other_name: str) -> Any:
+    """Return the value of a field that has two names; None: it is set by neither.
+
+    Raises:
+        PydanticCustomError: the two have different values.
+    """
+    value, other = getattr(body, name), getattr(body, other_name)
+    if value is not None and other not in (None, value):
+        raise broken_rule(other_name, f"another name of {name}, with another value")
+    return other if value is None else value
+
+
 def declared(tensor: str, **field: Any) -> Any:
     """Return a field with the range and the description of a tensor; `field` overrides both."""
     spec = INPUTS[tensor]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, broken_rule, declared, needs
+from frontend.protocol.body import Body, broken_rule, declared, needs, value_by_two_names
 from frontend.protocol.fields import REFUSED, GenerationBody
 from frontend.protocol.tools import (
     FunctionCallChoice,
@@ -272,15 +272,14 @@ class ChatCompletionRequest(GenerationBody):
                     raise broken_rule(field, f"names {name}, which is not offered")
             if choice.type == "required" and not names:
                 raise broken_rule(field, "needs tools to choose from")
-        if self.thinking_token_budget not in (None, self.thinking_budget_tokens, self.thinking_budget()):
-            raise broken_rule("thinking_token_budget", "another name of thinking_budget_tokens, with another value")
+        self.thinking_budget()
         check_last_message(self.continue_final_message, self.add_generation_prompt)
         return self
 
     def thinking_budget(self) -> int | None:
         """Return the largest number of thinking tokens, by either name."""
-        budget = self.thinking_budget_tokens
-        return self.thinking_token_budget if budget is None else budget
+        budget: int | None = value_by_two_names(self, "thinking_budget_tokens", "thinking_token_budget")
+        return budget
 
     def image_urls(self) -> Iterator[tuple[str, str]]:
         """Yield the place of each image in the body, and its URL or data URI."""

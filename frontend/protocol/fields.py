@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import Body, ModelBody, broken_rule, declared, needs
+from frontend.protocol.body import Body, ModelBody, broken_rule, declared, needs, value_by_two_names
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
@@ -259,10 +259,7 @@ class GenerationBody(ModelBody):
         if len(forms) > 1:
             raise broken_rule(forms[1], f"excludes {forms[0]}")
         for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
-            values = {getattr(self, ours), getattr(self, llama_cpp)} - {None}
-            if len(values) > 1:
-                raise broken_rule(llama_cpp, f"another name of {ours}, with another value")
-            if self.mirostat == 0 and values:
+            if value_by_two_names(self, ours, llama_cpp) is not None and self.mirostat == 0:
                 raise broken_rule("mirostat", f"0 switches Mirostat off, but {ours} is set")
         for name in ("stream_options", "stream_interval_ms"):
             if getattr(self, name) is not None and not self.stream:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from frontend.errors import ContextLengthExceeded, InvalidRequest, UnsupportedValue
-from frontend.protocol.body import ModelBody
+from frontend.protocol.body import ModelBody, value_by_two_names
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
@@ -276,14 +276,14 @@ def _sampling(body: GenerationBody, defaults: RequestDefaults) -> SamplingParams
 
 
 def _mirostat(body: GenerationBody) -> Mirostat | None:
-    targets = (body.mirostat_target, body.mirostat_tau)
-    rates = (body.mirostat_lr, body.mirostat_eta)
-    if body.mirostat != 2 and targets + rates == (None,) * 4:
+    target = value_by_two_names(body, "mirostat_target", "mirostat_tau")
+    rate = value_by_two_names(body, "mirostat_lr", "mirostat_eta")
+    if body.mirostat != 2 and target is None and rate is None:
         return None
     default = Mirostat(target=_LLAMA_CPP_TARGET) if body.mirostat == 2 else Mirostat()
     return Mirostat(
-        target=next((value for value in targets if value is not None), default.target),
-        learning_rate=next((value for value in rates if value is not None), default.learning_rate),
+        target=default.target if target is None else target,
+        learning_rate=default.learning_rate if rate is None else rate,
     )
 
 

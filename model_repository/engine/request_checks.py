@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
 from model_repository.contract.spec import token_ids_of
+from model_repository.engine.bad_words import BadWords, TokenIndex
+from model_repository.engine.thinking_constraint import ThinkingConstraint
+from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import InvalidRequest, UnknownAdapter
 
 _BAN_BIAS = -100.0  # a bias this low is a ban: a sum alone could leave the token possible
@@ -35,6 +38,27 @@ def split_biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[
     """Return the biases by token, and the banned tokens."""
     banned = frozenset(token_id for token_id, bias in sampling.logit_bias.items() if bias <= _BAN_BIAS)
     return {token_id: bias for token_id, bias in sampling.logit_bias.items() if token_id not in banned}, banned
+
+
+def combined_constraint(
+    request: EngineRequest, structured_output: TokenConstraint | None, index: Callable[[], TokenIndex], vocab_size: int
+) -> TokenConstraint | None:
+    """Return all constraints of a request as one; None: every token may follow.
+
+    Args:
+        request: the request.
+        structured_output: the request's, compiled; None: it has none, or the runtime itself enforces it.
+        index: returns the vocabulary's index; called only if a constraint needs it.
+        vocab_size: the number of the model's logits.
+    """
+    params, thinking, constraint = request.params, request.thinking, structured_output
+    if thinking is not None and (constraint is not None or thinking.budget is not None):
+        constraint = ThinkingConstraint(thinking, index(), constraint)
+    if params.bad_words:
+        constraint = BadWords(params.bad_words, index(), constraint)
+    if params.allowed_token_ids:
+        constraint = AllowedTokenIds(params.allowed_token_ids, vocab_size, constraint)
+    return constraint
 
 
 def constraint_field(request: EngineRequest) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
 from model_repository.contract.request import Thinking
-from model_repository.engine.bad_words import TokenIndex
+from model_repository.engine.bad_words import TokenIds, TokenIndex
 from model_repository.engine.stop_buffer import ThinkingBorder
 from model_repository.engine.token_constraint import TokenConstraint
 
@@ -45,25 +47,31 @@ class ThinkingConstraint(TokenConstraint):
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
-        mask = np.ones(self._index.vocab_size, dtype=np.bool_)
+        if self._border.is_thinking:
+            return self._allowed_thinking()
+        if self._answer is None:
+            return np.ones(self._index.vocab_size, dtype=np.bool_)
         if self._is_over:
-            return mask if self._answer is None else self._answer.allowed()
-        if not self._border.is_thinking:
-            if self._answer is not None:
-                mask = self._answer.allowed().copy()
-                mask[self._index.equal_to(self._begin)] = True
+            return self._answer.allowed()
+        mask = self._answer.allowed().copy()
+        mask[self._index.equal_to(self._begin)] = True
+        return mask
+
+    def _allowed_thinking(self) -> NDArray[np.bool_]:
+        if (forced := self._forced) is not None:
+            mask = np.zeros(self._index.vocab_size, dtype=np.bool_)
+            mask[forced] = True
             return mask
-        if self._forced is not None:
-            mask[:] = False
-            mask[self._forced] = True
-        elif self._answer is not None:
-            for ids in (
-                self._index.equal_to(b""),
-                self._index.containing(self._end),
-                self._index.starting_with(self._border.rest),
-            ):
+        mask = np.ones(self._index.vocab_size, dtype=np.bool_)
+        if self._answer is not None:
+            for ids in (self._suspicious, self._index.starting_with(self._border.rest)):
                 mask[[each for each in ids if not self._may_continue(each, self._index.texts[each])]] = False
         return mask
+
+    @cached_property
+    def _suspicious(self) -> TokenIds:
+        """The ids of tokens without text, or with the whole end marker, int64 [num_found]."""
+        return np.concatenate((self._index.equal_to(b""), self._index.containing(self._end)))
 
     @property
     def _forced(self) -> int | None:
@@ -76,6 +84,6 @@ class ThinkingConstraint(TokenConstraint):
 
     def _may_continue(self, token_id: int, text: bytes) -> bool:
         """Whether a token may follow in the thinking."""
-        if self._forced is not None:
-            return token_id == self._forced
+        if (forced := self._forced) is not None:
+            return token_id == forced
         return self._answer is None or (text != b"" and not self._border.answer_in(text))

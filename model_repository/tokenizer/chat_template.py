@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -57,6 +57,7 @@ class ChatTemplate:
         except (SyntaxError, RecursionError, ValueError) as exc:  # the Python code that Jinja makes of it has a fault
             self.fault = str(exc.args[0])
         self._special_tokens = dict(special_tokens)
+        self._content_of: Callable[[str], Any] = lambda content: content
         self._content_of = self._form_of_contents()
         # Names that a request may not set: the rest of the prompt depends on them.
         self.own_names = frozenset(
@@ -80,6 +81,15 @@ class ChatTemplate:
         ]
         return self._render(dict(variables) | {"messages": messages, "add_generation_prompt": add_generation_prompt})
 
+    def writes(
+        self, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+    ) -> bool | None:
+        """Return whether a text of the messages or tools gets into the prompt; None if the template refuses them."""
+        try:
+            return text in self.render({"messages": messages, "tools": tools})
+        except InvalidRequest:
+            return None
+
     def _render(self, variables: Mapping[str, Any]) -> str:
         if self.fault:
             raise InvalidRequest(f"this model's chat template is broken ({self.fault}): use a text prompt", "messages")
@@ -97,16 +107,12 @@ class ChatTemplate:
         """Return what makes a message's content of its text: some templates for images read only lists of parts."""
         text = secrets.token_hex()
 
-        def renders(content: Any, expected: str) -> bool:
-            variables = {"messages": [{"role": "user", "content": content}], "tools": None}
-            try:
-                return expected in self._render(variables | {"add_generation_prompt": True})
-            except InvalidRequest:
-                return False
+        def writes(content: Any, expected: str) -> bool:
+            return self.writes(expected, [{"role": "user", "content": content}]) is True
 
-        if renders(text, text) or not renders(_text_part(text), text):
-            return lambda content: content
-        return _parts if renders([{"type": "image"}], IMAGE_MARKER) else _text_part
+        if writes(text, text) or not writes(_text_part(text), text):
+            return self._content_of
+        return _parts if writes([{"type": "image"}], IMAGE_MARKER) else _text_part
 
 
 def _text_part(text: str) -> list[dict[str, str]]:

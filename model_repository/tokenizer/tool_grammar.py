@@ -51,11 +51,10 @@ def tool_grammar(
         f"calls: call {more} {_literal(tool_format.after_calls)}",
         f"call: ({alternatives}) {_literal(tool_format.after_arguments)}",
     ]
+    number_rule = ""
     if tool_format.before_number:
         rules.append(f"NUMBER: /[0-9]{{{tool_format.num_digits},5}}/")
         number_rule = f"{_literal(tool_format.before_number)} NUMBER "
-    else:
-        number_rule = ""
     for number, (name, schema) in enumerate(tools):
         head = f"{_literal(name)} {number_rule}{_literal(tool_format.before_arguments)}"
         rules.append(f"tool_{number}: {head} %json {json.dumps(schema)}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,20 @@ MAX_SEQUENCES_FLOOD = 64
 CLIENTS = tuple(f"client-{number}" for number in range(12))  # keys of the busy server
 PREFILL_TOKENS = 64  # of a prompt that the paced model reads in a step
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"
+
+
+def renamed_checkpoint(folder: Path, names: Sequence[str], chat_template: str) -> Path:
+    """Write a copy of the demo checkpoint, in which reserved tokens have these names; return its folder."""
+    checkpoint = folder / "checkpoint"
+    shutil.copytree(DEMO_CHECKPOINT, checkpoint)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        text = (checkpoint / file).read_text()
+        for number, name in enumerate(names):
+            text = text.replace(f"<|reserved_{number}|>", name)
+        (checkpoint / file).write_text(text)
+    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": chat_template}))
+    return checkpoint
 
 
 def endpoint_of(launcher: Launcher) -> str:

@@ -6,7 +6,6 @@ Its budget ends the thinking, so that an answer follows.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,28 +14,19 @@ from openai import OpenAI
 
 from tests.integration.api import CHAT, Api
 from tests.integration.conftest import build, run_build, running_stack
-from tests.integration.stack import DEMO_CHECKPOINT, Stack
+from tests.integration.stack import DEMO_CHECKPOINT, Stack, renamed_checkpoint
 from tests.integration.test_grpc_tensors import inputs
 
 OPENING = "{{- '<|im_start|>assistant\\n' }}\n"
 THINKING = OPENING + "{{- '<think>\\n' if enable_thinking is not defined or enable_thinking else '<think></think>' }}\n"
-NAMES = {"<|reserved_0|>": "<think>", "<|reserved_1|>": "</think>"}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("thinking")
-    checkpoint = folder / "checkpoint"
-    shutil.copytree(DEMO_CHECKPOINT, checkpoint)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (checkpoint / name).read_text()
-        for reserved, marker in NAMES.items():
-            text = text.replace(reserved, marker)
-        (checkpoint / name).write_text(text)
-    config = json.loads((checkpoint / "tokenizer_config.json").read_text())
-    assert OPENING in config["chat_template"]
-    config["chat_template"] = config["chat_template"].replace(OPENING, THINKING)
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+    template = json.loads((DEMO_CHECKPOINT / "tokenizer_config.json").read_text())["chat_template"]
+    assert OPENING in template
+    checkpoint = renamed_checkpoint(folder, ("<think>", "</think>"), template.replace(OPENING, THINKING))
     artifact = build(folder, "thinker", "--checkpoint", str(checkpoint))
     run_build("render", artifact, "--repository", str(folder / "repository"))
     with running_stack(folder / "repository", tmp_path_factory) as stack:

@@ -6,7 +6,6 @@ One model has the format's tokens, and a template that the build detects and tha
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +15,10 @@ from openai import OpenAI
 from build_engines.__main__ import main
 from tests.integration.api import WEATHER
 from tests.integration.conftest import running_stack
-from tests.integration.stack import DEMO_CHECKPOINT
+from tests.integration.stack import DEMO_CHECKPOINT, renamed_checkpoint
 
 DETECTED = "mistral_v13"
 NAMED = ["deepseek_v31", "kimi_k2", "mistral_v3"]
-NAMES = {"<|reserved_0|>": "[TOOL_CALLS]", "<|reserved_1|>": "[ARGS]"}
 TEMPLATE = """{% for message in messages %}{{ message.content }}
 {% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}
 [TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}
@@ -30,15 +28,7 @@ TEMPLATE = """{% for message in messages %}{{ message.content }}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     folder = tmp_path_factory.mktemp("formats")
-    detected = folder / "checkpoint"
-    shutil.copytree(DEMO_CHECKPOINT, detected)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (detected / name).read_text()
-        for reserved, token in NAMES.items():
-            text = text.replace(reserved, token)
-        (detected / name).write_text(text)
-    config = json.loads((detected / "tokenizer_config.json").read_text())
-    (detected / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    detected = renamed_checkpoint(folder, ("[TOOL_CALLS]", "[ARGS]"), TEMPLATE)
     models = {name: {"checkpoint": str(DEMO_CHECKPOINT), "tool-call-format": name} for name in NAMED}
     models[DETECTED] = {"checkpoint": str(detected)}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))

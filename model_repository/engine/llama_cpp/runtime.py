@@ -23,7 +23,7 @@ from cyllama.llama import llama_cpp as llama
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
-from model_repository.engine.bad_words import BadWords, TokenIndex
+from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp.context import MAX_STEP_TOKENS, Context
@@ -31,11 +31,10 @@ from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.queue_order import queue_order_s
-from model_repository.engine.request_checks import check_request
+from model_repository.engine.request_checks import check_request, combined_constraint
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
-from model_repository.engine.thinking_constraint import ThinkingConstraint
-from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
 from model_repository.system.cores import num_physical_cores
 
@@ -123,17 +122,11 @@ class LlamaCppRuntime:
         check_request(request, self._vocab_size, self._adapters.by_name, has_images=has_images)
 
     def _constraint(self, request: EngineRequest) -> TokenConstraint | None:
-        params, output = request.params, request.structured_output
-        constraint: TokenConstraint | None = None
-        if output is not None:
-            constraint = self._constraints.start(output, params.sender, request.grammar_bytes)
-        if request.thinking is not None and (constraint is not None or request.thinking.budget is not None):
-            constraint = ThinkingConstraint(request.thinking, self._token_index, constraint)
-        if params.bad_words:
-            constraint = BadWords(params.bad_words, self._token_index, constraint)
-        if params.allowed_token_ids:
-            constraint = AllowedTokenIds(params.allowed_token_ids, self._vocab_size, constraint)
-        return constraint
+        started: TokenConstraint | None = None
+        if request.structured_output is not None:
+            sender = request.params.sender
+            started = self._constraints.start(request.structured_output, sender, request.grammar_bytes)
+        return combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         """Queue a request; if it is not prepared, its constraints are compiled here.

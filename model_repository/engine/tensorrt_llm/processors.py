@@ -22,11 +22,11 @@ import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
 from model_repository.contract.request import EngineRequest, Mirostat, SamplingParams, StructuredOutput
-from model_repository.engine.bad_words import BadWords, TokenIndex
+from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.request_checks import combined_constraint
 from model_repository.engine.tensorrt_llm import tensors
-from model_repository.engine.thinking_constraint import ThinkingConstraint
-from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
+from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import StageError
 
 
@@ -146,17 +146,10 @@ class AllowedTokens:
         return self._constraint.allowed()
 
     def _begun(self) -> TokenConstraint | None:
-        params = self.request.params
-        constraint: TokenConstraint | None = None
+        vocabulary, started = self.vocabulary, None
         if self.structured_output is not None:
-            constraint = _compiler(self.vocabulary).start(self.structured_output, num_bytes=self.request.grammar_bytes)
-        if self.request.thinking is not None and (constraint is not None or self.request.thinking.budget is not None):
-            constraint = ThinkingConstraint(self.request.thinking, _token_index(self.vocabulary), constraint)
-        if params.bad_words:
-            constraint = BadWords(params.bad_words, _token_index(self.vocabulary), constraint)
-        if params.allowed_token_ids:
-            constraint = AllowedTokenIds(params.allowed_token_ids, self.vocabulary.size, constraint)
-        return constraint
+            started = _compiler(vocabulary).start(self.structured_output, num_bytes=self.request.grammar_bytes)
+        return combined_constraint(self.request, started, lambda: _token_index(vocabulary), vocabulary.size)
 
 
 @dataclass(slots=True)

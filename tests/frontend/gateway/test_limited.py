@@ -109,7 +109,7 @@ async def test_the_estimate_of_a_prompt_is_its_text_and_at_most_the_context_wind
 
 
 async def test_a_completion_without_a_limit_is_charged_as_the_models_recent_ones(serve: Serve) -> None:
-    """A key whose tokens per minute are fewer than the window could not use a model that thinks."""
+    """A charge for the whole window would lock out keys with fewer tokens per minute."""
     http = await serve(FakeTriton(chunks("x")), tokens_per_minute=WINDOW - 1, chat_max_tokens=0)
     costs = []
     for _ in range(8):
@@ -155,7 +155,7 @@ async def test_a_stream_that_does_not_finish_costs_its_prompt_and_its_text(serve
     await response.content.readline()
     response.close()
     await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
-    cost = LIMIT - await left(http)  # less what has come back since, a sixtieth of the limit each second
+    cost = LIMIT - await left(http)  # a sixtieth of the limit comes back each second
     assert PROMPT_BYTES / 3 + 200 <= cost <= PROMPT_BYTES / 3 + 300 + 40  # and the rest of the body
 
 

@@ -304,7 +304,7 @@ class Fake:
                 self._send()
 
     def _send(self) -> None:
-        """Send what is posted, in this thread."""
+        """Send the posted batches in this thread."""
         sender = self.engine._sender
         sender._queue.put(None)
         sender._run()
