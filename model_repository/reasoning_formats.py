@@ -22,6 +22,8 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ReasoningFormat("think", "<think>", "</think>"),
         # Source: the chat template of Magistral.
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        # Source: the chat template of Gemma 4, in llama.cpp's models/templates.
+        ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>"),
         # Source: the chat template of Seed-OSS.
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from model_repository.notations import Notation
+
 
 class Arguments(dict[str, Any]):
     """Arguments of a call for a template: an object, and JSON text where the template writes or joins them as text."""
@@ -47,6 +49,7 @@ class ToolFormat:
     before_number: str = ""  # precedes a call's number, which follows its name; empty: calls have no number
     num_digits: int = 1  # of a number at least
     before_arguments: str
+    notation: Notation | None = None  # of the arguments; None: a JSON object
     after_arguments: str
     between_calls: str
     after_calls: str = ""
@@ -57,6 +60,8 @@ class ToolFormat:
         """Write calls, each a name and its arguments as JSON text, in this format."""
         texts = []
         for number, (name, arguments) in enumerate(calls):
+            if self.notation is not None:
+                arguments = self.notation.text(arguments)
             id_text = f"{self.before_number}{number:0{self.num_digits}}" if self.before_number else ""
             texts.append(f"{self.before_name}{name}{id_text}{self.before_arguments}{arguments}{self.after_arguments}")
         return f"{self.before_calls}{self.between_calls.join(texts)}{self.after_calls}"
@@ -71,6 +76,46 @@ HERMES = ToolFormat(
     after_arguments="}\n</tool_call>",
     between_calls="\n",
     special_tokens=("<tool_call>", "</tool_call>"),
+)
+# Source: the chat templates of Qwen3-Coder and Qwen3.5, and vLLM's tool_chat_template_qwen3coder.jinja.
+QWEN_XML = replace(
+    HERMES,
+    name="qwen_xml",
+    before_name="<tool_call>\n<function=",
+    before_arguments=">\n",
+    notation=Notation(before_key="<parameter=", after_key=">\n", after_value="\n</parameter>\n"),
+    after_arguments="</function>\n</tool_call>",
+)
+# Source: the chat templates of GLM-4.5 and GLM-4.6, in llama.cpp's models/templates.
+GLM = replace(
+    HERMES,
+    name="glm",
+    before_name="<tool_call>",
+    before_arguments="\n",
+    notation=Notation(before_key="<arg_key>", after_key="</arg_key>\n<arg_value>", after_value="</arg_value>\n"),
+    after_arguments="</tool_call>",
+    special_tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+# Source: the chat template of GLM-4.7-Flash, in public copies.
+GLM47 = replace(
+    GLM,
+    name="glm47",
+    before_arguments="",
+    notation=Notation(before_key="<arg_key>", after_key="</arg_key><arg_value>", after_value="</arg_value>"),
+    between_calls="",
+)
+# Source: the chat template of MiniMax-M2, in llama.cpp's models/templates.
+MINIMAX_M2 = ToolFormat(
+    name="minimax_m2",
+    trigger="<minimax:tool_call>",
+    before_calls="<minimax:tool_call>\n",
+    before_name='<invoke name="',
+    before_arguments='">\n',
+    notation=Notation(before_key='<parameter name="', after_key='">', after_value="</parameter>\n"),
+    after_arguments="</invoke>\n",
+    between_calls="",
+    after_calls="</minimax:tool_call>",
+    special_tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
 )
 # For a template without tools: `messages_with_plain_tools` describes them in words.
 PLAIN = replace(HERMES, name="plain")
@@ -110,6 +155,68 @@ DEEPSEEK_V31 = replace(
     before_arguments=_SEP,
     after_arguments=_CALL_END,
     between_calls="",
+)
+# Source: the chat template of DeepSeek-V3.2, in llama.cpp's models/templates. The token has U+FF5C for bars.
+_DSML = "\uff5cDSML\uff5c"
+DEEPSEEK_V32 = ToolFormat(
+    name="deepseek_v32",
+    trigger=f"<{_DSML}function_calls>",
+    before_calls=f"<{_DSML}function_calls>\n",
+    before_name=f'<{_DSML}invoke name="',
+    before_arguments='">\n',
+    notation=Notation(
+        before_key=f'<{_DSML}parameter name="',
+        after_key='" string="true">',
+        after_key_of_other='" string="false">',
+        after_value=f"</{_DSML}parameter>\n",
+    ),
+    after_arguments=f"</{_DSML}invoke>\n",
+    between_calls="",
+    after_calls=f"</{_DSML}function_calls>",
+    special_tokens=(_DSML,),
+)
+# Source: DeepSeek-V4's calls as its clients see them: no public chat template was found.
+DEEPSEEK_V4 = replace(
+    DEEPSEEK_V32,
+    name="deepseek_v4",
+    trigger=f"<{_DSML}tool_calls>",
+    before_calls=f"<{_DSML}tool_calls>\n",
+    after_calls=f"</{_DSML}tool_calls>",
+)
+# Source: the chat template of Gemma 4, in llama.cpp's models/templates.
+GEMMA4 = ToolFormat(
+    name="gemma4",
+    trigger="<|tool_call>",
+    before_name="<|tool_call>call:",
+    before_arguments="{",
+    notation=Notation(after_key=":", between=",", quote='<|"|>'),
+    after_arguments="}<tool_call|>",
+    between_calls="",
+    special_tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
+)
+# Source: vLLM's tool_chat_template_llama4_pythonic.jinja and its parser llama4_pythonic.
+LLAMA4 = ToolFormat(
+    name="llama4",
+    trigger="",
+    answer_prefix="<|python_start|>",
+    before_calls="[",
+    before_name="",
+    before_arguments="(",
+    notation=Notation(after_key="=", between=", ", quote='"', has_python_words=True),
+    after_arguments=")",
+    between_calls=", ",
+    after_calls="]",
+    special_tokens=("<|python_start|>",),
+)
+# Source: the chat template of LFM2.5-8B-A1B, in llama.cpp's models/templates.
+LFM2 = replace(
+    LLAMA4,
+    name="lfm2",
+    trigger="<|tool_call_start|>",
+    answer_prefix="",
+    before_calls="<|tool_call_start|>[",
+    after_calls="]<|tool_call_end|>",
+    special_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
 )
 # Source: the chat templates of Devstral-Small-2507 and Ministral-3-14B, in llama.cpp's models/templates. The versions
 # are those of mistral-common's tokenizers.
@@ -180,13 +287,15 @@ PHI4 = replace(
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
     for tool_format in (
-        *(HERMES, LLAMA3_JSON, DEEPSEEK, DEEPSEEK_V31, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13, KIMI_K2, GRANITE, PHI4),
-        PLAIN,
+        *(HERMES, QWEN_XML, GLM, GLM47, MINIMAX_M2, LLAMA3_JSON, LLAMA4, LFM2, GEMMA4, GRANITE, PHI4, KIMI_K2),
+        *(DEEPSEEK, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V4, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13, PLAIN),
     )
 }
 
 # The first format with all its marks in a template is that of the template.
 _TEMPLATE_MARKS = (
+    (DEEPSEEK_V4, (_DSML, "tool_calls>")),
+    (DEEPSEEK_V32, (_DSML,)),
     (DEEPSEEK, (_CALLS_BEGIN, "```json")),
     (DEEPSEEK_V31, (_CALLS_BEGIN,)),
     (MISTRAL_V11, MISTRAL_V11.special_tokens),
@@ -195,6 +304,13 @@ _TEMPLATE_MARKS = (
     (KIMI_K2, (KIMI_K2.trigger,)),
     (GRANITE, (GRANITE.trigger, "a JSON list")),
     (PHI4, PHI4.special_tokens),
+    (GEMMA4, (GEMMA4.trigger, '<|"|>')),
+    (LFM2, (LFM2.trigger,)),
+    (MINIMAX_M2, (MINIMAX_M2.trigger,)),
+    (GLM47, ("</arg_key><arg_value>",)),
+    (GLM, ("<arg_key>",)),
+    (QWEN_XML, ("<function=", "<parameter=")),
+    (LLAMA4, ("[func_name1(",)),
     (HERMES, (HERMES.trigger,)),
 )
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')

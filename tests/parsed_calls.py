@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, TextDelta
 from frontend.output_parser.parser import OutputParser
@@ -17,9 +20,15 @@ class ToolCall:
     is_complete: bool  # false: cut, or broken behind its arguments
 
 
-def parse_tool_calls(format_name: str, text: str, *, is_cut: bool = False) -> tuple[str, list[ToolCall]]:
+def parse_tool_calls(
+    format_name: str,
+    text: str,
+    *,
+    is_cut: bool = False,
+    schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> tuple[str, list[ToolCall]]:
     """Return content and calls of a whole answer."""
-    parser = OutputParser(format_name)
+    parser = OutputParser(format_name, schemas=schemas)
     content, calls = "", []
     for event in [*parser.push(text), *parser.finish(is_cut=is_cut)]:
         match event:

@@ -27,18 +27,18 @@ class ArgumentsReader(Protocol):
 
 
 class ObjectReader:
-    """Finds the end of a JSON object by its strings and braces.
+    """Finds the end of a JSON object or array by its strings and brackets.
 
     Args:
         end_marker: ends the value outside of strings; empty: no marker.
-        depth: number of open braces.
+        depth: number of open brackets.
     """
 
     _IN_STRING = re.compile(r'"|\\')
 
     def __init__(self, end_marker: str, depth: int = 0) -> None:
         self._end_marker = end_marker
-        self._outside = re.compile(f'["{{}}{re.escape(end_marker[:1])}]')
+        self._outside = re.compile(rf'["{{}}\[\]{re.escape(end_marker[:1])}]')
         self._depth = depth
         self._is_in_string = False
 
@@ -54,9 +54,9 @@ class ObjectReader:
                     if position == len(text):
                         return text[:-1], len(text) - 1, None
                     position += 1
-                case "{":
+                case "{" | "[":
                     self._depth += 1
-                case "}":
+                case "}" | "]":
                     self._depth -= 1
                     if self._depth == 0:
                         return text[:position], position, Ending.CLOSED
@@ -70,10 +70,10 @@ class ObjectReader:
 
 
 class StringReader:
-    """Decodes arguments inside a JSON string; some models write them so."""
+    """Decodes a JSON string, also in other quotation marks: some models write arguments inside one."""
 
     _PART = re.compile(
-        r"""[^"\\]+
+        r"""[^"'\\]+
         | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}
         | \\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
         | \\["\\/bfnrt]""",
@@ -81,7 +81,8 @@ class StringReader:
     )
     _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = '"') -> None:
+        self._mark = mark
         self._is_open = False
 
     def read(self, text: str) -> tuple[str, int, Ending | None]:
@@ -91,9 +92,12 @@ class StringReader:
         if not self._is_open and text:
             self._is_open, position = True, 1
         while position < len(text):
-            if text[position] == '"':
+            if text[position] == self._mark:
                 return "".join(pieces), position + 1, Ending.CLOSED
-            if part := self._PART.match(text, position):
+            if text[position] in "\"'":
+                pieces.append(text[position])
+                position += 1
+            elif part := self._PART.match(text, position):
                 pieces.append(_decoded(part.group()))
                 position = part.end()
             elif self._CUT_ESCAPE.fullmatch(text, position):

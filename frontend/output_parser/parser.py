@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
+from frontend.output_parser.notation_readers import LiteralReader, MarkedReader
 from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
 from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.reasoning_formats import ReasoningFormat
@@ -22,9 +25,16 @@ class OutputParser:
     Args:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
         reasoning_format: None: there is no thinking.
+        schemas: JSON schemas of arguments, by the name of the tool.
     """
 
-    def __init__(self, tool_format: str, reasoning_format: ReasoningFormat | None = None) -> None:
+    def __init__(
+        self,
+        tool_format: str,
+        reasoning_format: ReasoningFormat | None = None,
+        schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    ) -> None:
+        self._schemas = schemas
         self._reasoning_format = reasoning_format
         self._has_reasoning = False
         self._reasoning_white = ""  # white space behind the reasoning so far
@@ -85,7 +95,7 @@ class OutputParser:
         is_head = self._step in (self._read_head, self._read_next)
         if self._step == self._read_content or (is_head and not is_lost):
             self._add_content(self._white + self._buffer)
-        elif self._step == self._read_arguments:
+        elif self._step == self._read_arguments and self._syntax.notation is None:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
         return self._pop_deltas()
@@ -128,8 +138,7 @@ class OutputParser:
                 self._deltas.append(CallBegin(self._num_calls, found["name"]))
                 self._num_calls += 1
                 self._buffer, self._white = self._buffer[found.end() :], ""
-                is_string = self._buffer[0] == '"'
-                self._arguments = StringReader() if is_string else ObjectReader(self._syntax.end_marker)
+                self._arguments = self._reader(found["name"])
                 self._step = self._read_arguments
                 return True
         if any(head.is_begun(self._buffer) for head in heads):
@@ -138,6 +147,12 @@ class OutputParser:
         self._buffer, self._white = self._buffer[num_rejected:], ""
         self._step = self._read_content
         return True
+
+    def _reader(self, name: str) -> ArgumentsReader:
+        notation = self._syntax.notation
+        if notation is None:
+            return StringReader() if self._buffer[0] == '"' else ObjectReader(self._syntax.end_marker)
+        return LiteralReader(notation) if notation.quote else MarkedReader(notation, self._schemas.get(name, {}))
 
     def _read_arguments(self) -> bool:
         piece, size, ending = self._arguments.read(self._buffer)

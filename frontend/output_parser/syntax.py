@@ -6,38 +6,52 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from model_repository.notations import NAME, Notation
 from model_repository.tool_formats import (
     DEEPSEEK,
+    DEEPSEEK_V4,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    GEMMA4,
+    GLM,
+    GLM47,
     GRANITE,
     HERMES,
     KIMI_K2,
+    LFM2,
     LLAMA3_JSON,
+    LLAMA4,
+    MINIMAX_M2,
     MISTRAL_V3,
     MISTRAL_V11,
     MISTRAL_V13,
     PHI4,
     PLAIN,
+    QWEN_XML,
+    ToolFormat,
 )
 
 WHITE = " \t\r\n"
 
 # Bounded: the parser matches the whole waiting text again with each piece.
-_PIECES = {" ": rf"[{WHITE}]{{0,64}}+", "#": r"[0-9]{1,9}+", "$": r'(?=["{])'}
+_PLAIN_NAME = f"(?P<name>{NAME}+)"
+_PIECES = {" ": rf"[{WHITE}]{{0,64}}+", "#": r"[0-9]{1,9}+", "$": r'(?=["{])', "^": "(?=<)", "%": _PLAIN_NAME}
 
 
 class Form:
-    """A text form. In its notation a space is any white space, `#` is a number, and `$` comes before JSON arguments.
+    """A text form. In its notation a space is any white space, `#` is a number, `$` comes before JSON arguments,
+    and `^` before a tag.
 
-    `@` is the name, which ends where the rest of the form matches first.
+    `@` is the name, which ends where the rest of the form matches first, and does not contain what precedes it. `%` is
+    a name that stands without quotes.
     """
 
     def __init__(self, notation: str) -> None:
         pieces = [_PIECES.get(character) or re.escape(character) for character in notation]
         if "@" in notation:
             place = notation.index("@")
-            rest = "".join(pieces[place + 1 :])
-            pieces[place] = rf'(?P<name>(?:(?!{rest})[^"\\\x00-\x1f]){{1,256}}+)'
+            lead, rest = "".join(pieces[:place]), "".join(pieces[place + 1 :])
+            pieces[place] = rf'(?P<name>(?:(?!{lead}|{rest})[^"\\\x00-\x1f]){{1,256}}+)'
         self._whole = re.compile("".join(pieces))
         self._beginning = re.compile(_beginning(pieces).replace("?P<name>", "?:"))
 
@@ -65,6 +79,7 @@ class Syntax:
     markers: re.Pattern[str] | None  # begin calls; None: calls only at the start of the answer
     heads: tuple[Form, ...]  # up to the arguments
     next_heads: tuple[Form, ...] = ()  # of a call without marker that follows another
+    notation: Notation | None = None  # of the arguments; None: JSON
     tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
     end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
@@ -101,6 +116,56 @@ _HERMES = Syntax(
 )
 _LLAMA3_HEADS = _objects(" ", " ; ", f" {LLAMA3_JSON.answer_prefix} ", f" ; {LLAMA3_JSON.answer_prefix} ")
 _LLAMA3_JSON = Syntax(markers=None, heads=_LLAMA3_HEADS, next_heads=_LLAMA3_HEADS, tails=(Form(" }"),))
+_QWEN_XML = replace(
+    _HERMES,
+    heads=(Form(f"{_CALL} <function=%>"),),
+    notation=QWEN_XML.notation,
+    tails=(Form(f" </function> {_CALL_END}"),),
+)
+_GLM = replace(_HERMES, heads=(Form(f"{_CALL} % ^"),), notation=GLM.notation, tails=(Form(f" {_CALL_END}"),))
+_MINIMAX_HEAD = '<invoke name="%"> '
+_MINIMAX_M2 = Syntax(
+    markers=_markers(MINIMAX_M2.trigger),
+    heads=(Form(f"{MINIMAX_M2.trigger} {_MINIMAX_HEAD}"),),
+    next_heads=(Form(_MINIMAX_HEAD),),
+    notation=MINIMAX_M2.notation,
+    tails=(Form(" </invoke>"),),
+    closings=(Form(MINIMAX_M2.after_calls),),
+)
+_LLAMA4_HEADS = tuple(Form(f"{lead}[ %( ") for lead in (" ", f" {LLAMA4.answer_prefix} "))
+_LLAMA4 = Syntax(
+    markers=None,
+    heads=_LLAMA4_HEADS,
+    next_heads=(Form(", %( "),),
+    notation=LLAMA4.notation,
+    closings=(Form("] <|python_end|>"), Form("]")),
+)
+_LFM2 = replace(
+    _LLAMA4,
+    markers=_markers(LFM2.trigger),
+    heads=(Form(f"{LFM2.trigger} [ %( "),),
+    closings=(Form(f"] {LFM2.special_tokens[1]}"),),
+)
+_GEMMA4 = Syntax(
+    markers=_markers(GEMMA4.trigger),
+    heads=(Form("<|tool_call>call:%{ "),),
+    notation=GEMMA4.notation,
+    tails=(Form(" <tool_call|>"),),
+)
+
+
+def _dsml(tool_format: ToolFormat) -> Syntax:
+    head = f'{tool_format.before_name}%"> '
+    return Syntax(
+        markers=_markers(tool_format.trigger),
+        heads=(Form(f"{tool_format.trigger} {head}"),),
+        next_heads=(Form(head),),
+        notation=tool_format.notation,
+        tails=(Form(f" {tool_format.after_arguments.rstrip()}"),),
+        closings=(Form(tool_format.after_calls),),
+    )
+
+
 _BLOCKS_BEGIN, _BLOCK, _, _BLOCK_END, _BLOCKS_END = DEEPSEEK.special_tokens
 _BLOCK_HEAD = f"{DEEPSEEK.before_name}@ ```json $"
 _DEEPSEEK = Syntax(
@@ -155,6 +220,15 @@ SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,
     PLAIN.name: _HERMES,
+    QWEN_XML.name: _QWEN_XML,
+    GLM.name: _GLM,
+    GLM47.name: replace(_GLM, notation=GLM47.notation),
+    MINIMAX_M2.name: _MINIMAX_M2,
+    LLAMA4.name: _LLAMA4,
+    LFM2.name: _LFM2,
+    GEMMA4.name: _GEMMA4,
+    DEEPSEEK_V32.name: _dsml(DEEPSEEK_V32),
+    DEEPSEEK_V4.name: _dsml(DEEPSEEK_V4),
     LLAMA3_JSON.name: _LLAMA3_JSON,
     DEEPSEEK.name: _DEEPSEEK,
     DEEPSEEK_V31.name: _DEEPSEEK_V31,

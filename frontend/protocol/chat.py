@@ -290,4 +290,8 @@ class ChatCompletionRequest(GenerationBody):
 
     def tool_names(self) -> set[str]:
         """Return the names of the functions in `tools` or `functions`."""
-        return {tool.function.name for tool in self.tools or ()} | {each.name for each in self.functions or ()}
+        return {function.name for function in self.offered_functions()}
+
+    def offered_functions(self) -> list[FunctionDefinition]:
+        """Return the functions in `tools` or `functions`."""
+        return [tool.function for tool in self.tools or ()] + list(self.functions or ())

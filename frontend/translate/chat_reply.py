@@ -62,7 +62,8 @@ class ChatReply(Reply):
         tool_format = name.model.parameters.tool_call_format if has_tools else ""
         reasoning_format = REASONING_FORMATS.get(name.model.parameters.reasoning_format)
         self._has_reasoning = chat.include_reasoning is not False
-        self._parsers = [OutputParser(tool_format, reasoning_format) for _ in range(self.num_per_prompt)]
+        schemas = {function.name: function.parameters or {} for function in chat.offered_functions()}
+        self._parsers = [OutputParser(tool_format, reasoning_format, schemas) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # choice to usage
         self._is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)

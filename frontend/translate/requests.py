@@ -298,7 +298,7 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
 
 
 def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    functions = [tool.function for tool in chat.tools or ()] + list(chat.functions or ())
+    functions = chat.offered_functions()
     if not functions:
         return None
     choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")

@@ -17,6 +17,7 @@ from model_repository.structured_output.refusal import parse_json, refuse
 
 # llguidance's parser recurses on the native stack, also over references: without these limits a request could crash it.
 MAX_CHARS = 100_000
+MAX_LARK_CHARS = 250_000  # written by the tokenizer stage from checked schemas
 MAX_RULES = 500  # lines of a grammar
 MAX_GRAMMAR_CHARS = 1_000_000  # a part with several references is written out for each
 MAX_CHOICES = 1_000
@@ -67,8 +68,9 @@ def rule_of(structured_output: StructuredOutput) -> str | None:
 
 def _grammar(structured_output: StructuredOutput, rewrite: Callable[[object], dict[str, Any]]) -> str:
     content = structured_output.content
-    if len(content) > MAX_CHARS:
-        refuse(f"{len(content)} characters: at most {MAX_CHARS} are allowed")
+    most = MAX_LARK_CHARS if structured_output.format is OutputFormat.LARK else MAX_CHARS
+    if len(content) > most:
+        refuse(f"{len(content)} characters: at most {most} are allowed")
     if _has_surrogates(content):
         refuse("half of a surrogate pair: this is no text")
     match structured_output.format:
@@ -83,7 +85,6 @@ def _grammar(structured_output: StructuredOutput, rewrite: Callable[[object], di
             _check_grammar_size(content)
             grammar = gbnf_to_lark(content)
         case OutputFormat.LARK:
-            _check_grammar_size(content)
             grammar = content
     if len(grammar) > MAX_GRAMMAR_CHARS:
         refuse(f"{len(grammar)} characters when written out: at most {MAX_GRAMMAR_CHARS} are allowed")

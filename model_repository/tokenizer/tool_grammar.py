@@ -9,6 +9,8 @@ from typing import Any
 
 from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
 from model_repository.errors import InvalidRequest
+from model_repository.notations import NAME
+from model_repository.tokenizer.argument_grammar import ArgumentGrammar, literal
 from model_repository.tool_formats import ToolFormat
 
 MAX_CALLS = 16  # calls of one answer: a repetitive model should end before max_tokens
@@ -43,52 +45,65 @@ def tool_grammar(
     if not tools:
         return None
     is_repeatable = tool_use.is_parallel and tool_use.choice in ("auto", "required")
-    next_call = f"{_literal(tool_format.between_calls + tool_format.before_name)} call"
+    next_call = f"{literal(tool_format.between_calls + tool_format.before_name)} call"
     more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if is_repeatable else ""
     alternatives = " | ".join(f"tool_{number}" for number in range(len(tools)))
     rules = [
-        *_start(tool_format, content, is_forced=tool_use.choice != "auto"),
-        f"calls: call {more} {_literal(tool_format.after_calls)}",
-        f"call: ({alternatives}) {_literal(tool_format.after_arguments)}",
+        f"more: {more} {literal(tool_format.after_calls)}",
+        f"call: ({alternatives}) {literal(tool_format.after_arguments)}",
     ]
     number_rule = ""
     if tool_format.before_number:
         rules.append(f"NUMBER: /[0-9]{{{tool_format.num_digits},5}}/")
-        number_rule = f"{_literal(tool_format.before_number)} NUMBER "
-    for number, (name, schema) in enumerate(tools):
-        head = f"{_literal(name)} {number_rule}{_literal(tool_format.before_arguments)}"
-        rules.append(f"tool_{number}: {head} %json {json.dumps(schema)}")
-    return StructuredOutput(OutputFormat.LARK, "\n".join(rules) + "\n")
-
-
-def _start(tool_format: ToolFormat, content: str | None, *, is_forced: bool) -> list[str]:
+        number_rule = f"{literal(tool_format.before_number)} NUMBER "
     opening = tool_format.before_calls + tool_format.before_name
+    first_call = f"{literal(opening)} call"
+    if tool_format.notation is not None:
+        grammar = ArgumentGrammar(tool_format.notation)
+        arguments = [grammar.arguments(schema, place) for _, schema, place in tools]
+        rules += grammar.rules
+        if not tool_format.trigger:
+            # The opening alone may begin a text, so the lexer must not end there.
+            heads = (literal(f"{opening}{name}{tool_format.before_arguments}") for name, _, _ in tools)
+            firsts = " | ".join(f"{head} {each}" for head, each in zip(heads, arguments, strict=True))
+            first_call = f"({firsts}) {literal(tool_format.after_arguments)}"
+    else:
+        arguments = [f"%json {json.dumps(schema)}" for _, schema, _ in tools]
+    for number, ((name, _, _), each) in enumerate(zip(tools, arguments, strict=True)):
+        head = f"{literal(name)} {number_rule}{literal(tool_format.before_arguments)}"
+        rules.append(f"tool_{number}: {head} {each}")
+    start = _start(tool_format, content, first_call, is_forced=tool_use.choice != "auto")
+    return StructuredOutput(OutputFormat.LARK, "\n".join([*start, *rules]) + "\n")
+
+
+def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_forced: bool) -> list[str]:
     if is_forced:
-        return [f"start: {_literal(opening)} calls"]
+        return [f"start: {first_call} more"]
     if content is not None:
-        return [f"start: content | {_literal(opening)} calls", f"content: {content}"]
+        return [f"start: content | {first_call} more", f"content: {content}"]
     if tool_format.trigger:
         # `head` is lazy and ends at the first trigger, so text behind a trigger never matches TEXT.
+        opening = (tool_format.before_calls + tool_format.before_name).removeprefix(tool_format.trigger)
         return [
-            f"start: TEXT | head {_literal(opening.removeprefix(tool_format.trigger))} calls",
-            f"head[lazy]: TEXT {_literal(tool_format.trigger)}",
+            f"start: TEXT | head {literal(opening)} call more",
+            f"head[lazy]: TEXT {literal(tool_format.trigger)}",
             r"TEXT: /(.|\n)*/",
         ]
-    prefix = re.escape(tool_format.answer_prefix)
+    prefix, head = re.escape(tool_format.answer_prefix), re.escape(tool_format.before_name[:1])
+    if tool_format.notation is not None:
+        head = (
+            re.escape(tool_format.before_calls) + NAME.replace("/", r"\x2f") + re.escape(tool_format.before_arguments)
+        )
     return [
-        f"start: TEXT | {_literal(tool_format.answer_prefix)}? {_literal(opening)} calls",
-        rf"TEXT: /(.|\n)*/ & ~/[ \t\r\n]*\{opening[0]}(.|\n)*/ & ~/(.|\n)*{prefix}(.|\n)*/",
+        f"start: TEXT | {literal(tool_format.answer_prefix)}? {first_call} more",
+        rf"TEXT: /(.|\n)*/ & ~/[ \t\r\n]*{head}(.|\n)*/ & ~/(.|\n)*{prefix}(.|\n)*/",
     ]
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _offered_tools(
     tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return name and schema of each tool that may be called."""
+) -> list[tuple[str, dict[str, Any], str]]:
+    """Return name and schema of each tool that may be called, and the schema's place."""
     offered = []
     for number, tool in enumerate(tool_use.tools):
         place, function = f"tools[{number}].function", tool["function"]
@@ -96,11 +111,15 @@ def _offered_tools(
         if not _NAME.fullmatch(name):
             rule = "expected 1 to 256 characters without quotes, backslashes and controls"
             raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
-        if tool_format.before_arguments in name:
+        if tool_format.notation is not None and not re.fullmatch(NAME, name):
+            rule = "names in this model's calls have letters, digits and _ . $ @ / - only"
+            raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
+        if tool_format.notation is None and tool_format.before_arguments in name:
             rule = f"{tool_format.before_arguments} ends the name in this model's calls"
             raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
         if tool_use.choice in ("auto", "required", f"function:{name}"):
-            offered.append((name, _arguments_schema(function, f"{place}.parameters", prepare_schema)))
+            place += ".parameters"
+            offered.append((name, _arguments_schema(function, place, prepare_schema), place))
     return offered
 
 

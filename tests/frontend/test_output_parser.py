@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,12 +47,14 @@ FRAGMENTS = st.sampled_from(
         ),
     ]
 )
+# Formats with raw values read them by these.
+SCHEMAS = {"f": {"type": "object", "properties": {"a": {"type": "object"}}}}
 TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
 
 
-def events(format_name: str, chunks: Iterable[str]) -> list[OutputDelta]:
+def events(format_name: str, chunks: Iterable[str], schemas: Any = SCHEMAS) -> list[OutputDelta]:
     """Return a parser's events for chunks; consecutive deltas are joined."""
-    parser = OutputParser(format_name)
+    parser = OutputParser(format_name, schemas=schemas)
     result: list[OutputDelta] = []
     for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
         match (result[-1] if result else None), event:
@@ -66,7 +69,7 @@ def events(format_name: str, chunks: Iterable[str]) -> list[OutputDelta]:
 
 def pushed(format_name: str, *chunks: str) -> list[list[OutputDelta]]:
     """Return the events of each push."""
-    parser = OutputParser(format_name)
+    parser = OutputParser(format_name, schemas=SCHEMAS)
     return [parser.push(chunk) for chunk in chunks]
 
 
@@ -109,17 +112,25 @@ def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> 
         st.tuples(
             st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True),
             st.dictionaries(
-                st.text(), st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=2), max_size=3
+                st.from_regex(r"[a-zA-Z0-9_.$@/-]{1,9}", fullmatch=True),
+                st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=2),
+                max_size=3,
             ),
         ),
         min_size=1,
         max_size=3,
+        unique_by=lambda call: call[0],
     ),
 )
 def test_text_and_calls_are_separated(format_name: str, lead: str, calls: list[tuple[str, dict[str, object]]]) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     text = lead + "\n\n" + TOOL_FORMATS[format_name].calls_text(written)
-    assert parse_tool_calls(format_name, text) == (
+    kinds = {str: "string", int: "integer", list: "array", type(None): "null"}
+    schemas = {
+        name: {"properties": {key: {"type": kinds[type(value)]} for key, value in arguments.items()}}
+        for name, arguments in calls
+    }
+    assert parse_tool_calls(format_name, text, schemas=schemas) == (
         lead.rstrip(" \t\r\n"),
         [ToolCall(name, arguments, True) for name, arguments in written],
     )
@@ -165,7 +176,7 @@ def test_arguments_stream_as_they_are_generated() -> None:
     ]
 
 
-@pytest.mark.parametrize("format_name", TOOL_FORMATS)
+@pytest.mark.parametrize("format_name", [name for name, each in TOOL_FORMATS.items() if each.notation is None])
 def test_arguments_stream_in_every_format(format_name: str) -> None:
     begun, rest = TOOL_FORMATS[format_name].calls_text([("f", '{"a": "b"}'), ("g", "{}")]).split(' "b"')
     assert pushed(format_name, begun, ' "b', '"', rest)[:3] == [
@@ -173,6 +184,50 @@ def test_arguments_stream_in_every_format(format_name: str) -> None:
         [ArgumentsDelta(0, ' "b')],
         [ArgumentsDelta(0, '"')],
     ]
+
+
+@pytest.mark.parametrize("format_name", [name for name, each in TOOL_FORMATS.items() if each.notation is not None])
+def test_texts_stream_in_every_notation(format_name: str) -> None:
+    begun, rest = TOOL_FORMATS[format_name].calls_text([("f", '{"t": "\\"a#é\\n", "n": 1}')]).split("#")
+    parser = OutputParser(format_name, schemas={"f": {"properties": {"t": {"type": "string"}}}})
+    assert parser.push(begun) == [CallBegin(0, "f"), ArgumentsDelta(0, '{"t": "\\"a')]
+    assert parser.push(rest) == [ArgumentsDelta(0, 'é\\n", "n": 1}'), CallEnd(0)]
+
+
+def test_a_text_between_markers_streams_until_it_may_end_and_a_list_like_json() -> None:
+    head = "<tool_call>\n<function=f>\n<parameter=t>\n"
+    parser = OutputParser("qwen_xml", schemas={"f": {"properties": {"t": {"type": "string"}, "n": {"type": "array"}}}})
+    pieces = (head, "a\n</para", "graph>\n</", "parameter>\n<parameter=n>\n", "[1,", "2]\n</parameter>\n</function>")
+    assert [parser.push(piece) for piece in pieces] == [
+        [CallBegin(0, "f"), ArgumentsDelta(0, '{"t": "')],
+        [ArgumentsDelta(0, "a")],
+        [ArgumentsDelta(0, "\\n</paragraph>")],
+        [ArgumentsDelta(0, '", "n": ')],
+        [ArgumentsDelta(0, "[1,")],
+        [ArgumentsDelta(0, "2]}")],
+    ]
+    assert parser.push("\n</tool_call>") == [CallEnd(0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        *[("boolean", "True", "true"), ("null", "None", "null"), ("integer", "5", "5"), ("integer", "five", '"five"')],
+        *[("string", "5", '"5"'), (["string", "null"], "null", "null"), (["string", "null"], "nullify", '"nullify"')],
+        *[(["string", "integer"], "5", "5"), (["string", "integer"], "5 apples", '"5 apples"')],
+        *[
+            (["string", "number"], "NaN", '"NaN"'),
+            (["string", "object"], "{1}", '"{1}"'),
+            ("object", '{"b": 1}', '{"b": 1}'),
+        ],
+        *[(["string", "array"], "[]", "[]"), (["string", "boolean"], "true", "true"), ("string", "a\n", '"a\\n"')],
+    ],
+)
+def test_a_value_between_markers_is_read_by_its_schema(kind: str | list[str], raw: str, value: str) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=a>\n{raw}\n</parameter>\n</function>\n</tool_call>"
+    schemas = {"f": {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": kind}}}}
+    expected = [CallBegin(0, "f"), ArgumentsDelta(0, f'{{"a": {value}}}'), CallEnd(0)]
+    assert events("qwen_xml", [text], schemas) == events("qwen_xml", text, schemas) == expected
 
 
 def test_white_space_around_calls_is_no_content() -> None:

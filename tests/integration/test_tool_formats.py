@@ -18,7 +18,18 @@ from tests.integration.conftest import running_stack
 from tests.integration.stack import DEMO_CHECKPOINT, renamed_checkpoint
 
 DETECTED = "mistral_v13"
-NAMED = ["deepseek_v31", "kimi_k2", "mistral_v3"]
+NAMED = [
+    "deepseek_v31",
+    "deepseek_v32",
+    "gemma4",
+    "glm",
+    "kimi_k2",
+    "lfm2",
+    "llama4",
+    "minimax_m2",
+    "mistral_v3",
+    "qwen_xml",
+]
 TEMPLATE = """{% for message in messages %}{{ message.content }}
 {% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}
 [TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}

@@ -9,15 +9,23 @@ import pytest
 from model_repository.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    GEMMA4,
+    GLM,
+    GLM47,
     GRANITE,
     HERMES,
     KIMI_K2,
+    LFM2,
     LLAMA3_JSON,
+    LLAMA4,
+    MINIMAX_M2,
     MISTRAL_V3,
     MISTRAL_V11,
     MISTRAL_V13,
     PHI4,
     PLAIN,
+    QWEN_XML,
     detect_tool_format,
     messages_with_plain_tools,
     tool_prompt,
@@ -37,6 +45,32 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
             HERMES,
             '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
             '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+        ),
+        (
+            QWEN_XML,
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=g>\n</function>\n</tool_call>",
+        ),
+        (
+            GLM,
+            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>",
+        ),
+        (
+            GLM47,
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call><tool_call>g</tool_call>",
+        ),
+        (
+            MINIMAX_M2,
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n'
+            '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        ),
+        (GEMMA4, "<|tool_call>call:f{a:1}<tool_call|><|tool_call>call:g{}<tool_call|>"),
+        (LFM2, "<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>"),
+        (LLAMA4, "[f(a=1), g()]"),
+        (
+            DEEPSEEK_V32,
+            '<|DSML|function_calls>\n<|DSML|invoke name="f">\n<|DSML|parameter name="a" string="false">1'
+            '</|DSML|parameter>\n</|DSML|invoke>\n<|DSML|invoke name="g">\n</|DSML|invoke>\n</|DSML|function_calls>',
         ),
         (LLAMA3_JSON, '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": {}}'),
         (
@@ -80,18 +114,32 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
 )
 def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None:
     written = tool_format.calls_text([("f", '{"a": 1}'), ("g", "{}")])
+    if tool_format is DEEPSEEK_V32:
+        text = text.replace("|DSML|", "\uff5cDSML\uff5c")
     if tool_format in (DEEPSEEK, DEEPSEEK_V31):
         text = text.replace("<|", "<\uff5c").replace("|>", "\uff5c>")
         for name in ("tool_calls_begin", "tool_calls_end", "tool_call_begin", "tool_call_end", "tool_sep"):
             text = text.replace(name, name.replace("_", "\u2581"))
     assert written == text
-    assert all(token in written for token in tool_format.special_tokens if token != tool_format.answer_prefix)
+    quote = tool_format.notation.quote if tool_format.notation is not None else ""
+    assert all(
+        token in written for token in tool_format.special_tokens if token not in (tool_format.answer_prefix, quote)
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "name"),
     [
         ("{%- if tools %}return a json object within <tool_call></tool_call> XML tags{% endif %}", "hermes"),
+        ("{{- '\\n<tool_call>\\n<function=' + name }}{{- '<parameter=' + key + '>\\n' }}", "qwen_xml"),
+        ("'\\n<tool_call>' + tc.name }}{% for k, v in _args.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>", "glm"),
+        ("'<tool_call>' + tc.name -}}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm47"),
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
+        ("""{{- '<|tool_call>call:' + name + '{' }}{{- '<|"|>' + argument + '<|"|>' -}}""", "gemma4"),
+        ("{{- '<|tool_call_start|>[' + (calls | join(', ')) + ']<|tool_call_end|>' -}}", "lfm2"),
+        ("Use exact format: [func_name1(param1=value1), func_name2(...)]", "llama4"),
+        ("{%- set dsml_token = '\uff5cDSML\uff5c' -%}<{{ dsml_token }}function_calls>", "deepseek_v32"),
+        ("{%- set dsml_token = '\uff5cDSML\uff5c' -%}<{{ dsml_token }}tool_calls>", "deepseek_v4"),
         ("{{'<|python_tag|>' + tool_call.name + '.call('}}", "llama3_json"),
         ("""{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""", "llama3_json"),
         (r"""{{- "{\"name\": \"" + name + "\", \"parameters\": " }}""", "llama3_json"),
