@@ -15,14 +15,16 @@ from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
 from model_repository.detokenizer.text import Decoding
-from model_repository.model_parameters import REASONING_FIELDS
+from model_repository.model_parameters import REASONING_FIELDS, THINKING_FIELD
 from model_repository.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format
+from model_repository.tool_formats import HARMONY, TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
+_CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
+_CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
 
 def write_text_files(
@@ -49,7 +51,10 @@ def write_text_files(
     reasoning_format = detected_reasoning_format(folder / "tokenizer")
     visible = TOOL_FORMATS[tool_call_format].special_tokens
     if reasoning_format:
-        visible += (REASONING_FORMATS[reasoning_format].begin, REASONING_FORMATS[reasoning_format].end)
+        each = REASONING_FORMATS[reasoning_format]
+        if each.head and tool_call_format != HARMONY.name:
+            raise BuildError(f"--tool-call-format {tool_call_format}: this model's messages have heads: {HARMONY.name}")
+        visible += each.special_tokens
     try:  # the stages load the same
         files = TokenizerFiles.load(folder / "tokenizer")
         last = max(files.tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
@@ -76,6 +81,7 @@ def template_fields(folder: Path) -> tuple[str, ...]:
         words = {word.strip("'\"") for _, kind, word in jinja2.Environment().lex(source) if kind != "data"}
         fields |= template.variables - template.own_names | words & set(REASONING_FIELDS)
         fields |= {"name"} if _writes_names(template) else set()
+        fields |= {THINKING_FIELD} if _writes_thinking(template) else set()
     return tuple(sorted(fields))
 
 
@@ -83,10 +89,15 @@ def _writes_names(template: ChatTemplate) -> bool:
     """Whether the names of messages reach the prompt, in any role."""
     named = {"content": "a", "name": (mark := secrets.token_hex())}
     system, user, assistant, tool = ({"role": role, **named} for role in ("system", "user", "assistant", "tool"))
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
-    calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
-    chats = ([system, user], [user, assistant, user], [user, calling, tool | {"tool_call_id": call["id"]}])
+    chats = ([system, user], [user, assistant, user], [user, _CALLING, tool | {"tool_call_id": _CALL["id"]}])
     return any(template.writes(mark, messages) for messages in chats)  # some templates refuse some roles
+
+
+def _writes_thinking(template: ChatTemplate) -> bool:
+    """Whether a field `thinking` of a message reaches the prompt, as the thinking before a call does."""
+    mark = secrets.token_hex()
+    result = {"role": "tool", "content": "a", "tool_call_id": _CALL["id"]}
+    return template.writes(mark, [{"role": "user", "content": "a"}, {**_CALLING, "thinking": mark}, result]) is True
 
 
 def broken_template(folder: Path) -> str | None:

@@ -19,6 +19,8 @@ _NAME = "conch"  # name of the parameter in config.pbtxt
 
 # Fields of messages with the reasoning of an earlier turn, which only some chat templates read.
 REASONING_FIELDS = ("reasoning_content", "reasoning")
+# Another one, of templates only: `thinking` alone is a variable of other templates.
+THINKING_FIELD = "message.thinking"
 
 _API = SamplingParams()  # the defaults of the API document
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
+HARMONY_TOKENS = ("<|start|>", "<|end|>", "<|channel|>", "<|constrain|>", "<|message|>")
+_START, _END, _CHANNEL, _CONSTRAIN, _MESSAGE = HARMONY_TOKENS
 
-class ReasoningFormat(Struct, frozen=True):
-    """The markers of thinking. Special tokens among them belong to the text of a completion."""
+
+class ReasoningFormat(Struct, frozen=True, omit_defaults=True):
+    """The markers of thinking."""
 
     name: str
     begin: str  # written by the chat template, or by the model at the start of its completion
     end: str
+    head: str = ""  # begins the head of a message with thinking, and no other head; empty: messages have no heads
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Those that belong to the text of a completion."""
+        return HARMONY_TOKENS if self.head else (self.begin, self.end)
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -26,10 +37,50 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>"),
         # Source: the chat template of Seed-OSS.
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
+        # Source: the chat template of gpt-oss, and docs/format.md of openai/harmony.
+        ReasoningFormat("harmony", f"{_CHANNEL}analysis{_MESSAGE}", _END, f"{_CHANNEL}a"),
     )
 }
 
 
 def detect_reasoning_format(chat_template: str) -> str:
-    """Return the name of the format whose end marker is in a chat template; empty: the model does not think."""
-    return next((name for name, each in REASONING_FORMATS.items() if each.end in chat_template), "")
+    """Return the name of the format whose markers are in a chat template; empty: the model does not think."""
+    for name, each in REASONING_FORMATS.items():
+        if all(mark in chat_template for mark in ((_START, _CHANNEL) if each.head else (each.end,))):
+            return name
+    return ""
+
+
+class MessageHead(NamedTuple):
+    """The head of one of Harmony's messages: a completion is messages, the first of them without `<|start|>`."""
+
+    size: int  # characters
+    function: str | None  # that the message calls
+    is_thinking: bool
+
+
+# A recipient stands before or behind the channel. A type may follow it, with a marker or without.
+_WORDS = "[^<]{0,300}+"
+_HEAD = re.compile(
+    rf"(?:{re.escape(_START)}assistant)?(?P<role>(?: to={_WORDS})?){re.escape(_CHANNEL)}(?P<channel>{_WORDS})"
+    rf"(?:{re.escape(_CONSTRAIN)}{_WORDS})?{re.escape(_MESSAGE)}"
+)
+_HEAD_BEGINNING = re.compile(
+    rf"(?:{re.escape(_START)}assistant)?(?: ?| t| to| to={_WORDS})"
+    rf"(?:{re.escape(_CHANNEL)}{_WORDS}(?:{re.escape(_CONSTRAIN)}{_WORDS})?)?(?:<(?:\|(?:[a-z]{{0,9}}\|?)?)?)?"
+)
+_FUNCTION = re.compile(r"\bto=functions\.(\S+)")
+
+
+def head_at(text: str) -> MessageHead | None:
+    """Return the head of a message that a text begins with, if it does."""
+    if (found := _HEAD.match(text)) is None:
+        return None
+    function = _FUNCTION.search(f"{found['role']} {found['channel']}")
+    is_thinking = function is None and found["channel"].startswith("analysis")
+    return MessageHead(found.end(), function and function[1], is_thinking)
+
+
+def may_become_head(text: str) -> bool:
+    """Whether a whole text may be the beginning of a message's head."""
+    return f"{_START}assistant".startswith(text) or _HEAD_BEGINNING.fullmatch(text) is not None

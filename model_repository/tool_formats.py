@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_repository.notations import Notation
+from model_repository.reasoning_formats import HARMONY_TOKENS
 
 
 class Arguments(dict[str, Any]):
@@ -53,6 +54,9 @@ class ToolFormat:
     after_arguments: str
     between_calls: str
     after_calls: str = ""
+    other_before_name: str = ""  # of another form in which the model writes calls; empty: there is none
+    other_before_arguments: str = ""
+    has_messages: bool = False  # a call is a message with a head, see `reasoning_formats.head_at`, and the only one
     special_tokens: tuple[str, ...]
     history_id: str = ""  # of calls in a conversation: a format of `name` and `number`; empty: the client's ids
 
@@ -284,11 +288,25 @@ PHI4 = replace(
     after_calls="]<|/tool_call|>",
     special_tokens=("<|tool_call|>", "<|/tool_call|>"),
 )
+# Source: the chat template of gpt-oss, and docs/format.md of openai/harmony. The template writes one call of a message.
+HARMONY = ToolFormat(
+    name="harmony",
+    trigger="",
+    before_name="<|channel|>commentary to=functions.",
+    before_arguments=" <|constrain|>json<|message|>",
+    other_before_name=" to=functions.",
+    other_before_arguments="<|channel|>commentary json<|message|>",
+    after_arguments="",
+    between_calls="<|end|><|start|>assistant",
+    has_messages=True,
+    special_tokens=HARMONY_TOKENS,
+)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
     for tool_format in (
         *(HERMES, QWEN_XML, GLM, GLM47, MINIMAX_M2, LLAMA3_JSON, LLAMA4, LFM2, GEMMA4, GRANITE, PHI4, KIMI_K2),
-        *(DEEPSEEK, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V4, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13, PLAIN),
+        *(DEEPSEEK, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V4, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13),
+        *(HARMONY, PLAIN),
     )
 }
 
@@ -311,6 +329,7 @@ _TEMPLATE_MARKS = (
     (GLM, ("<arg_key>",)),
     (QWEN_XML, ("<function=", "<parameter=")),
     (LLAMA4, ("[func_name1(",)),
+    (HARMONY, ("<|start|>", "<|channel|>")),
     (HERMES, (HERMES.trigger,)),
 )
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
@@ -342,6 +361,30 @@ def messages_with_history_ids(messages: Sequence[Mapping[str, Any]], history_id:
                 num_calls += 1
         renamed.append({**message, **changes})
     return renamed
+
+
+def messages_with_single_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rewrite a conversation for gpt-oss's template: it writes one call of a message, and refuses two texts before it.
+
+    Each call becomes a message, followed by its results. A content before calls joins the thinking.
+    """
+    groups: list[list[dict[str, Any]]] = []  # of messages that stay together
+    group_of_call: dict[str, list[dict[str, Any]]] = {}
+    for message in messages:
+        if message.get("tool_calls"):
+            first = {**message}
+            if message["content"] and message.get("thinking"):
+                first |= {"thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
+            group_of_call = {}
+            for call in message["tool_calls"]:
+                groups.append([{**first, "tool_calls": [call]}])
+                group_of_call.setdefault(str(call.get("id")), groups[-1])
+                first = {"role": message["role"], "content": ""}
+        elif message["role"] == "tool" and groups:
+            group_of_call.get(str(message.get("tool_call_id")), groups[-1]).append({**message})
+        else:
+            groups.append([{**message}])
+    return [message for group in groups for message in group]
 
 
 def tool_prompt(tools: Iterable[Mapping[str, Any]], tool_format: ToolFormat) -> str:

@@ -11,7 +11,8 @@ from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, Ou
 from frontend.output_parser.notation_readers import LiteralReader, MarkedReader
 from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
 from model_repository.contract.output import FinishReason, GenerationChunk
-from model_repository.reasoning_formats import ReasoningFormat
+from model_repository.reasoning_formats import ReasoningFormat, head_at, may_become_head
+from model_repository.tool_formats import HARMONY
 
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
@@ -21,6 +22,8 @@ class OutputParser:
 
     The engine marks the thinking. Other text is content, unchanged. It waits only while it can still become a call.
     White space around thinking and calls is dropped.
+
+    Where messages have heads, these tell thinking, content and calls apart, and an empty line joins texts of a kind.
 
     Args:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
@@ -39,7 +42,12 @@ class OutputParser:
         self._has_reasoning = False
         self._reasoning_white = ""  # white space behind the reasoning so far
         self._is_behind_thinking = False  # without text of the answer so far
-        self._syntax = SYNTAXES[tool_format]
+        has_heads = reasoning_format is not None and reasoning_format.head != ""
+        self._syntax = SYNTAXES[HARMONY.name if has_heads else tool_format]
+        self._has_tools = tool_format != ""
+        self._is_reasoning = False  # the present message
+        self._is_begun = False  # it has text
+        self._written: set[bool] = set()  # values of `_is_reasoning` with text so far
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
         self._white = ""  # white space before the buffer; content unless a call follows
@@ -47,6 +55,8 @@ class OutputParser:
         self._deltas: list[OutputDelta] = []
         self._num_calls = self._num_ended = 0
         self._step = self._read_head if self._syntax.heads and not self._has_markers else self._read_content
+        if self._syntax.has_messages:
+            self._step = self._read_message_head
 
     @property
     def has_called(self) -> bool:
@@ -55,6 +65,11 @@ class OutputParser:
 
     def plain_part(self, chunk: GenerationChunk) -> str | None:
         """Return the part of the answer that a chunk's text extends unchanged, without tools; None: `read` decides."""
+        if self._syntax.has_messages:
+            is_text = self._step == self._read_message and self._is_begun and not self._buffer + self._white
+            is_plain = is_text and (chunk.is_text or chunk.is_thinking) and "<" not in chunk.text
+            part = "reasoning" if self._is_reasoning else "content"
+            return part if is_plain and chunk.text[-1] not in WHITE else None
         if chunk.is_text:
             return None if self._is_behind_thinking else "content"
         is_inside = chunk.is_thinking and self._has_reasoning and not self._reasoning_white
@@ -64,7 +79,7 @@ class OutputParser:
     def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
         """Add the next chunk; return the deltas that are certain, after the last chunk all."""
         text = chunk.text
-        if chunk.num_thinking_chars:
+        if chunk.num_thinking_chars and not self._syntax.has_messages:
             self._read_thinking(text[: chunk.num_thinking_chars])
             text = text[chunk.num_thinking_chars :]
         if self._is_behind_thinking:
@@ -91,10 +106,11 @@ class OutputParser:
             is_cut: the answer ended by length. The beginning of a call is then dropped, but a single character is
                 content: it is more likely text.
         """
-        is_lost = is_cut and len(self._buffer) > 1
-        is_head = self._step in (self._read_head, self._read_next)
-        if self._step == self._read_content or (is_head and not is_lost):
-            self._add_content(self._white + self._buffer)
+        is_lost = (is_cut and len(self._buffer) > 1) or (self._syntax.has_messages and "|>" in self._buffer)
+        is_head = self._step in (self._read_head, self._read_next, self._read_message_head, self._read_message_end)
+        if self._step in (self._read_content, self._read_message) or (is_head and not is_lost):
+            text = self._white + self._buffer
+            self._add_text(text.rstrip(WHITE) if self._is_reasoning else text)
         elif self._step == self._read_arguments and self._syntax.notation is None:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
@@ -118,12 +134,64 @@ class OutputParser:
         text, self._buffer = self._buffer[:start], self._buffer[start:]
         certain = text.rstrip(WHITE) if self._has_markers else text
         if certain:
-            self._add_content(self._white + certain)
+            self._add_text(self._white + certain)
             self._white = ""
         self._white += text[len(certain) :]
         if self._buffer:
             self._step = self._read_head
         return bool(self._buffer)
+
+    def _read_message_head(self) -> bool:
+        end = self._syntax.end_marker
+        text = self._buffer.removeprefix(end)
+        if head := head_at(text):
+            self._buffer, self._white = text[head.size :], ""
+            self._is_reasoning, self._is_begun = head.is_thinking, False
+            if head.function is not None and self._has_tools:
+                self._begin_call(head.function)
+                self._arguments, self._step = ObjectReader(end), self._read_arguments
+            else:
+                self._step = self._read_message
+            return True
+        if end.startswith(self._buffer) or may_become_head(text):
+            return False
+        if self._is_reasoning:  # it ended, without a head of the next message
+            self._buffer, self._white = text, ""
+            self._is_reasoning, self._is_begun, self._step = False, False, self._read_message
+            return True
+        return self._reject_head()
+
+    def _read_message(self) -> bool:
+        start = self._syntax.marker_start(self._buffer)
+        text, self._buffer = self._buffer[:start], self._buffer[start:]
+        text = text if self._is_begun else text.lstrip(WHITE)
+        if certain := text.rstrip(WHITE):
+            self._add_message_text(self._white + certain)
+            self._white = ""
+        self._white += text[len(certain) :]
+        if self._buffer:
+            self._step = self._read_message_end
+        return bool(self._buffer)
+
+    def _read_message_end(self) -> bool:
+        end = self._syntax.end_marker
+        if end.startswith(self._buffer) and self._buffer != end:
+            return False
+        self._step = self._read_message_head if self._buffer.startswith(end) else self._reject_head
+        return True
+
+    def _reject_head(self) -> bool:
+        self._add_message_text(self._white + self._buffer[:1])
+        self._buffer, self._white = self._buffer[1:], ""
+        self._step = self._read_message
+        return True
+
+    def _add_message_text(self, text: str) -> None:
+        if not self._is_begun:
+            text = "\n\n" + text if self._is_reasoning in self._written else text
+            self._written.add(self._is_reasoning)
+            self._is_begun = True
+        self._add_text(text)
 
     def _read_head(self) -> bool:
         # Without a call the marker's first character is content; the search continues after it.
@@ -135,18 +203,21 @@ class OutputParser:
     def _read_call(self, heads: Sequence[Form], num_rejected: int) -> bool:
         for head in heads:
             if found := head.match(self._buffer):
-                self._deltas.append(CallBegin(self._num_calls, found["name"]))
-                self._num_calls += 1
+                self._begin_call(found["name"])
                 self._buffer, self._white = self._buffer[found.end() :], ""
                 self._arguments = self._reader(found["name"])
                 self._step = self._read_arguments
                 return True
         if any(head.is_begun(self._buffer) for head in heads):
             return False
-        self._add_content(self._white + self._buffer[:num_rejected])
+        self._add_text(self._white + self._buffer[:num_rejected])
         self._buffer, self._white = self._buffer[num_rejected:], ""
         self._step = self._read_content
         return True
+
+    def _begin_call(self, name: str) -> None:
+        self._deltas.append(CallBegin(self._num_calls, name))
+        self._num_calls += 1
 
     def _reader(self, name: str) -> ArgumentsReader:
         notation = self._syntax.notation
@@ -198,7 +269,7 @@ class OutputParser:
                 return True
         if not self._buffer or any(closing.is_begun(self._buffer) for closing in self._syntax.closings):
             return False
-        self._step = self._read_next
+        self._step = self._read_message_head if self._syntax.has_messages else self._read_next
         return True
 
     def _end_call_at_marker(self) -> None:
@@ -210,11 +281,12 @@ class OutputParser:
         self._num_ended += 1
         self._step = self._read_between
 
-    def _add_content(self, text: str) -> None:
-        if self._deltas and isinstance(self._deltas[-1], TextDelta):
-            self._deltas[-1] = TextDelta(self._deltas[-1].text + text)
+    def _add_text(self, text: str) -> None:
+        kind = ReasoningDelta if self._is_reasoning else TextDelta
+        if self._deltas and isinstance(self._deltas[-1], kind):
+            self._deltas[-1] = kind(self._deltas[-1].text + text)
         elif text:
-            self._deltas.append(TextDelta(text))
+            self._deltas.append(kind(text))
 
     def _add_arguments(self, text: str) -> None:
         if text:

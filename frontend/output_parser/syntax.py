@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from model_repository.notations import NAME, Notation
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tool_formats import (
     DEEPSEEK,
     DEEPSEEK_V4,
@@ -16,6 +17,7 @@ from model_repository.tool_formats import (
     GLM,
     GLM47,
     GRANITE,
+    HARMONY,
     HERMES,
     KIMI_K2,
     LFM2,
@@ -83,6 +85,7 @@ class Syntax:
     tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
     end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
+    has_messages: bool = False  # with heads, and `end_marker` before the next one
 
     def marker_start(self, text: str) -> int:
         """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length."""
@@ -216,6 +219,8 @@ _GRANITE = replace(
 )
 _PHI4_END = PHI4.special_tokens[1]
 _PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))
+_END = REASONING_FORMATS["harmony"].end
+_HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END, has_messages=True)
 SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,
@@ -238,4 +243,5 @@ SYNTAXES: Mapping[str, Syntax] = {
     KIMI_K2.name: _KIMI_K2,
     GRANITE.name: _GRANITE,
     PHI4.name: _PHI4,
+    HARMONY.name: _HARMONY,
 }

@@ -35,7 +35,7 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.contract.rules import prompt_too_long
-from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, RequestDefaults
+from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, THINKING_FIELD, RequestDefaults
 
 # Switch the thinking, or set its budget, or show it.
 _THINKING_FIELDS = (
@@ -149,7 +149,7 @@ def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
     if isinstance(body, ChatCompletionRequest | TokenizeRequest):
         places += [f"chat_template_kwargs.{key}" for key in body.chat_template_kwargs or () if key not in fields]
         unread = [
-            *(() if fields & set(REASONING_FIELDS) else REASONING_FIELDS),
+            *(() if fields & {*REASONING_FIELDS, THINKING_FIELD} else REASONING_FIELDS),
             *(() if "name" in fields else ("name",)),
         ]
         messages = enumerate(body.messages or ())
@@ -332,6 +332,7 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     fields: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "tool_calls": calls or None}
     named |= {name: reasoning for name in REASONING_FIELDS if name in template_fields}
+    named |= {"thinking": reasoning} if THINKING_FIELD in template_fields else {}
     return fields | {key: value for key, value in named.items() if value is not None}
 
 

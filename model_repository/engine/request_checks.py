@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
 from model_repository.contract.spec import token_ids_of
 from model_repository.engine.bad_words import BadWords, TokenIndex
-from model_repository.engine.thinking_constraint import ThinkingConstraint
+from model_repository.engine.thinking_constraint import ThinkingBudget, ThinkingConstraint
 from model_repository.engine.token_constraint import AllowedTokenIds, TokenConstraint
 from model_repository.errors import InvalidRequest, UnknownAdapter
 
@@ -52,8 +52,10 @@ def combined_constraint(
         vocab_size: the number of the model's logits.
     """
     params, thinking, constraint = request.params, request.thinking, structured_output
-    if thinking is not None and (constraint is not None or thinking.budget is not None):
+    if thinking is not None and constraint is not None and not thinking.format.head:
         constraint = ThinkingConstraint(thinking, index(), constraint)
+    if thinking is not None and thinking.budget is not None:
+        constraint = ThinkingBudget(thinking, index(), constraint)
     if params.bad_words:
         constraint = BadWords(params.bad_words, index(), constraint)
     if params.allowed_token_ids:

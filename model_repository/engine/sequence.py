@@ -47,7 +47,6 @@ class EngineSequence:
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
         self._border = None if request.thinking is None else ThinkingBorder(request.thinking)
         self._num_sent_bytes = 0  # counted for the border only
-        self._num_reasoning_tokens = 0
         self._stop_buffer = StopBuffer(
             byte_table,
             [stop.encode() for stop in request.params.stop],
@@ -100,7 +99,6 @@ class EngineSequence:
                 self._end_at(token_id, token_id)
                 return
             self.finish_reason, self._stop_reason = FinishReason.STOP, token_id
-        self._num_reasoning_tokens += self._border is not None and self._border.num_bytes is None
         self._add_final(self._stop_buffer.push(token_id), now_s)
         if (matched := self._stop_buffer.matched_stop) is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, self.request.params.stop[matched]
@@ -173,9 +171,7 @@ class EngineSequence:
             num_input_tokens=len(self.request.prompt_token_ids),
             num_output_tokens=self._num_output_tokens,
             num_cached_tokens=self._num_cached_tokens,
-            num_reasoning_tokens=self._num_reasoning_tokens
-            if self._border is not None and self._border.has_thought
-            else 0,
+            num_reasoning_tokens=0 if self._border is None else self._border.num_tokens,
         )
 
     def _timing(self) -> Timing:

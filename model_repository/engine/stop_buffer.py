@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from model_repository.contract.request import Thinking
+from model_repository.reasoning_formats import head_at, may_become_head
 
 
 class _BufferedToken(NamedTuple):
@@ -127,15 +128,21 @@ class ThinkingBorder:
 
     The model thinks if its prompt opened the thinking, or if its own text begins with the begin marker, which white
     space may precede. The thinking ends with the first end marker, or with the completion.
+
+    Where messages have heads, the thinking goes on up to the first message of another kind. The head of a call belongs
+    to the answer, any other head to the thinking.
     """
 
     def __init__(self, thinking: Thinking) -> None:
+        self._format = thinking.format
         self._end = _StopMatcher(thinking.format.end.encode())
         self._begin = thinking.format.begin.encode()
-        self._head: bytes | None = None if thinking.is_open else b""  # text that may become the begin marker
-        self._num_bytes = 0
+        self._head: bytes | None = None if thinking.is_open else b""  # text that may become a marker or head
+        self._num_bytes = 0  # before `_head`
+        self._num_tokens = 0
+        self._num_head_tokens = 0  # that began in `_head`
         self.num_bytes: int | None = None  # size of the thinking; None: it goes on
-        self.num_held = 0  # last bytes that may begin a marker
+        self.num_held = 0  # last bytes that may begin a marker or head
 
     @property
     def is_thinking(self) -> bool:
@@ -143,9 +150,9 @@ class ThinkingBorder:
         return self._head is None and self.num_bytes is None
 
     @property
-    def has_thought(self) -> bool:
-        """Whether there was any thinking so far."""
-        return self.is_thinking or bool(self.num_bytes)
+    def num_tokens(self) -> int:
+        """The number of tokens so far that began in the thinking."""
+        return self._num_tokens + (self._num_head_tokens if self._format.head else 0)
 
     @property
     def rest(self) -> bytes:
@@ -159,29 +166,58 @@ class ThinkingBorder:
 
     def num_thinking_bytes(self, start: int, end: int) -> int:
         """Return how many of the bytes from `start` to `end`, which are final, are thinking."""
-        if self.is_thinking:
+        if self.num_bytes is None and (self._head is None or self._format.head):
             return end - start
         return max(0, min(end, self.num_bytes or 0) - start)
 
     def push(self, text: bytes) -> bytes:
-        """Add the next bytes; return those of them, and of the undecided ones before, that belong to the answer."""
-        if self._head is not None:
+        """Add the next token's bytes; return the bytes of the answer among them and the undecided ones before."""
+        if self._head is None:
+            self._num_tokens += 1
+        else:
+            self._num_head_tokens += 1
+        while True:
+            if self._head is None:
+                length = self._end.push(text)
+                if length is None:
+                    self._num_bytes += len(text)
+                    self.num_held = self._end.num_matched
+                    return b""
+                self._num_bytes += length
+                text, self.num_held = text[length:], 0
+                if not self._format.head:
+                    self.num_bytes = self._num_bytes
+                    return text
+                self._head, self._end = b"", _StopMatcher(self._format.end.encode())
             self._head += text
-            marker = self._head.lstrip()
-            if self._begin.startswith(marker) and marker != self._begin:
+            if (sizes := self._decided(self._head)) is None:
                 self.num_held = len(self._head)
                 return b""
-            text, self._head = self._head, None
-            if not marker.startswith(self._begin):
-                self.num_bytes = self.num_held = 0
+            is_thinking, num_thinking, num_head = sizes
+            text, self._head, self.num_held = self._head[num_head:], None, 0
+            self._num_bytes += num_thinking
+            if num_thinking:
+                self._num_tokens += self._num_head_tokens
+            self._num_head_tokens = 0
+            if not is_thinking:
+                self.num_bytes = self._num_bytes
                 return text
-        length = self._end.push(text)
-        self._num_bytes += len(text)
-        self.num_held = self._end.num_matched
-        if length is None:
-            return b""
-        self.num_bytes, self.num_held = self._num_bytes - len(text) + length, 0
-        return text[length:]
+
+    def _decided(self, head: bytes) -> tuple[bool, int, int] | None:
+        """Return whether a text begins thinking, the bytes of its head that are thinking, and all its bytes.
+
+        None: that depends on what follows.
+        """
+        if self._format.head:
+            text = head.decode("latin-1")  # a character for each byte
+            if found := head_at(text):
+                return found.is_thinking, 0 if found.function else found.size, found.size
+            return None if may_become_head(text) else (False, 0, 0)
+        marker = head.lstrip()
+        if self._begin.startswith(marker) and marker != self._begin:
+            return None
+        size = len(head) - len(marker) + len(self._begin) if marker.startswith(self._begin) else 0
+        return bool(size), size, size
 
 
 class _StopMatcher:

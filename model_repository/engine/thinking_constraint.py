@@ -8,64 +8,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_repository.contract.request import Thinking
-from model_repository.engine.bad_words import TokenIds, TokenIndex
+from model_repository.engine.bad_words import BadWords, TokenIds, TokenIndex
 from model_repository.engine.stop_buffer import ThinkingBorder
 from model_repository.engine.token_constraint import TokenConstraint
 
 
 class ThinkingConstraint(TokenConstraint):
-    """Applies a structured output to the answer behind the thinking, and ends the thinking after its budget.
+    """Applies a structured output to the answer behind the thinking.
 
-    Beside a structured output the thinking ends at the end of a token, so that the answer begins with a whole one. The
-    model then begins to think with the begin marker as its first token, or not at all.
+    The thinking ends at the end of a token, so that the answer begins with a whole one. The model begins to think with
+    the begin marker as its first token, or not at all.
 
-    Args:
-        answer: the structured output; None: only the budget counts.
+    Where messages have heads, the structured output is that of all messages, and needs no such rule.
     """
 
-    def __init__(self, thinking: Thinking, index: TokenIndex, answer: TokenConstraint | None) -> None:
+    def __init__(self, thinking: Thinking, index: TokenIndex, answer: TokenConstraint) -> None:
         self._begin, self._end = thinking.format.begin.encode(), thinking.format.end.encode()
-        self._budget = thinking.budget
         self._index = index
         self._answer = answer
         self._border = ThinkingBorder(thinking)
-        self._num_tokens = 0  # thinking tokens
         self._is_over = False
 
     def accept_token(self, token_id: int) -> bool:
         if self._is_over:
-            return self._answer is None or self._answer.accept_token(token_id)
+            return self._answer.accept_token(token_id)
         text, is_thinking = self._index.texts[token_id], self._border.is_thinking
-        if self._answer is not None and not is_thinking and text != self._begin:
+        if not is_thinking and text != self._begin:
             self._is_over = self._answer.accept_token(token_id)
             return self._is_over
-        if is_thinking and not self._may_continue(token_id, text):
+        if is_thinking and not self._may_continue(text):
             return False
         self._border.push(text)
-        self._num_tokens += self._border.is_thinking
         self._is_over = self._border.num_bytes is not None
         return True
 
     def allowed(self) -> NDArray[np.bool_]:
-        if self._border.is_thinking:
-            return self._allowed_thinking()
-        if self._answer is None:
-            return np.ones(self._index.vocab_size, dtype=np.bool_)
         if self._is_over:
             return self._answer.allowed()
+        if self._border.is_thinking:
+            mask = np.ones(self._index.vocab_size, dtype=np.bool_)
+            for ids in (self._suspicious, self._index.starting_with(self._border.rest)):
+                mask[[each for each in ids if not self._may_continue(self._index.texts[each])]] = False
+            return mask
         mask = self._answer.allowed().copy()
         mask[self._index.equal_to(self._begin)] = True
-        return mask
-
-    def _allowed_thinking(self) -> NDArray[np.bool_]:
-        if (forced := self._forced) is not None:
-            mask = np.zeros(self._index.vocab_size, dtype=np.bool_)
-            mask[forced] = True
-            return mask
-        mask = np.ones(self._index.vocab_size, dtype=np.bool_)
-        if self._answer is not None:
-            for ids in (self._suspicious, self._index.starting_with(self._border.rest)):
-                mask[[each for each in ids if not self._may_continue(each, self._index.texts[each])]] = False
         return mask
 
     @cached_property
@@ -73,17 +59,57 @@ class ThinkingConstraint(TokenConstraint):
         """The ids of tokens without text, or with the whole end marker, int64 [num_found]."""
         return np.concatenate((self._index.equal_to(b""), self._index.containing(self._end)))
 
-    @property
-    def _forced(self) -> int | None:
-        """The only token that may follow: the next one of the end marker, after the budget."""
-        if self._budget is None or self._num_tokens < self._budget:
+    def _may_continue(self, text: bytes) -> bool:
+        """Whether a token may follow in the thinking."""
+        return text != b"" and not self._border.answer_in(text)
+
+
+class ThinkingBudget(TokenConstraint):
+    """Ends the thinking after a number of tokens, besides other rules.
+
+    Args:
+        thinking: with a budget.
+        inner: the other rules; None: there are no others.
+    """
+
+    def __init__(self, thinking: Thinking, index: TokenIndex, inner: TokenConstraint | None) -> None:
+        assert thinking.budget is not None, "without a budget there is no such rule"
+        self._num_left = thinking.budget
+        self._index = index
+        self._inner = inner
+        self._border = ThinkingBorder(thinking)
+        self._no_more = BadWords([thinking.format.head], index) if thinking.format.head else None
+
+    def accept_token(self, token_id: int) -> bool:
+        rule = self._rule()
+        if rule is not None and not rule[token_id]:
+            return False
+        if self._inner is not None and not self._inner.accept_token(token_id):
+            return False
+        if self._border.num_bytes is None:
+            self._border.push(self._index.texts[token_id])
+            if self._num_left <= 0 and self._no_more is not None:
+                self._no_more.accept_token(token_id)
+            self._num_left -= self._border.is_thinking
+        return True
+
+    def allowed(self) -> NDArray[np.bool_]:
+        rule = self._rule()
+        if self._inner is not None:
+            return self._inner.allowed() if rule is None else self._inner.allowed() & rule
+        return np.ones(self._index.vocab_size, dtype=np.bool_) if rule is None else rule
+
+    def _rule(self) -> NDArray[np.bool_] | None:
+        """Return the tokens that the budget allows, bool [vocab_size]; None: all of them."""
+        if self._border.num_bytes is not None or self._num_left > 0:
             return None
+        if not self._border.is_thinking:  # no more of it may begin
+            return None if self._no_more is None else self._no_more.allowed()
         rest = self._border.rest
         beginnings = (self._index.equal_to(rest[:length]) for length in range(len(rest), 0, -1))
-        return next((int(ids[0]) for ids in beginnings if len(ids)), None)
-
-    def _may_continue(self, token_id: int, text: bytes) -> bool:
-        """Whether a token may follow in the thinking."""
-        if (forced := self._forced) is not None:
-            return token_id == forced
-        return self._answer is None or (text != b"" and not self._border.answer_in(text))
+        forced = next((int(ids[0]) for ids in beginnings if len(ids)), None)
+        if forced is None:
+            return None
+        mask = np.zeros(self._index.vocab_size, dtype=np.bool_)
+        mask[forced] = True
+        return mask

@@ -55,15 +55,15 @@ def grammar_text(structured_output: StructuredOutput) -> str:
     return _grammar(structured_output, rewritten_schema)
 
 
-def rule_of(structured_output: StructuredOutput) -> str | None:
-    """Return the right side of `start:`, for use in a larger grammar; None for a grammar with further rules.
+def rule_of(structured_output: StructuredOutput) -> str:
+    """Return the right side of `start:`, for use in a larger grammar.
 
     Raises:
         InvalidRequest, Unsupported: as structured_output_to_grammar does.
     """
-    if structured_output.format in (OutputFormat.GRAMMAR, OutputFormat.LARK):
-        return None
-    return structured_output_to_grammar(structured_output).removesuffix(FREE_TOKENS).removeprefix("start: ")
+    grammar = structured_output_to_grammar(structured_output).removesuffix(FREE_TOKENS)
+    has_rules = structured_output.format is OutputFormat.GRAMMAR
+    return f"%lark {{\n{grammar}\n}}" if has_rules else grammar.removeprefix("start: ")
 
 
 def _grammar(structured_output: StructuredOutput, rewrite: Callable[[object], dict[str, Any]]) -> str:

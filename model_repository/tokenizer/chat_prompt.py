@@ -24,6 +24,7 @@ from model_repository.tool_formats import (
     messages_with_calls_as_text,
     messages_with_history_ids,
     messages_with_plain_tools,
+    messages_with_single_calls,
     messages_with_tool_prompt,
 )
 
@@ -60,7 +61,8 @@ class ChatEncoder:
         """
         # Tools that may not be called are left out, so that the model cannot call them.
         tool_use = callable_tools(prompt)
-        tools = tools_for_template(tool_use.tools) if tool_use is not None else []
+        has_descriptions = self._tool_format.has_messages
+        tools = tools_for_template(tool_use.tools, has_descriptions) if tool_use is not None else []
         template = self._tool_template if tools else self._template
         if template is None:
             raise InvalidRequest("this model has no chat template: use a text prompt", "messages")
@@ -93,6 +95,8 @@ class ChatEncoder:
         """Return messages and tools as the template takes them; what it would leave out becomes text of messages."""
         if self._tool_format is PLAIN:
             return messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role), []
+        if self._tool_format.has_messages:
+            messages = messages_with_single_calls(messages)
         if self._tool_format.history_id:
             messages = messages_with_history_ids(messages, self._tool_format.history_id)
         if template in self._without_calls:
@@ -112,10 +116,15 @@ class ChatEncoder:
         return Thinking(self._reasoning_format, is_open) if is_open or may_begin else None
 
 
-def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI's tools without `strict`, which models do not know."""
+def tools_for_template(tools: Sequence[Mapping[str, Any]], has_descriptions: bool = False) -> list[dict[str, Any]]:
+    """Return OpenAI's tools without `strict`, which models do not know.
+
+    Args:
+        has_descriptions: the template needs a description of each.
+    """
+    extra = {"description": ""} if has_descriptions else {}
     return [
-        {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
+        {**tool, "function": extra | {key: value for key, value in tool["function"].items() if key != "strict"}}
         for tool in tools
     ]
 

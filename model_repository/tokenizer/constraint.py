@@ -7,12 +7,12 @@ import queue
 import resource
 
 from model_repository.capabilities import callable_tools
-from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, StructuredOutput, ToolUse
-from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, Prompt, StructuredOutput, ToolUse
+from model_repository.errors import InvalidRequest
 from model_repository.structured_output.grammar import rule_of, structured_output_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.system.bounded_process import BoundedProcess, TooCostly, memory_bytes
-from model_repository.tokenizer.tool_grammar import tool_grammar
+from model_repository.tokenizer.tool_grammar import grammar_of_messages, tool_grammar
 from model_repository.tool_formats import ToolFormat
 
 # llguidance's own limits are not enough: 59 patterns in one `allOf` allocate 6 GB and abort the process.
@@ -46,7 +46,7 @@ class ConstraintChecker:
         """
         tool_use, params = callable_tools(request.prompt), request.params
         needed = GenerationRequest(
-            prompt=ChatPrompt((), tool_use=tool_use),
+            prompt=ChatPrompt((), tool_use=tool_use, add_generation_prompt=is_new_message(request.prompt)),
             params=Params(structured_output=params.structured_output, ignore_eos=params.ignore_eos),
         )
         process = self._idle.get()
@@ -63,6 +63,11 @@ class ConstraintChecker:
         """End the idle processes."""
         for process in self._processes:
             process.close()
+
+
+def is_new_message(prompt: Prompt) -> bool:
+    """Whether a completion is a new message of a chat, which may have a head."""
+    return isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
 
 
 def unmeasured_constraint(request: GenerationRequest, tool_format: ToolFormat) -> CheckedOutput:
@@ -83,32 +88,28 @@ def _measured_constraint(argument: tuple[GenerationRequest, ToolFormat]) -> Chec
 def constraint(request: GenerationRequest, tool_format: ToolFormat) -> StructuredOutput | None:
     """Return the form that the whole completion must have.
 
-    If tools must be called, there is no text, so the request's own structured output has no effect.
+    If tools must be called, there is no text, so the request's own structured output has no effect. Where messages have
+    heads, tools are called in new messages only, and the form includes the heads and the thinking.
 
     Raises:
-        InvalidRequest: the structured output or a tool is malformed.
-        Unsupported: it cannot be enforced, or is a grammar beside tools that may be called or not.
+        InvalidRequest: the structured output or a tool is malformed, or a text to go on must be a call.
+        Unsupported: it cannot be enforced.
     """
     structured_output = request.params.structured_output
-    if (tool_use := callable_tools(request.prompt)) is not None:
-        structured_output = _checked_tool_grammar(
-            tool_use, tool_format, _content_rule(structured_output) if tool_use.choice == "auto" else None
-        )
+    has_heads = tool_format.has_messages and is_new_message(request.prompt)
+    tool_use = callable_tools(request.prompt)
+    if tool_use is not None and (has_heads or not tool_format.has_messages):
+        content = rule_of(structured_output) if structured_output is not None and tool_use.choice == "auto" else None
+        structured_output = _checked_tool_grammar(tool_use, tool_format, content)
+    elif tool_use is not None and tool_use.choice != "auto":
+        raise InvalidRequest(f"{tool_use.choice}: this model calls tools in new messages only", "tool_choice")
+    elif structured_output is not None and has_heads:
+        structured_output = grammar_of_messages(rule_of(structured_output))
     elif structured_output is not None:
         structured_output_to_grammar(structured_output)
     if structured_output is not None and request.params.ignore_eos:
         raise InvalidRequest("true goes with neither structured output nor tools: they say where it ends", "ignore_eos")
     return structured_output
-
-
-def _content_rule(structured_output: StructuredOutput | None) -> str | None:
-    if structured_output is None:
-        return None
-    rule = rule_of(structured_output)
-    if rule is None:
-        text = f"{structured_output.format} needs tool_choice none or required, since tools may answer otherwise"
-        raise Unsupported(text, "guided_decoding_guide_type")
-    return rule
 
 
 def _checked_tool_grammar(tool_use: ToolUse, tool_format: ToolFormat, content: str | None) -> StructuredOutput | None:

@@ -27,7 +27,7 @@ from model_repository.errors import InvalidRequest, Unsupported, stage_error
 from model_repository.model_parameters import ModelParameters
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities
-from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
+from model_repository.tokenizer.constraint import CheckedOutput, is_new_message, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
@@ -157,7 +157,10 @@ class TokenizerStage:
 
     def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> CheckedOutput:
         params = request.params
-        inputs = (params.structured_output, callable_tools(request.prompt), params.ignore_eos)
+        inputs = (
+            *(params.structured_output, callable_tools(request.prompt), params.ignore_eos),
+            is_new_message(request.prompt),
+        )
         if inputs[:2] == (None, None):
             return None, 0
 

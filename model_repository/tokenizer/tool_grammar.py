@@ -17,6 +17,7 @@ MAX_CALLS = 16  # calls of one answer: a repetitive model should end before max_
 
 # A name stands in JSON strings and on separate lines, without escapes.
 _NAME = re.compile(r'[^"\\\x00-\x1f\x7f\ud800-\udfff]{1,256}')
+_NAME_IN_HEAD = re.compile(r"[^\s<]+")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANNOTATIONS = ("$schema", "title", "description")
 
@@ -44,7 +45,7 @@ def tool_grammar(
     tools = _offered_tools(tool_use, tool_format, prepare_schema)
     if not tools:
         return None
-    is_repeatable = tool_use.is_parallel and tool_use.choice in ("auto", "required")
+    is_repeatable = tool_use.is_parallel and not tool_format.has_messages and tool_use.choice in ("auto", "required")
     next_call = f"{literal(tool_format.between_calls + tool_format.before_name)} call"
     more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if is_repeatable else ""
     alternatives = " | ".join(f"tool_{number}" for number in range(len(tools)))
@@ -68,15 +69,24 @@ def tool_grammar(
             firsts = " | ".join(f"{head} {each}" for head, each in zip(heads, arguments, strict=True))
             first_call = f"({firsts}) {literal(tool_format.after_arguments)}"
     else:
-        arguments = [f"%json {json.dumps(schema)}" for _, schema, _ in tools]
+        rules += [f"arguments_{number}: %json {json.dumps(schema)}" for number, (_, schema, _) in enumerate(tools)]
+        arguments = [f"arguments_{number}" for number in range(len(tools))]
     for number, ((name, _, _), each) in enumerate(zip(tools, arguments, strict=True)):
         head = f"{literal(name)} {number_rule}{literal(tool_format.before_arguments)}"
         rules.append(f"tool_{number}: {head} {each}")
+    if tool_format.other_before_name:
+        others = (
+            f"{literal(tool_format.other_before_name + name + tool_format.other_before_arguments)} {each}"
+            for (name, _, _), each in zip(tools, arguments, strict=True)
+        )
+        first_call = f"({first_call} | {' | '.join(others)})"
     start = _start(tool_format, content, first_call, is_forced=tool_use.choice != "auto")
     return StructuredOutput(OutputFormat.LARK, "\n".join([*start, *rules]) + "\n")
 
 
 def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_forced: bool) -> list[str]:
+    if tool_format.has_messages:
+        return _messages(first_call, content, is_forced=is_forced)
     if is_forced:
         return [f"start: {first_call} more"]
     if content is not None:
@@ -100,6 +110,32 @@ def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_
     ]
 
 
+def grammar_of_messages(content: str) -> StructuredOutput:
+    """Return the grammar of a completion of messages whose last one has the content of a rule; thinking may precede."""
+    return StructuredOutput(OutputFormat.LARK, "\n".join(_messages("", content, is_forced=False)) + "\n")
+
+
+def _messages(call: str, content: str | None, *, is_forced: bool) -> list[str]:
+    """Return the rules of Harmony's messages. Their texts cannot contain what ends them.
+
+    Args:
+        call: the rule of a call with its head; empty: there are no calls.
+        content: the rule for an answer without calls; None: free text, and texts to the user may precede the answer.
+        is_forced: a call is the answer.
+    """
+    answers = " | ".join(filter(None, ["" if is_forced else "final", call]))
+    channels = ["analysis"] if is_forced or content is not None else ["analysis", "commentary"]
+    heads = " | ".join(literal(f"<|channel|>{channel}<|message|>") for channel in channels)
+    return [
+        f"start: message* ({answers})",
+        *([] if is_forced else [f"final: {literal('<|channel|>final<|message|>')} {content or 'TEXT'}"]),
+        f"message: ({heads}) rest {literal('<|start|>assistant')}",
+        f"rest[lazy]: ANY {literal('<|end|>')}",
+        r"ANY: /(.|\n)*/",
+        *([] if is_forced or content is not None else [r"TEXT: /(.|\n)*/ & ~/(.|\n)*<\|end\|>(.|\n)*/"]),
+    ]
+
+
 def _offered_tools(
     tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema
 ) -> list[tuple[str, dict[str, Any], str]]:
@@ -117,6 +153,8 @@ def _offered_tools(
         if tool_format.notation is None and tool_format.before_arguments in name:
             rule = f"{tool_format.before_arguments} ends the name in this model's calls"
             raise InvalidRequest(f"{name!r}: {rule}", f"{place}.name")
+        if tool_format.has_messages and not _NAME_IN_HEAD.fullmatch(name):
+            raise InvalidRequest(f"{name!r}: white space and < end the name in this model's calls", f"{place}.name")
         if tool_use.choice in ("auto", "required", f"function:{name}"):
             place += ".parameters"
             offered.append((name, _arguments_schema(function, place, prepare_schema), place))

@@ -15,6 +15,7 @@ from build_engines.errors import BuildError
 from build_engines.serving import Serving
 from build_engines.text_files import template_fields
 from model_repository.byte_table import load_byte_table
+from tests import harmony
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
 
@@ -92,6 +93,21 @@ def test_the_chat_template_names_the_reasoning_format_and_its_tokens_are_text(
     folder = build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
     assert artifact.verify(folder).reasoning_format == "think"
     assert load_byte_table(folder / "byte_table.npz")[261:262] == [b"</think>"]
+
+
+def test_the_tokens_of_messages_are_text_but_that_behind_a_call(tool_checkpoint: Path, artifacts: Path) -> None:
+    description = json.loads((tool_checkpoint / "tokenizer.json").read_text())
+    for added, name in zip(description["added_tokens"], ("<|channel|>", "<|call|>"), strict=False):
+        added["content"] = name
+    (tool_checkpoint / "tokenizer.json").write_text(json.dumps(description))
+    (tool_checkpoint / "chat_template.jinja").write_text(harmony.TEMPLATE)
+    folder = build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint), artifacts)
+    manifest = artifact.verify(folder)
+    assert (manifest.tool_call_format, manifest.reasoning_format) == ("harmony", "harmony")
+    assert manifest.template_fields == ("message.thinking", "reasoning_effort")
+    assert load_byte_table(folder / "byte_table.npz")[260:262] == [b"<|channel|>", b""]
+    with pytest.raises(BuildError, match=r"--tool-call-format hermes: .*: harmony"):
+        build(CpuSpec(model_id="tiny", checkpoint=tool_checkpoint, tool_call_format="hermes"), artifacts)
 
 
 def test_the_template_for_tools_goes_before_the_other_one(tool_checkpoint: Path, artifacts: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, TextDelta
+from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
 from frontend.output_parser.parser import OutputParser
-from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, KIMI_K2, TOOL_FORMATS
+from model_repository.contract.output import GenerationChunk
+from model_repository.reasoning_formats import REASONING_FORMATS, head_at, may_become_head
+from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, HARMONY, KIMI_K2, TOOL_FORMATS
 from tests.parsed_calls import ToolCall, parse_tool_calls
 
 REPEATABLE = settings(max_examples=100)
@@ -98,7 +101,7 @@ def test_chunks_change_nothing(format_name: str, text: str, data: st.DataObject)
 
 
 @REPEATABLE
-@given(format_name=FORMATS, text=TEXTS)
+@given(format_name=FORMATS.filter(lambda name: name != HARMONY.name), text=TEXTS)
 def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> None:
     content, calls = parse_tool_calls(format_name, text)
     assert calls or content == text
@@ -348,3 +351,99 @@ def test_markers_inside_the_strings_of_arguments_are_text() -> None:
     arguments = '{"a": "</tool_call> <tool_call> {"}'
     text = TOOL_FORMATS["hermes"].calls_text([("f", arguments)])
     assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
+
+
+# --- Harmony's messages ----------------------------------------------------------------------------------------------
+
+ANALYSIS, FINAL, NEXT = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+def separated(
+    text: str, cuts: Iterable[int] = (), *, is_cut: bool = False, has_tools: bool = True
+) -> list[OutputDelta]:
+    """Return the deltas of a completion of messages, those of a kind joined."""
+    parser = OutputParser(HARMONY.name if has_tools else "", REASONING_FORMATS["harmony"])
+    places = sorted({0, len(text), *(place for place in cuts if place < len(text))})
+    deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.push(text[start:end])]
+    joined: list[OutputDelta] = []
+    for delta in [*deltas, *parser.finish(is_cut=is_cut)]:
+        match (joined[-1] if joined else None), delta:
+            case ReasoningDelta(before), ReasoningDelta(after):
+                joined[-1] = ReasoningDelta(before + after)
+            case TextDelta(before), TextDelta(after):
+                joined[-1] = TextDelta(before + after)
+            case ArgumentsDelta(index, before), ArgumentsDelta(_, after):
+                joined[-1] = ArgumentsDelta(index, before + after)
+            case _:
+                joined.append(delta)
+    return joined
+
+
+CALLED: list[OutputDelta] = [CallBegin(0, "f"), ArgumentsDelta(0, '{"a": "<|end|>"}'), CallEnd(0)]
+ARGUMENTS = '{"a": "<|end|>"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "deltas"),
+    [
+        (f"{ANALYSIS}T{NEXT}{FINAL}A", [ReasoningDelta("T"), TextDelta("A")]),
+        (f"{ANALYSIS} T\n{NEXT}{ANALYSIS}U{NEXT}{FINAL}\nA\n", [ReasoningDelta("T\n\nU"), TextDelta("A\n")]),
+        (f"{FINAL}A <|endoftext|> <|end|>", [TextDelta("A <|endoftext|>")]),
+        (f"{FINAL}A<|end|> is a marker <|", [TextDelta("A<|end|> is a marker <|")]),
+        (f"{ANALYSIS}T{NEXT}{CALL}{ARGUMENTS}", [ReasoningDelta("T"), *CALLED]),
+        (
+            f"{ANALYSIS}T{NEXT}<|channel|>commentary<|message|>P{NEXT}{ANALYSIS}U{NEXT}{FINAL}A",
+            [ReasoningDelta("T"), TextDelta("P"), ReasoningDelta("\n\nU"), TextDelta("\n\nA")],
+        ),
+        (f"<|channel|>commentary<|message|>P\n{NEXT}{CALL}{ARGUMENTS}", [TextDelta("P"), *CALLED]),
+        (f"{NEXT} to=functions.f<|channel|>commentary json<|message|>{ARGUMENTS}", CALLED),
+        (f" to=functions.f<|channel|>commentary<|message|>{ARGUMENTS}<|end|>", CALLED),
+        (f"<|channel|>analysis to=functions.f code<|message|>{ARGUMENTS}", CALLED),
+        ("Hello <b>", [TextDelta("Hello <b>")]),  # as it goes on with a message
+        (f"{ANALYSIS}T<|end|>A", [ReasoningDelta("T"), TextDelta("A")]),
+    ],
+)
+@REPEATABLE
+@given(cuts=st.sets(st.integers(1, 120)))
+def test_messages_are_thinking_text_and_calls(text: str, deltas: list[OutputDelta], cuts: set[int]) -> None:
+    assert separated(text, cuts) == deltas
+
+
+@given(cuts=st.sets(st.integers(1, 120)))
+def test_messages_that_are_cut_show_no_markup(cuts: set[int]) -> None:
+    whole = f"{ANALYSIS}T{NEXT}{FINAL}A"
+    for end in range(2, len(whole)):
+        shown = "".join(delta.text for delta in separated(whole[:end], cuts, is_cut=True))  # type: ignore[union-attr]
+        assert shown in ("", "T", "T<", "TA")
+
+
+def test_a_call_in_a_chat_without_tools_is_content() -> None:
+    assert separated(f"{CALL}{{}}", has_tools=False) == [TextDelta("{}")]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ANALYSIS,
+        f"<|start|>assistant{FINAL}",
+        CALL,
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>",
+        " to=functions.f<|channel|>analysis<|constrain|>json<|message|>",
+    ],
+)
+def test_each_beginning_of_a_head_may_become_one(head: str) -> None:
+    assert all(may_become_head(head[:end]) and head_at(head[:end]) is None for end in range(len(head)))
+    assert head_at(f"{head}<")
+
+
+def test_text_in_messages_does_not_wait() -> None:
+    parser = OutputParser("", REASONING_FORMATS["harmony"])
+    pieces = [ANALYSIS, "Th", "ink <", "b>", NEXT, FINAL, "An", "swer"]
+    expected = [[], ["Th"], ["ink"], [" <b>"], [], [], ["An"], ["swer"]]
+    chunks = [GenerationChunk(text=piece, num_thinking_chars=len(piece) * (i < 6)) for i, piece in enumerate(pieces)]
+    plain = []
+    for chunk, texts in zip(chunks, expected, strict=True):
+        plain.append(parser.plain_part(chunk))
+        assert [delta.text for delta in parser.read(chunk)] == texts  # type: ignore[union-attr]
+    assert plain == [None, None, None, None, None, None, None, "content"]

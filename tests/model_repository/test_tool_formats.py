@@ -14,6 +14,7 @@ from model_repository.tool_formats import (
     GLM,
     GLM47,
     GRANITE,
+    HARMONY,
     HERMES,
     KIMI_K2,
     LFM2,
@@ -28,6 +29,7 @@ from model_repository.tool_formats import (
     QWEN_XML,
     detect_tool_format,
     messages_with_plain_tools,
+    messages_with_single_calls,
     tool_prompt,
 )
 
@@ -100,6 +102,11 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
             "<|tool_calls_section_end|>",
         ),
         (
+            HARMONY,
+            '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|end|>'
+            "<|start|>assistant<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}",
+        ),
+        (
             DEEPSEEK_V31,
             '<|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>{"a": 1}<|tool_call_end|>'
             "<|tool_call_begin|>g<|tool_sep|>{}<|tool_call_end|><|tool_calls_end|>",
@@ -153,6 +160,7 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
         ("{{ '<|tool_call>call:' + name }}", "plain"),
         ("<|tool_calls_section_begin|>{% for call in message.tool_calls %}", "kimi_k2"),
         ("{% for message in messages %}{{'<start_of_turn>' + message['role']}}{% endfor %}", "plain"),
+        ("{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}", "harmony"),
         ("", "plain"),
     ],
 )
@@ -168,6 +176,24 @@ def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_r
     ]
     assert messages_with_plain_tools([], [NOW], has_system_role=False) == [
         {"role": "user", "content": tool_prompt([NOW], PLAIN)}
+    ]
+
+
+def test_calls_become_messages_of_their_own_with_their_results_behind_them() -> None:
+    """gpt-oss's template writes the first call of a message only."""
+    user = {"role": "user", "content": "Go"}
+    calls = [{"id": letter, "function": {"name": letter, "arguments": {}}} for letter in "ab"]
+    results = [{"role": "tool", "tool_call_id": letter, "content": letter} for letter in "bac"]
+    texts = {"thinking": "Hm.", "content": "I call."}
+    messages: list[dict[str, Any]] = [user, {"role": "assistant", **texts, "tool_calls": calls}, *results, user]
+    assert messages_with_single_calls(messages) == [
+        user,
+        {"role": "assistant", "thinking": "Hm.\n\nI call.", "content": "", "tool_calls": [calls[0]]},
+        results[1],
+        {"role": "assistant", "content": "", "tool_calls": [calls[1]]},
+        results[0],
+        results[2],  # of an unknown call
+        user,
     ]
 
 

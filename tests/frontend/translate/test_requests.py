@@ -307,6 +307,14 @@ def test_the_reasoning_of_an_earlier_turn_reaches_a_template_that_reads_it(
     assert request.prompt.messages[1] == {"role": "assistant", "content": "4"} | dict.fromkeys(read_fields, "2 and 2")
 
 
+def test_the_reasoning_of_an_earlier_turn_is_the_thinking_for_a_template_that_reads_it() -> None:
+    body = chat(messages=[USER, THOUGHT])
+    assert ignored_fields(body, reading("message.thinking")) == []
+    (request,) = chat_to_requests(body, reading("message.thinking"), DEFAULTS)
+    assert isinstance(request.prompt, ChatPrompt)
+    assert request.prompt.messages[1] == {"role": "assistant", "content": "4", "thinking": "2 and 2"}
+
+
 def test_the_reasoning_of_an_earlier_turn_is_left_out_and_listed_where_no_template_reads_it() -> None:
     body = chat(messages=[USER, THOUGHT, USER | {"content": "x"}, THOUGHT | {"reasoning": ""}])
     assert ignored_fields(body, NAME) == ["messages[1].reasoning"]

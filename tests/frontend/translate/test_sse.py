@@ -73,12 +73,16 @@ def test_a_reply_with_more_than_text_is_not_plain(fields: dict[str, Any]) -> Non
     assert encoded(reply, [(0, chunk) for chunk in pieces_of(["a", "b"])]).count(b"data: ") >= 3
 
 
+HEADS = [f"{lead}<|channel|>{name}<|message|>" for lead in ("", "<|end|>") for name in ("analysis", "final")]
+
+
 @given(
-    thinking=st.lists(st.sampled_from(["a", " b", "c ", "\n", " <", "</think>"]), max_size=8),
-    answer=st.lists(st.sampled_from(["\n", " ", "x", " y "]), max_size=4),
+    reasoning_format=st.sampled_from(["think", "harmony"]),
+    thinking=st.lists(st.sampled_from(["a", " b", "c ", "\n", " <", "</think>", *HEADS]), max_size=8),
+    answer=st.lists(st.sampled_from(["\n", " ", "x", " y ", *HEADS]), max_size=4),
 )
-def test_thinking_is_encoded_as_its_events(thinking: list[str], answer: list[str]) -> None:
-    model = ModelName(requested="r", model=served_model(reasoning_format="think"))
+def test_thinking_is_encoded_as_its_events(reasoning_format: str, thinking: list[str], answer: list[str]) -> None:
+    model = ModelName(requested="r", model=served_model(reasoning_format=reasoning_format))
     reply = ChatReply(chat(stream=True), model, 1)
     chunks = [(0, GenerationChunk(text=text, num_thinking_chars=len(text))) for text in thinking]
     chunks += [(0, GenerationChunk(text=text)) for text in answer]

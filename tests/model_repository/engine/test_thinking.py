@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from model_repository.contract.output import FinishReason, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest, Thinking
 from model_repository.engine.bad_words import TokenIndex
+from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.output_streams import OutputSender, OutputStream
+from model_repository.engine.request_checks import combined_constraint
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
-from model_repository.engine.thinking_constraint import ThinkingConstraint
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.reasoning_formats import REASONING_FORMATS
+from model_repository.tokenizer.tool_grammar import grammar_of_messages
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.fake_engine import FakeResponder
 
@@ -106,6 +108,96 @@ def test_a_stop_sequence_counts_in_the_answer_only(text: str, places: set[int], 
     assert deltas[-1].finish_reason is (FinishReason.STOP if mark else FinishReason.LENGTH)
 
 
+# --- messages with heads ---------------------------------------------------------------------------------------------
+
+HARMONY = Thinking(REASONING_FORMATS["harmony"], False)
+ANALYSIS, FINAL, CALL = (
+    *("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    "<|channel|>commentary to=functions.STOP <|constrain|>json<|message|>",
+)
+NEXT = "<|end|><|start|>assistant"
+BODIES = st.lists(st.sampled_from(["<", "<|", "|>", "<|e", " ", "x", "é", "STOP", "ST"]), max_size=6).map("".join)
+
+
+@given(
+    thoughts=st.lists(BODIES, max_size=2),
+    head=st.sampled_from([FINAL, "<|channel|>commentary<|message|>", CALL]),
+    answer=BODIES,
+    has_stop=st.booleans(),
+    places=st.sets(st.integers(1, 200)),
+)
+def test_the_thinking_of_messages_ends_behind_or_before_the_head_of_another_kind(
+    thoughts: list[str], head: str, answer: str, has_stop: bool, places: set[int]
+) -> None:
+    thinking = "".join(ANALYSIS + thought + NEXT for thought in thoughts)
+    if head == CALL and thoughts:
+        thinking, head = thinking.removesuffix("<|start|>assistant"), "<|start|>assistant" + head
+    num_thinking = len((thinking if CALL in head else thinking + head).encode())
+    pieces = cut(thinking + head + answer, places)
+    deltas = generated(pieces, HARMONY, stop=("STOP",) if has_stop else ())
+    texts = [b"".join(pieces[token_id] for token_id in delta.token_ids) for delta in deltas]
+    ends = list(itertools.accumulate(map(len, texts)))
+    expected = [max(0, min(end, num_thinking) - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    assert [delta.num_thinking_bytes for delta in deltas] == expected
+    written = b"".join(texts)[: ends[-1] - deltas[-1].num_cut_bytes]
+    kept, mark, _ = answer.partition("STOP") if has_stop else (answer, "", "")
+    assert written == (thinking + head + kept).encode()
+    assert deltas[-1].finish_reason is (FinishReason.STOP if mark else FinishReason.LENGTH)
+    usage = deltas[-1].usage
+    assert isinstance(usage, Usage)
+    begins = [0, *itertools.accumulate(map(len, pieces))][: usage.num_output_tokens]
+    assert usage.num_reasoning_tokens == sum(begin < num_thinking for begin in begins)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_thinking"),
+    [
+        ("Hello <b>", 0),  # without a head
+        ("<b>", 0),
+        (f"{ANALYSIS}a<|end|>b", len(ANALYSIS) + 8),
+        (f"{ANALYSIS}a<|end|><|start|>assist", len(ANALYSIS) + 23),  # cut
+        ("<|channel|>ana", 14),
+        (" to=functions.f<|channel|>commentary json<|message|>{}", 0),
+        ("<|channel|>analysis to=python code<|message|>1", 46),
+    ],
+)
+def test_completions_that_are_cut_or_malformed_have_a_border(text: str, num_thinking: int) -> None:
+    for pieces in ([text.encode()], [bytes([byte]) for byte in text.encode()]):
+        assert sum(delta.num_thinking_bytes for delta in generated(pieces, HARMONY)) == num_thinking
+
+
+CHANNELS = [b"<|channel|>", b"analysis", b"final", b"<|message|>", b"<|end|>", b"<|start|>", b"assistant", b"x"]
+PIECES_OF_CHANNELS = [*(bytes([byte]) for byte in set(b"".join(CHANNELS))), b"<|e", b"<|channel|>ana", b"|>"]
+
+
+@pytest.mark.parametrize("vocabulary", [CHANNELS, PIECES_OF_CHANNELS], ids=["whole markers", "pieces"])
+@given(seed=st.integers(0, 2**32), budget=st.integers(0, 4))
+def test_no_thinking_begins_after_the_budget_of_messages(vocabulary: list[bytes], seed: int, budget: int) -> None:
+    index = TokenIndex(vocabulary, len(vocabulary))
+    rule = rule_of(Thinking(HARMONY.format, False, budget), index, None)
+    compiler = ConstraintCompiler(vocabulary, frozenset(), len(vocabulary))
+    inner = compiler.start(grammar_of_messages('"x"'))
+    both = rule_of(Thinking(HARMONY.format, False, budget), index, inner)
+    generator = random.Random(seed)
+    for each in (rule, both):
+        text, num_thinking = b"", 0
+        for _ in range(200):
+            choices = np.flatnonzero(each.allowed()).tolist()
+            if not choices:
+                break
+            token_id = generator.choice(choices)
+            assert each.accept_token(token_id)
+            num_thinking += text.startswith(ANALYSIS.encode()) and b"<|end|>" not in text
+            text += index.texts[token_id]
+        assert num_thinking <= budget + len(b"<|end|>")
+        if each is both:
+            assert text.endswith(b"<|channel|>final<|message|>x")
+            assert text.count(ANALYSIS.encode()) <= budget
+
+
+# --- a structured output behind the thinking --------------------------------------------------------------------------
+
+
 class Answer(TokenConstraint):
     """A rule that allows one text, by any tokens."""
 
@@ -157,7 +249,15 @@ PIECES = [
 ]
 
 
-def drawn(rule: ThinkingConstraint, index: TokenIndex, answer: Answer | None, generator: random.Random) -> bytes:
+def rule_of(thinking: Thinking, index: TokenIndex, answer: TokenConstraint | None) -> TokenConstraint:
+    """Return the rule of a request that thinks so."""
+    request = EngineRequest(prompt_token_ids=(0,), max_tokens=1, thinking=thinking)
+    rule = combined_constraint(request, answer, lambda: index, index.vocab_size)
+    assert rule is not None
+    return rule
+
+
+def drawn(rule: TokenConstraint, index: TokenIndex, answer: Answer | None, generator: random.Random) -> bytes:
     """Return a completion of random tokens that the rule allows; both its methods must agree on every token."""
     text = b""
     for _ in range(60):
@@ -186,7 +286,7 @@ def test_a_structured_output_is_the_whole_answer(
 ) -> None:
     index = TokenIndex(vocabulary, len(vocabulary))
     answer = Answer(b"{}", index)
-    rule = ThinkingConstraint(Thinking(THINK, thinking.is_open, budget), index, answer)
+    rule = rule_of(Thinking(THINK, thinking.is_open, budget), index, answer)
     text = drawn(rule, index, answer, random.Random(seed))
     assert text[border(text.decode(), thinking) :] == b"{}".removesuffix(answer.rest)
 
@@ -196,7 +296,7 @@ def test_a_structured_output_is_the_whole_answer(
 def test_the_thinking_ends_after_its_budget(vocabulary: list[bytes], seed: int, budget: int) -> None:
     vocabulary = [*vocabulary, *(bytes([byte]) for byte in b"think")]
     index = TokenIndex(vocabulary, len(vocabulary))
-    rule = ThinkingConstraint(Thinking(THINK, True, budget), index, None)
+    rule = rule_of(Thinking(THINK, True, budget), index, None)
     generator, tokens = random.Random(seed), []
     for _ in range(budget + len(THINK.end)):
         tokens.append(int(generator.choice(np.flatnonzero(rule.allowed()))))

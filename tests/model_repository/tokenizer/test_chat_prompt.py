@@ -16,6 +16,7 @@ from model_repository.tokenizer.chat_prompt import ChatEncoder, messages_for_tem
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import DEEPSEEK_V31, KIMI_K2, tool_prompt
+from tests import harmony
 from tests.model_repository.tokenizer.models import (
     DEMO_FILES,
     SPECIAL_IDS,
@@ -301,6 +302,22 @@ def test_calls_in_a_conversation_are_those_that_the_model_writes(tool_call_forma
     written = model.tokenizer.decode(list(token_ids), skip_special_tokens=False)
     expected = [ToolCall(function["name"], function["arguments"], True) for function in functions]
     assert parse_tool_calls(tool_call_format, written) == ("", expected)
+
+
+def test_a_history_in_messages_has_thinking_calls_and_results() -> None:
+    calling = {"role": "assistant", "content": "P", "thinking": "T", "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "4"}
+    tool = {"type": "function", "function": {"name": "add"}}  # without a description, which the template needs
+    fields = {"tool_call_format": "harmony", "tool_use": ToolUse(tools=(tool,))}
+    prompt = rendered(
+        harmony.TEMPLATE, user("a"), calling, result, template_kwargs={"reasoning_effort": "low"}, **fields
+    )
+    assert prompt == (
+        "<|start|>system<|message|>Reasoning: low add: <|end|><|start|>user<|message|>a<|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>T\n\nP<|end|>"
+        '<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{"a": 2}<|call|>'
+        '<|start|>functions to=assistant<|channel|>commentary<|message|>"4"<|end|><|start|>assistant'
+    )
 
 
 def test_tools_that_a_template_leaves_out_are_described_in_the_models_format() -> None:

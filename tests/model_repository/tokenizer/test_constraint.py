@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.contract.request import (
     ChatPrompt,
@@ -19,12 +20,13 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.errors import InvalidRequest
 from model_repository.structured_output.grammar import rule_of
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintChecker, constraint
 from model_repository.tokenizer.tool_grammar import tool_grammar
-from model_repository.tool_formats import HERMES
+from model_repository.tool_formats import HARMONY, HERMES
+from tests.model_repository.structured_output.acceptance import accepts
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 REGEX_OUTPUT = StructuredOutput(OutputFormat.REGEX, "a+")
@@ -68,6 +70,7 @@ def test_tools_determine_the_form_of_the_answer(choice: str) -> None:
     [
         REGEX_OUTPUT,
         StructuredOutput(OutputFormat.JSON_SCHEMA, '{"type": "integer"}'),
+        StructuredOutput(OutputFormat.GRAMMAR, 'root ::= "}" | "{" root'),
     ],
 )
 def test_beside_tools_that_may_be_called_the_structured_output_holds_for_the_answer_without_calls(
@@ -79,12 +82,35 @@ def test_beside_tools_that_may_be_called_the_structured_output_holds_for_the_ans
     assert constraint(request(prompt, output), HERMES) == expected
 
 
-@pytest.mark.parametrize("output_format", [OutputFormat.GRAMMAR, OutputFormat.LARK])
-def test_a_grammar_beside_tools_that_may_be_called_is_not_served(output_format: OutputFormat) -> None:
-    with pytest.raises(Unsupported) as caught:
-        constraint(request(tools("auto"), StructuredOutput(output_format, 'root ::= "a"')), HERMES)
-    assert caught.value.field == "guided_decoding_guide_type"
-    assert str(output_format) in caught.value.text
+NEW, GOING_ON = ChatPrompt(()), ChatPrompt((), add_generation_prompt=False)
+HEADS = "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        StructuredOutput(OutputFormat.JSON_SCHEMA, '{"const": "aa"}'),
+        StructuredOutput(OutputFormat.REGEX, '"a+"'),
+        StructuredOutput(OutputFormat.CHOICE, '["\\"aa\\""]'),
+        StructuredOutput(OutputFormat.GRAMMAR, 'root ::= q "a" "a" q\nq ::= [\\x22]'),
+    ],
+)
+def test_the_form_of_a_new_message_includes_heads_and_thinking(output: StructuredOutput) -> None:
+    whole = constraint(request(NEW, output), HARMONY)
+    assert whole is not None
+    texts = [f'{HEADS}"aa"', f'{HEADS.partition("assistant")[2]}"aa"', f"{HEADS}b", f'{HEADS}"aa"<|end|>', '"aa"']
+    assert [accepts(whole, text) for text in texts] == [True, True, False, False, False]
+    assert constraint(request(GOING_ON, output), HARMONY) == output
+    assert constraint(request(TextPrompt("a"), output), HARMONY) == output
+
+
+def test_a_message_that_goes_on_calls_no_tools() -> None:
+    going_on = replace(tools("auto"), add_generation_prompt=False)
+    assert constraint(request(going_on), HARMONY) is None
+    assert constraint(request(going_on, REGEX_OUTPUT), HARMONY) == REGEX_OUTPUT
+    with pytest.raises(InvalidRequest) as caught:
+        constraint(request(replace(tools("required"), add_generation_prompt=False)), HARMONY)
+    assert caught.value.field == "tool_choice"
 
 
 def test_a_bad_schema_of_a_tool_is_blamed_on_the_tools() -> None:
@@ -118,6 +144,12 @@ def compiler() -> Iterator[ConstraintChecker]:
     one = ConstraintChecker(1)
     yield one
     one.close()
+
+
+def test_a_checker_tells_new_messages_from_others(compiler: ConstraintChecker) -> None:
+    for prompt in (NEW, GOING_ON, TextPrompt("a")):
+        asked = request(prompt, REGEX_OUTPUT)
+        assert compiler(asked, HARMONY)[0] == constraint(asked, HARMONY)
 
 
 @pytest.mark.parametrize("bomb", BOMBS)

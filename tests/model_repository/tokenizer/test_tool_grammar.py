@@ -19,7 +19,7 @@ from model_repository.errors import InvalidRequest
 from model_repository.notations import NAME
 from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
-from model_repository.tool_formats import HERMES, LLAMA3_JSON, PLAIN, TOOL_FORMATS, ToolFormat
+from model_repository.tool_formats import HARMONY, HERMES, LLAMA3_JSON, PLAIN, TOOL_FORMATS, ToolFormat
 from tests.model_repository.structured_output.acceptance import accepts
 from tests.parsed_calls import parse_tool_calls
 
@@ -129,11 +129,17 @@ def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: s
     for text in map(numbered, answers):
         content, calls = parse_tool_calls(tool_format.name, text, schemas=SCHEMAS)
         assert all(call.is_complete and IS_VALID[call.name](json.loads(call.arguments)) for call in calls)
-        assert len(calls) <= (MAX_CALLS if is_parallel and choice != "function:get" else 1)
+        is_repeatable = is_parallel and choice != "function:get" and not tool_format.has_messages
+        assert len(calls) <= (MAX_CALLS if is_repeatable else 1)
+        if tool_format.other_before_name:
+            text = re.sub(f"(^|assistant){tool_format.other_before_name}", rf"\1{tool_format.before_name}", text)
+            text = text.replace(tool_format.other_before_arguments, tool_format.before_arguments)
         written = tool_format.calls_text((call.name, call.arguments) for call in calls) if calls else ""
         lead = text.removesuffix(written)
         assert lead + written == text
-        if choice == "auto":
+        if tool_format.has_messages:
+            assert choice == "auto" or (calls and not content)
+        elif choice == "auto":
             assert not tool_format.trigger or tool_format.trigger not in lead
             assert content == (lead.rstrip(" \t\r\n") if calls else text) or lead == tool_format.answer_prefix
         else:
@@ -148,15 +154,17 @@ def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
     weather = tool_format.calls_text([("get_weather", '{"city": "</tool_call>"}')])
     both = tool_format.calls_text([("get", '{"n": 1}'), ("now", "{}")])
     too_many = tool_format.calls_text([("now", "{}")] * (MAX_CALLS + 1))
-    texts = ["", "Hello <you>, {}.", get, weather, both, too_many, get + " Done."]
+    head = "<|channel|>final<|message|>" if tool_format.has_messages else ""
+    texts = [head, f"{head}Hello <you>, {{}}.", get, weather, both, too_many, get + " Done."]
+    several = not tool_format.has_messages
 
     def allowed(**options: Any) -> list[bool]:
         output = grammar(tool_format, **options)
         return [accepts(output, text) for text in texts]
 
-    assert allowed() == [True, True, True, True, True, False, False]
+    assert allowed() == [True, True, True, True, several, False, False]
     assert allowed(is_parallel=False) == [True, True, True, True, False, False, False]
-    assert allowed(choice="required") == [False, False, True, True, True, False, False]
+    assert allowed(choice="required") == [False, False, True, True, several, False, False]
     assert allowed(choice="required", is_parallel=False) == [False, False, True, True, False, False, False]
     assert allowed(choice="function:get") == [False, False, True, False, False, False, False]
 
@@ -165,9 +173,27 @@ def test_each_choice_allows_its_answers_only(tool_format: ToolFormat) -> None:
 def test_an_answer_of_a_form_or_calls_instead(tool_format: ToolFormat) -> None:
     output = grammar(tool_format, content='%json {"type": "integer"}')
     call = tool_format.calls_text([("now", "{}")])
-    assert accepts(output, "12") and accepts(output, call)
-    assert not accepts(output, "twelve") and not accepts(output, f"12{call}")
-    assert not accepts(grammar(tool_format, content='%json {"type": "integer"}', choice="required"), "12")
+    head = "<|channel|>final<|message|>" if tool_format.has_messages else ""
+    assert accepts(output, f"{head}12") and accepts(output, call)
+    assert not accepts(output, f"{head}twelve") and not accepts(output, f"{head}12{call}")
+    assert not accepts(grammar(tool_format, content='%json {"type": "integer"}', choice="required"), f"{head}12")
+
+
+def test_a_call_in_messages_follows_thinking_and_with_auto_texts_to_the_user() -> None:
+    call = HARMONY.calls_text([("now", "{}")])
+    thinking, preamble, final = (f"<|channel|>{each}<|message|>" for each in ("analysis", "commentary", "final"))
+    ahead = f"{thinking}a<{HARMONY.between_calls}"
+    other = " to=functions.now<|channel|>commentary json<|message|>{}"
+    texts = [ahead + call, ahead * 2 + other, f"{preamble}a{HARMONY.between_calls}{call}", f"{ahead}{final}a<|end|"]
+    wrong = [f"{final}a{HARMONY.between_calls}{call}", f"{thinking}a", f"{ahead}a", f"{final}a<|end|>"]
+
+    def allowed(**options: Any) -> list[bool]:
+        output = grammar(HARMONY, **options)
+        return [accepts(output, text) for text in texts + wrong]
+
+    assert allowed() == [True, True, True, True, False, False, False, False]
+    assert allowed(choice="required") == [True, True, False, False, False, False, False, False]
+    assert allowed(content='"12"') == [True, True, False, False, False, False, False, False]
 
 
 def test_llamas_answer_is_a_call_by_its_first_character() -> None:
@@ -203,11 +229,13 @@ def test_arguments_are_an_object_that_the_schema_allows(parameters: Any, argumen
 
 def test_names_are_written_exactly() -> None:
     assert tool_grammar(ToolUse(tools=()), HERMES, identity) is None
-    names = ["a", "a.b", "a b", "größe", "<|x|>", "a/b#c", "%json"]
+    every_name = ["a", "a.b", "a b", "größe", "<|x|>", "a/b#c", "%json"]
     for tool_format in FORMATS:
-        possible = [name for name in names if tool_format.notation is None or re.fullmatch(NAME, name)]
-        output = grammar(tool_format, map(tool, possible))
-        for name in [*possible, "a.", "b"]:
+        names = [name for name in every_name if tool_format.notation is None or re.fullmatch(NAME, name)]
+        if tool_format.has_messages:
+            names = [name for name in names if not set(" <") & set(name)]
+        output = grammar(tool_format, map(tool, names))
+        for name in [*names, "a.", "b"]:
             text = tool_format.calls_text([(name, "{}")])
             assert accepts(output, text) == (name in names)
 
@@ -216,6 +244,13 @@ def test_names_are_written_exactly() -> None:
 def test_a_name_that_holds_what_ends_it_is_refused(tool_format: ToolFormat) -> None:
     with pytest.raises(InvalidRequest) as error:
         grammar(tool_format, [tool(f"f{tool_format.before_arguments or '<'}")])
+    assert error.value.field == "tools[0].function.name"
+
+
+@pytest.mark.parametrize("name", ["a b", "a<", "a\u00a0b"])
+def test_a_name_that_ends_early_in_the_head_of_a_message_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        grammar(HARMONY, [tool(name)])
     assert error.value.field == "tools[0].function.name"
 
 
