@@ -17,10 +17,11 @@ from model_repository.byte_table import save_byte_table
 from model_repository.detokenizer.text import Decoding
 from model_repository.model_parameters import REASONING_FIELDS, THINKING_FIELD
 from model_repository.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
+from model_repository.tokenizer.chat_prompt import writes_tools
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import HARMONY, TOOL_FORMATS, detect_tool_format
+from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
 _CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -110,6 +111,13 @@ def detected_tool_call_format(folder: Path) -> str:
     """Return the tool-call format of the chat templates in a tokenizer's folder."""
     templates = read_chat_templates(folder)
     return detect_tool_format(templates.get("tool_use") or templates.get("default", ""))
+
+
+def has_unknown_tool_calls(folder: Path) -> bool:
+    """Whether the chat templates of a tokenizer's folder take tools, but no known format of calls is theirs."""
+    templates = read_chat_templates(folder)
+    template = ChatTemplate(templates.get("tool_use") or templates.get("default", ""), {})
+    return detected_tool_call_format(folder) == PLAIN.name and writes_tools(template)
 
 
 def detected_reasoning_format(folder: Path) -> str:

@@ -30,7 +30,7 @@ from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.tensorrt_llm.options import RUNTIME
-from build_engines.text_files import broken_template
+from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
 from model_repository.system.machine import installed_version
@@ -146,6 +146,9 @@ def _build(options: argparse.Namespace) -> None:
                 place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
                 rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
                 print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
+            elif each.tool_call_format is None and has_unknown_tool_calls(artifact_dir / "tokenizer"):
+                rule = "tools are described in words (plain); --tool-call-format names another format"
+                print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
             served[artifact_dir] = serve_options
         if served:
             write(served, options.state_dir / "repository")

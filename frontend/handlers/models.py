@@ -42,6 +42,8 @@ def _card(name: ModelName) -> ModelCard:
         "root": name.model.id,
         "parent": name.model.id if name.lora_name else None,
         "max_model_len": name.model.parameters.context_window,
+        "tool_call_format": name.model.parameters.tool_call_format,
+        "reasoning_format": name.model.parameters.reasoning_format or None,
         "default_parameters": {
             field: value for field, value in name.model.parameters.defaults.items() if field in API_SAMPLING
         },

@@ -208,6 +208,8 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None
     max_model_len: int
+    tool_call_format: str  # "plain": that of the chat template is unknown, or the template takes no tools
+    reasoning_format: str | None  # None: the model does not think
     default_parameters: dict[str, Any]  # sampling fields that differ from the API document's defaults
 
 

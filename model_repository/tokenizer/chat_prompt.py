@@ -49,7 +49,7 @@ class ChatEncoder:
         self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
         self._tool_format = TOOL_FORMATS[tool_call_format]
         templates = {template for template in (self._template, self._tool_template) if template is not None}
-        self._without_tools = {template for template in templates if not _writes_tools(template)}
+        self._without_tools = {template for template in templates if not writes_tools(template)}
         self._without_calls = {template for template in templates if not _writes_calls(template)}
         self._has_system_role = self._template is not None and _writes_system_role(self._template)
 
@@ -199,7 +199,8 @@ def _writes_system_role(template: ChatTemplate) -> bool:
     return template.writes(text, [{"role": "system", "content": text}, {"role": "user", "content": "a"}]) is True
 
 
-def _writes_tools(template: ChatTemplate) -> bool:
+def writes_tools(template: ChatTemplate) -> bool:
+    """Whether the template tells the model about tools."""
     name = f"f{secrets.token_hex()}"
     function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
     messages = [{"role": "user", "content": "a"}]

@@ -60,6 +60,20 @@ def test_a_model_without_a_usable_chat_template_is_built_with_a_warning(
         assert "chat requests are refused; put chat_template.jinja" in said
 
 
+def test_a_template_with_an_unknown_format_of_calls_is_named(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
+    arguments += ["--state-dir", str(tmp_path)]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for tools, is_unknown in (("", False), ("[!CALL] {{ tools | tojson }}", True), ("<tool_call>{{ tools }}", False)):
+        (checkpoint / "chat_template.jinja").write_text(tools + template)
+        assert main(arguments) == 0
+        assert ("warning: tiny has an unknown format of tool calls" in capsys.readouterr().err) is is_unknown
+    assert main([*arguments, "--tool-call-format", "plain"]) == 0
+    assert "unknown" not in capsys.readouterr().err
+
+
 def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["build", "fast", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
     arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]

@@ -49,6 +49,11 @@ def test_escaped_json_is_escaped_as_json_does_it_but_for_the_marks() -> None:
     assert render(source, {"messages": [{"content": "<\ufdd0s"}]}) == '"<\ufdd0s"'
 
 
+def test_a_template_may_extend_its_own_lists() -> None:
+    """Kimi-K2's does; transformers' sandbox, which forbids it, does not render that."""
+    assert render("{% set a = [] %}{% set _ = a.append(messages[0].content) %}{{ a | join }}") == "hi"
+
+
 def test_a_generation_block_is_rendered_as_its_content() -> None:
     source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ messages[0].content }}{{ a }}{% endgeneration %}{{ a }}"
     assert render(source) == "hi21"
