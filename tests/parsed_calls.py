@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, TextDelta
-from frontend.output_parser.parser import OutputParser
+from frontend.output_parser.messages import output_parser
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def parse_tool_calls(
     schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[str, list[ToolCall]]:
     """Return content and calls of a whole answer."""
-    parser = OutputParser(format_name, schemas=schemas)
+    parser = output_parser(format_name, schemas=schemas)
     content, calls = "", []
     for event in [*parser.push(text), *parser.finish(is_cut=is_cut)]:
         match event:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
@@ -11,8 +10,7 @@ from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, Ou
 from frontend.output_parser.notation_readers import LiteralReader, MarkedReader
 from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
 from model_repository.contract.output import FinishReason, GenerationChunk
-from model_repository.reasoning_formats import ReasoningFormat, head_at, may_become_head
-from model_repository.tool_formats import HARMONY
+from model_repository.reasoning_formats import ReasoningFormat
 
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
@@ -22,8 +20,6 @@ class OutputParser:
 
     The engine marks the thinking. Other text is content, unchanged. It waits only while it can still become a call.
     White space around thinking and calls is dropped.
-
-    Where messages have heads, these tell thinking, content and calls apart, and an empty line joins texts of a kind.
 
     Args:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
@@ -35,19 +31,14 @@ class OutputParser:
         self,
         tool_format: str,
         reasoning_format: ReasoningFormat | None = None,
-        schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+        schemas: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        self._schemas = schemas
+        self._schemas = schemas or {}
         self._reasoning_format = reasoning_format
         self._has_reasoning = False
         self._reasoning_white = ""  # white space behind the reasoning so far
         self._is_behind_thinking = False  # without text of the answer so far
-        has_heads = reasoning_format is not None and reasoning_format.head != ""
-        self._syntax = SYNTAXES[HARMONY.name if has_heads else tool_format]
-        self._has_tools = tool_format != ""
-        self._is_reasoning = False  # the present message
-        self._is_begun = False  # it has text
-        self._written: set[bool] = set()  # values of `_is_reasoning` with text so far
+        self._syntax = SYNTAXES[tool_format]
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
         self._white = ""  # white space before the buffer; content unless a call follows
@@ -55,8 +46,6 @@ class OutputParser:
         self._deltas: list[OutputDelta] = []
         self._num_calls = self._num_ended = 0
         self._step = self._read_head if self._syntax.heads and not self._has_markers else self._read_content
-        if self._syntax.has_messages:
-            self._step = self._read_message_head
 
     @property
     def has_called(self) -> bool:
@@ -65,11 +54,6 @@ class OutputParser:
 
     def plain_part(self, chunk: GenerationChunk) -> str | None:
         """Return the part of the answer that a chunk's text extends unchanged, without tools; None: `read` decides."""
-        if self._syntax.has_messages:
-            is_text = self._step == self._read_message and self._is_begun and not self._buffer + self._white
-            is_plain = is_text and (chunk.is_text or chunk.is_thinking) and "<" not in chunk.text
-            part = "reasoning" if self._is_reasoning else "content"
-            return part if is_plain and chunk.text[-1] not in WHITE else None
         if chunk.is_text:
             return None if self._is_behind_thinking else "content"
         is_inside = chunk.is_thinking and self._has_reasoning and not self._reasoning_white
@@ -78,14 +62,7 @@ class OutputParser:
 
     def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
         """Add the next chunk; return the deltas that are certain, after the last chunk all."""
-        text = chunk.text
-        if chunk.num_thinking_chars and not self._syntax.has_messages:
-            self._read_thinking(text[: chunk.num_thinking_chars])
-            text = text[chunk.num_thinking_chars :]
-        if self._is_behind_thinking:
-            text = text.lstrip(WHITE)
-            self._is_behind_thinking = not text
-        deltas = self.push(text)
+        deltas = self.push(self._answer_in(chunk))
         if chunk.finish_reason is not None:
             deltas += self.finish(is_cut=chunk.finish_reason is FinishReason.LENGTH)
         return deltas
@@ -106,15 +83,25 @@ class OutputParser:
             is_cut: the answer ended by length. The beginning of a call is then dropped, but a single character is
                 content: it is more likely text.
         """
-        is_lost = (is_cut and len(self._buffer) > 1) or (self._syntax.has_messages and "|>" in self._buffer)
-        is_head = self._step in (self._read_head, self._read_next, self._read_message_head, self._read_message_end)
-        if self._step in (self._read_content, self._read_message) or (is_head and not is_lost):
-            text = self._white + self._buffer
-            self._add_text(text.rstrip(WHITE) if self._is_reasoning else text)
+        is_lost = is_cut and len(self._buffer) > 1
+        is_head = self._step in (self._read_head, self._read_next)
+        if self._step == self._read_content or (is_head and not is_lost):
+            self._add_text(self._white + self._buffer)
         elif self._step == self._read_arguments and self._syntax.notation is None:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
         return self._pop_deltas()
+
+    def _answer_in(self, chunk: GenerationChunk) -> str:
+        """Read the thinking of a chunk, and return its other text."""
+        text = chunk.text
+        if chunk.num_thinking_chars:
+            self._read_thinking(text[: chunk.num_thinking_chars])
+            text = text[chunk.num_thinking_chars :]
+        if self._is_behind_thinking:
+            text = text.lstrip(WHITE)
+            self._is_behind_thinking = not text
+        return text
 
     def _read_thinking(self, text: str) -> None:
         assert self._reasoning_format is not None, "the engine marks thinking of a format only"
@@ -122,7 +109,7 @@ class OutputParser:
             text = text.lstrip(WHITE).removeprefix(self._reasoning_format.begin).lstrip(WHITE)
         text = text.removesuffix(self._reasoning_format.end)
         if certain := text.rstrip(WHITE):
-            self._deltas.append(ReasoningDelta(self._reasoning_white + certain))
+            self._add_text(self._reasoning_white + certain, ReasoningDelta)
             self._has_reasoning, self._reasoning_white = True, ""
         self._reasoning_white += text[len(certain) :]
         self._is_behind_thinking = True
@@ -140,58 +127,6 @@ class OutputParser:
         if self._buffer:
             self._step = self._read_head
         return bool(self._buffer)
-
-    def _read_message_head(self) -> bool:
-        end = self._syntax.end_marker
-        text = self._buffer.removeprefix(end)
-        if head := head_at(text):
-            self._buffer, self._white = text[head.size :], ""
-            self._is_reasoning, self._is_begun = head.is_thinking, False
-            if head.function is not None and self._has_tools:
-                self._begin_call(head.function)
-                self._arguments, self._step = ObjectReader(end), self._read_arguments
-            else:
-                self._step = self._read_message
-            return True
-        if end.startswith(self._buffer) or may_become_head(text):
-            return False
-        if self._is_reasoning:  # it ended, without a head of the next message
-            self._buffer, self._white = text, ""
-            self._is_reasoning, self._is_begun, self._step = False, False, self._read_message
-            return True
-        return self._reject_head()
-
-    def _read_message(self) -> bool:
-        start = self._syntax.marker_start(self._buffer)
-        text, self._buffer = self._buffer[:start], self._buffer[start:]
-        text = text if self._is_begun else text.lstrip(WHITE)
-        if certain := text.rstrip(WHITE):
-            self._add_message_text(self._white + certain)
-            self._white = ""
-        self._white += text[len(certain) :]
-        if self._buffer:
-            self._step = self._read_message_end
-        return bool(self._buffer)
-
-    def _read_message_end(self) -> bool:
-        end = self._syntax.end_marker
-        if end.startswith(self._buffer) and self._buffer != end:
-            return False
-        self._step = self._read_message_head if self._buffer.startswith(end) else self._reject_head
-        return True
-
-    def _reject_head(self) -> bool:
-        self._add_message_text(self._white + self._buffer[:1])
-        self._buffer, self._white = self._buffer[1:], ""
-        self._step = self._read_message
-        return True
-
-    def _add_message_text(self, text: str) -> None:
-        if not self._is_begun:
-            text = "\n\n" + text if self._is_reasoning in self._written else text
-            self._written.add(self._is_reasoning)
-            self._is_begun = True
-        self._add_text(text)
 
     def _read_head(self) -> bool:
         # Without a call the marker's first character is content; the search continues after it.
@@ -269,7 +204,7 @@ class OutputParser:
                 return True
         if not self._buffer or any(closing.is_begun(self._buffer) for closing in self._syntax.closings):
             return False
-        self._step = self._read_message_head if self._syntax.has_messages else self._read_next
+        self._step = self._read_next
         return True
 
     def _end_call_at_marker(self) -> None:
@@ -281,10 +216,9 @@ class OutputParser:
         self._num_ended += 1
         self._step = self._read_between
 
-    def _add_text(self, text: str) -> None:
-        kind = ReasoningDelta if self._is_reasoning else TextDelta
-        if self._deltas and isinstance(self._deltas[-1], kind):
-            self._deltas[-1] = kind(self._deltas[-1].text + text)
+    def _add_text(self, text: str, kind: type[TextDelta | ReasoningDelta] = TextDelta) -> None:
+        if self._deltas and isinstance(last := self._deltas[-1], kind):
+            self._deltas[-1] = kind(last.text + text)
         elif text:
             self._deltas.append(kind(text))
 

@@ -85,7 +85,6 @@ class Syntax:
     tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
     end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
-    has_messages: bool = False  # with heads, and `end_marker` before the next one
 
     def marker_start(self, text: str) -> int:
         """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length."""
@@ -220,7 +219,7 @@ _GRANITE = replace(
 _PHI4_END = PHI4.special_tokens[1]
 _PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))
 _END = REASONING_FORMATS["harmony"].end
-_HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END, has_messages=True)
+_HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END)
 SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,

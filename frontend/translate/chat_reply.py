@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec.structs
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, ReasoningDelta, TextDelta
-from frontend.output_parser.parser import OutputParser
+from frontend.output_parser.messages import output_parser
 from frontend.protocol.answers import (
     AssistantMessage,
     ChatChoice,
@@ -63,7 +63,7 @@ class ChatReply(Reply):
         reasoning_format = REASONING_FORMATS.get(name.model.parameters.reasoning_format)
         self._has_reasoning = chat.include_reasoning is not False
         schemas = {function.name: function.parameters or {} for function in chat.offered_functions()}
-        self._parsers = [OutputParser(tool_format, reasoning_format, schemas) for _ in range(self.num_per_prompt)]
+        self._parsers = [output_parser(tool_format, reasoning_format, schemas) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # choice to usage
         self._is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
-from frontend.output_parser.parser import OutputParser
+from frontend.output_parser.messages import output_parser
 from model_repository.contract.output import GenerationChunk
 from model_repository.reasoning_formats import REASONING_FORMATS, head_at, may_become_head
 from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, HARMONY, KIMI_K2, TOOL_FORMATS
@@ -57,7 +57,7 @@ TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
 
 def events(format_name: str, chunks: Iterable[str], schemas: Any = SCHEMAS) -> list[OutputDelta]:
     """Return a parser's events for chunks; consecutive deltas are joined."""
-    parser = OutputParser(format_name, schemas=schemas)
+    parser = output_parser(format_name, schemas=schemas)
     result: list[OutputDelta] = []
     for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
         match (result[-1] if result else None), event:
@@ -72,7 +72,7 @@ def events(format_name: str, chunks: Iterable[str], schemas: Any = SCHEMAS) -> l
 
 def pushed(format_name: str, *chunks: str) -> list[list[OutputDelta]]:
     """Return the events of each push."""
-    parser = OutputParser(format_name, schemas=SCHEMAS)
+    parser = output_parser(format_name, schemas=SCHEMAS)
     return [parser.push(chunk) for chunk in chunks]
 
 
@@ -192,14 +192,14 @@ def test_arguments_stream_in_every_format(format_name: str) -> None:
 @pytest.mark.parametrize("format_name", [name for name, each in TOOL_FORMATS.items() if each.notation is not None])
 def test_texts_stream_in_every_notation(format_name: str) -> None:
     begun, rest = TOOL_FORMATS[format_name].calls_text([("f", '{"t": "\\"a#é\\n", "n": 1}')]).split("#")
-    parser = OutputParser(format_name, schemas={"f": {"properties": {"t": {"type": "string"}}}})
+    parser = output_parser(format_name, schemas={"f": {"properties": {"t": {"type": "string"}}}})
     assert parser.push(begun) == [CallBegin(0, "f"), ArgumentsDelta(0, '{"t": "\\"a')]
     assert parser.push(rest) == [ArgumentsDelta(0, 'é\\n", "n": 1}'), CallEnd(0)]
 
 
 def test_a_text_between_markers_streams_until_it_may_end_and_a_list_like_json() -> None:
     head = "<tool_call>\n<function=f>\n<parameter=t>\n"
-    parser = OutputParser("qwen_xml", schemas={"f": {"properties": {"t": {"type": "string"}, "n": {"type": "array"}}}})
+    parser = output_parser("qwen_xml", schemas={"f": {"properties": {"t": {"type": "string"}, "n": {"type": "array"}}}})
     pieces = (head, "a\n</para", "graph>\n</", "parameter>\n<parameter=n>\n", "[1,", "2]\n</parameter>\n</function>")
     assert [parser.push(piece) for piece in pieces] == [
         [CallBegin(0, "f"), ArgumentsDelta(0, '{"t": "')],
@@ -363,7 +363,7 @@ def separated(
     text: str, cuts: Iterable[int] = (), *, is_cut: bool = False, has_tools: bool = True
 ) -> list[OutputDelta]:
     """Return the deltas of a completion of messages, those of a kind joined."""
-    parser = OutputParser(HARMONY.name if has_tools else "", REASONING_FORMATS["harmony"])
+    parser = output_parser(HARMONY.name if has_tools else "", REASONING_FORMATS["harmony"])
     places = sorted({0, len(text), *(place for place in cuts if place < len(text))})
     deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.push(text[start:end])]
     joined: list[OutputDelta] = []
@@ -438,7 +438,7 @@ def test_each_beginning_of_a_head_may_become_one(head: str) -> None:
 
 
 def test_text_in_messages_does_not_wait() -> None:
-    parser = OutputParser("", REASONING_FORMATS["harmony"])
+    parser = output_parser("", REASONING_FORMATS["harmony"])
     pieces = [ANALYSIS, "Th", "ink <", "b>", NEXT, FINAL, "An", "swer"]
     expected = [[], ["Th"], ["ink"], [" <b>"], [], [], ["An"], ["swer"]]
     chunks = [GenerationChunk(text=piece, num_thinking_chars=len(piece) * (i < 6)) for i, piece in enumerate(pieces)]

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, ReasoningDelta, TextDelta
-from frontend.output_parser.parser import OutputParser
+from frontend.output_parser.messages import output_parser
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import ChatPrompt, Thinking, ToolUse
 from model_repository.reasoning_formats import HARMONY_TOKENS, REASONING_FORMATS
@@ -54,7 +54,7 @@ def parsed(completion: str) -> Separated:
     """Return the parts of a completion, by our engine and parser from the model's own tokens."""
     token_ids = ENCODING.encode(completion, allowed_special="all")
     pieces = [BYTES.get(token_id) or ENCODING.decode_utf8([token_id]).encode() for token_id in token_ids]
-    parser, thinking, content = OutputParser("harmony", FORMAT), "", ""
+    parser, thinking, content = output_parser("harmony", FORMAT), "", ""
     calls: list[tuple[str, str]] = []
     for delta in generated(pieces, Thinking(FORMAT, False)):
         data = b"".join(pieces[token_id] for token_id in delta.token_ids)
