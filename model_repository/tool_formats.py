@@ -324,10 +324,11 @@ _TEMPLATE_MARKS = (
     (PHI4, PHI4.special_tokens),
     (GEMMA4, (GEMMA4.trigger, '<|"|>')),
     (LFM2, (LFM2.trigger,)),
+    (LFM2, ("<|tool_list_start|>",)),  # that of LFM2-8B-A1B, which writes no calls
     (MINIMAX_M2, (MINIMAX_M2.trigger,)),
     (GLM47, ("</arg_key><arg_value>",)),
     (GLM, ("<arg_key>",)),
-    (QWEN_XML, ("<function=", "<parameter=")),
+    (QWEN_XML, (QWEN_XML.trigger, "<function=", "<parameter=")),
     (LLAMA4, ("[func_name1(",)),
     (HARMONY, ("<|start|>", "<|channel|>")),
     (HERMES, (HERMES.trigger,)),

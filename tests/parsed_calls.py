@@ -25,12 +25,14 @@ def parse_tool_calls(
     text: str,
     *,
     is_cut: bool = False,
+    piece_size: int = 0,
     schemas: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> tuple[str, list[ToolCall]]:
-    """Return content and calls of a whole answer."""
+    """Return content and calls of a whole answer, which comes in pieces of a number of characters; 0: as a whole."""
     parser = output_parser(format_name, schemas=schemas)
+    pieces = [text[start : start + piece_size] for start in range(0, len(text), piece_size)] if piece_size else [text]
     content, calls = "", []
-    for event in [*parser.push(text), *parser.finish(is_cut=is_cut)]:
+    for event in [*(event for piece in pieces for event in parser.push(piece)), *parser.finish(is_cut=is_cut)]:
         match event:
             case TextDelta(delta):
                 content += delta

@@ -76,7 +76,7 @@ class StringReader:
         r"""[^"'\\]+
         | \\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}
         | \\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}
-        | \\["\\/bfnrt]""",
+        | \\["'\\/bfnrt]""",
         re.VERBOSE,
     )
     _CUT_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?")
@@ -109,4 +109,6 @@ class StringReader:
 
 
 def _decoded(part: str) -> str:
+    if part == "\\'":  # Python's
+        return "'"
     return str(json.loads(f'"{part}"')) if part[0] == "\\" else part

@@ -55,7 +55,9 @@ class Form:
             lead, rest = "".join(pieces[:place]), "".join(pieces[place + 1 :])
             pieces[place] = rf'(?P<name>(?:(?!{lead}|{rest})[^"\\\x00-\x1f]){{1,256}}+)'
         self._whole = re.compile("".join(pieces))
-        self._beginning = re.compile(_beginning(pieces).replace("?P<name>", "?:"))
+        if "@" in notation:
+            pieces[place] = r'[^"\\\x00-\x1f]{1,256}'  # may end before any beginning of the rest
+        self._beginning = re.compile(_beginning(pieces))
 
     def match(self, text: str) -> re.Match[str] | None:
         """Match the form at the start of a text."""
@@ -140,7 +142,7 @@ _LLAMA4 = Syntax(
     heads=_LLAMA4_HEADS,
     next_heads=(Form(", %( "),),
     notation=LLAMA4.notation,
-    closings=(Form("] <|python_end|>"), Form("]")),
+    closings=(Form("]"), Form("<|python_end|>")),
 )
 _LFM2 = replace(
     _LLAMA4,

@@ -15,7 +15,7 @@ from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, Ou
 from frontend.output_parser.messages import output_parser
 from model_repository.contract.output import GenerationChunk
 from model_repository.reasoning_formats import REASONING_FORMATS, head_at, may_become_head
-from model_repository.tool_formats import DEEPSEEK, DEEPSEEK_V31, HARMONY, KIMI_K2, TOOL_FORMATS
+from model_repository.tool_formats import HARMONY, TOOL_FORMATS
 from tests.parsed_calls import ToolCall, parse_tool_calls
 
 REPEATABLE = settings(max_examples=100)
@@ -25,6 +25,7 @@ FRAGMENTS = st.sampled_from(
     [
         *(token for tool_format in TOOL_FORMATS.values() for token in tool_format.special_tokens),
         *(tool_format.before_name for tool_format in TOOL_FORMATS.values()),
+        *(f"f{tool_format.before_arguments}" for tool_format in TOOL_FORMATS.values()),
         *(tool_format.after_arguments for tool_format in TOOL_FORMATS.values()),
         *('f", "arguments": ', 'f", "parameters": ', "f\n```json\n", '{"a": 1}', '{"a": "<', '"{\\"a\\": \\"'),
         *(
@@ -233,49 +234,12 @@ def test_a_value_between_markers_is_read_by_its_schema(kind: str | list[str], ra
     assert events("qwen_xml", [text], schemas) == events("qwen_xml", text, schemas) == expected
 
 
-def test_white_space_around_calls_is_no_content() -> None:
-    text = ' \n<tool_call> {"name":"f","arguments":{}}</tool_call> \n\n<tool_call>\n\n{ "name": "g" ,"arguments":{} }\n'
-    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", "{}", True), ToolCall("g", "{}", True)])
-    assert parse_tool_calls("hermes", text + "</tool_call>\nDone. ") == (
-        "Done. ",
-        [ToolCall("f", "{}", True), ToolCall("g", "{}", True)],
-    )
-
-
 @pytest.mark.parametrize("lead", ["", "\n", "<|python_tag|>", " <|python_tag|>\n"])
 @pytest.mark.parametrize("separator", ["; ", ";", "\n", "; <|python_tag|>"])
 @pytest.mark.parametrize("key", ["parameters", "arguments"])
 def test_llamas_ways_to_write_calls(lead: str, separator: str, key: str) -> None:
     text = f'{lead}{{"name": "f", "{key}": {{"a": 1}}}}{separator}{{"name": "g", "{key}": {{}}}}'
     assert parse_tool_calls("llama3_json", text) == ("", [ToolCall("f", '{"a": 1}', True), ToolCall("g", "{}", True)])
-
-
-def test_deepseek_without_the_outer_tokens() -> None:
-    text = DEEPSEEK.calls_text([("f", "{}")]).removeprefix(DEEPSEEK.before_calls).removesuffix(DEEPSEEK.after_calls)
-    assert parse_tool_calls("deepseek", f"Yes.\n{text}") == ("Yes.", [ToolCall("f", "{}", True)])
-
-
-@pytest.mark.parametrize(
-    ("format_name", "text"),
-    [
-        ("mistral_v13", "[TOOL_CALLS]f[ARGS] {}\n[TOOL_CALLS]g[ARGS]{} "),
-        ("mistral_v11", "[TOOL_CALLS]f[CALL_ID]call00007[ARGS] {}\n[TOOL_CALLS]g[CALL_ID]call1[ARGS]{} "),
-        ("mistral_v3", '[TOOL_CALLS][{"name":"f","arguments":{}} ,\n{"name": "g", "parameters": {}, "id": "a}b"} ] '),
-        ("granite", '<|tool_call|> [ {"name": "f", "arguments": {}},{"name": "g", "arguments": "{}"} ]\n'),
-        ("phi4", '<|tool_call|>[{"name": "f", "arguments": {}},{"name": "g", "arguments": {}}] <|/tool_call|>'),
-        ("kimi_k2", KIMI_K2.calls_text([("f", "{}"), ("g", "{}")]).replace("><", "> <").replace(":0", ":17")),
-        ("deepseek_v31", DEEPSEEK_V31.calls_text([("f", "{}"), ("g", "{}")]).replace("{}", "\n{}\n")),
-    ],
-)
-def test_small_differences_from_a_format_are_read(format_name: str, text: str) -> None:
-    expected = [ToolCall("f", "{}", True), ToolCall("g", "{}", True)]
-    assert parse_tool_calls(format_name, f"Yes. {text}") == ("Yes.", expected)
-    assert parse_tool_calls(format_name, f"{text}Done.") == ("Done.", expected)
-
-
-def test_text_behind_a_list_of_calls_is_no_call() -> None:
-    call = '{"name": "f", "arguments": {}}'
-    assert parse_tool_calls("granite", f"<|tool_call|>[{call}, 5]") == (", 5]", [ToolCall("f", "{}", True)])
 
 
 @pytest.mark.parametrize(
@@ -293,64 +257,11 @@ def test_arguments_in_a_string_are_decoded(string: str, decoded: str) -> None:
     assert events("hermes", text) == events("hermes", [text])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<tool_call>\n{"arguments": {}, "name": "f"}\n</tool_call>',
-        '<tool_call>\n{"arguments": {}}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": 5}\n</tool_call>',
-        '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>',
-        "<tool_call>\nf(1)\n</tool_call>",
-        "Write <tool_call> and </tool_call> around it. ",
-        f'<tool_call>\n{{"name": "{"f" * 257}", "arguments": {{}}}}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "argu',
-    ],
-)
-def test_other_text_is_content(text: str) -> None:
-    assert parse_tool_calls("hermes", text) == (text, [])
-
-
-def test_a_call_after_a_false_beginning_is_found() -> None:
-    text = '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert parse_tool_calls("hermes", text) == ("<tool_call>", [ToolCall("f", "{}", True)])
-
-
-@pytest.mark.parametrize("text", [' {"name": "Ann", "age": 3}', '{"a": 1}; x', "<|python_tag|>print(1)\n", "  "])
-def test_json_that_is_no_call_is_content(text: str) -> None:
-    assert parse_tool_calls("llama3_json", text) == (text, [])
-
-
 @pytest.mark.parametrize("end", range(1, 25))
 def test_a_call_that_is_cut_has_no_end(end: int) -> None:
     begun = '<tool_call>\n{"name": "f", "arguments": '
     rest = '{"a": "b\\u00e9", "c": 1}'
     assert events("hermes", begun + rest[:end]) == [CallBegin(0, "f"), ArgumentsDelta(0, rest[:end])]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rest"),
-    [
-        ('{"a": 1\n', "</tool_call>"),  # the arguments never close
-        ('{"a": 1}', "\n</tool_call>"),  # the call's object never closes
-        ("{}", ', "id": {"x": "}"}}\n</tool_call>'),  # members that no call has
-        ("{}", ', "id": \n</tool_call>'),
-        ("{}", "}"),  # no end marker
-    ],
-)
-def test_a_call_with_a_broken_end_is_ended(arguments: str, rest: str) -> None:
-    text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}{rest}'
-    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
-
-
-def test_other_text_after_arguments_is_content() -> None:
-    text = '<tool_call>\n{"name": "f", "arguments": {}] <tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-    assert parse_tool_calls("hermes", text) == ("]", [ToolCall("f", "{}", False), ToolCall("g", "{}", True)])
-
-
-def test_markers_inside_the_strings_of_arguments_are_text() -> None:
-    arguments = '{"a": "</tool_call> <tool_call> {"}'
-    text = TOOL_FORMATS["hermes"].calls_text([("f", arguments)])
-    assert parse_tool_calls("hermes", text) == ("", [ToolCall("f", arguments, True)])
 
 
 # --- Harmony's messages ----------------------------------------------------------------------------------------------

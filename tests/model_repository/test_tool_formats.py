@@ -139,10 +139,12 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
     [
         ("{%- if tools %}return a json object within <tool_call></tool_call> XML tags{% endif %}", "hermes"),
         ("{{- '\\n<tool_call>\\n<function=' + name }}{{- '<parameter=' + key + '>\\n' }}", "qwen_xml"),
+        ("{{- '\\n<seed:tool_call>\\n<function=' + name }}{{- '<parameter=' + key + '>\\n' }}", "plain"),
         ("'\\n<tool_call>' + tc.name }}{% for k, v in _args.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>", "glm"),
         ("'<tool_call>' + tc.name -}}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></tool_call>", "glm47"),
         ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}", "minimax_m2"),
         ("""{{- '<|tool_call>call:' + name + '{' }}{{- '<|"|>' + argument + '<|"|>' -}}""", "gemma4"),
+        ("List of tools: <|tool_list_start|>[{{ tools | join(', ') }}]<|tool_list_end|>", "lfm2"),
         ("{{- '<|tool_call_start|>[' + (calls | join(', ')) + ']<|tool_call_end|>' -}}", "lfm2"),
         ("Use exact format: [func_name1(param1=value1), func_name2(...)]", "llama4"),
         ("{%- set dsml_token = '\uff5cDSML\uff5c' -%}<{{ dsml_token }}function_calls>", "deepseek_v32"),

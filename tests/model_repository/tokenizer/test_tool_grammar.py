@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
 from model_repository.engine.constraint import ConstraintCompiler
@@ -146,6 +148,56 @@ def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: s
             assert calls and not lead
         if choice == "function:get":
             assert [call.name for call in calls] == ["get"]
+
+
+ANY = closed(
+    {
+        "text": {"type": "string"},
+        "number": {"type": "number"},
+        "count": INTEGER,
+        "flag": {"type": "boolean"},
+        "list": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "nested": {"type": "object", "additionalProperties": {"type": "array", "items": {}}},
+        "word": {"enum": ["a b", 1, None]},
+        "größe": {"type": ["string", "boolean"]},
+    }
+)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x7f"))  # DEL has another form in the grammar's JSON
+KEYS = st.from_regex("[a-z_]{1,8}", fullmatch=True)  # some formats write them without quotes
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(KEYS, values, max_size=3),
+    max_leaves=5,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": TEXTS,
+        "number": st.floats(allow_nan=False, allow_infinity=False),
+        "count": st.integers(),
+        "flag": st.booleans(),
+        "list": st.lists(st.none() | TEXTS, max_size=3),
+        "nested": st.dictionaries(KEYS, st.lists(JSON_VALUES, max_size=2), max_size=2),
+        "word": st.sampled_from(["a b", 1, None]),
+        "größe": st.booleans() | TEXTS.filter(lambda text: text.strip() not in ("true", "false")),
+    },
+).map(lambda arguments: {key: arguments[key] for key in ANY["properties"] if key in arguments})
+
+
+@pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
+@settings(max_examples=50)
+@given(calls=st.lists(st.tuples(st.sampled_from(["f", "get-it.2"]), ARGUMENTS), min_size=1, max_size=3))
+def test_calls_that_the_schema_allows_pass_the_grammar_and_are_read(
+    tool_format: ToolFormat, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    tools = [tool("f", ANY), tool("get-it.2", ANY)]
+    calls = calls[:1] if tool_format.has_messages else calls
+    text = tool_format.calls_text([(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls])
+    for choice in ("auto", "required"):
+        assert accepts(grammar(tool_format, tools, choice=choice), text)
+    content, parsed = parse_tool_calls(tool_format.name, text, piece_size=1, schemas={"f": ANY, "get-it.2": ANY})
+    assert (content, [(call.name, json.loads(call.arguments)) for call in parsed]) == ("", calls)
+    assert all(call.is_complete for call in parsed)
 
 
 @pytest.mark.parametrize("tool_format", FORMATS, ids=lambda tool_format: tool_format.name)
