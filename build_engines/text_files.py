@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 from pathlib import Path
@@ -15,13 +16,21 @@ from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
 from model_repository.detokenizer.text import Decoding
+from model_repository.errors import InvalidRequest
 from model_repository.model_parameters import REASONING_FIELDS, THINKING_FIELD
 from model_repository.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
-from model_repository.tokenizer.chat_prompt import writes_tools
+from model_repository.tokenizer.chat_prompt import messages_for_template, writes_tools
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, detect_tool_format
+from model_repository.tool_formats import (
+    HARMONY,
+    PLAIN,
+    TOOL_FORMATS,
+    ToolFormat,
+    detect_tool_format,
+    messages_with_history_ids,
+)
 
 _CHAT_TEMPLATE = "chat_template.jinja"
 _CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -108,16 +117,47 @@ def broken_template(folder: Path) -> str | None:
 
 
 def detected_tool_call_format(folder: Path) -> str:
-    """Return the tool-call format of the chat templates in a tokenizer's folder."""
-    templates = read_chat_templates(folder)
-    return detect_tool_format(templates.get("tool_use") or templates.get("default", ""))
+    """Return the tool-call format of the chat templates in a tokenizer's folder; `plain` for an unknown one.
+
+    The format that a template's marks suggest must be that of a call that it writes, if it writes any.
+    """
+    source = _tool_template(folder)
+    suggested, template = detect_tool_format(source), ChatTemplate(source, dict.fromkeys(SPECIAL_TOKEN_NAMES, ""))
+    formats = [TOOL_FORMATS[suggested], *(each for each in TOOL_FORMATS.values() if each is not PLAIN)]
+    name, key = (f"f{secrets.token_hex()}" for _ in range(2))
+    is_written, loosely = False, PLAIN.name
+    for tool_format in formats if suggested != PLAIN.name else formats[1:]:
+        text = _written_call(template, tool_format, name, key)
+        for head in tool_format.call_heads(name, key):
+            if head in text:
+                return tool_format.name
+            if loosely == PLAIN.name and "".join(head.split()) in "".join(text.split()):
+                loosely = tool_format.name
+        is_written = is_written or name in text
+    return loosely if is_written else suggested
+
+
+def _written_call(template: ChatTemplate, tool_format: ToolFormat, name: str, key: str) -> str:
+    function = {"name": name, "arguments": json.dumps({key: "a"})}
+    calling = {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "function": function}]}
+    messages = messages_for_template([{"role": "user", "content": "a"}, calling])
+    if tool_format.history_id:
+        messages = messages_with_history_ids(messages, tool_format.history_id)
+    try:
+        return template.render({"messages": messages, "tools": None}, add_generation_prompt=False)
+    except InvalidRequest:
+        return ""
 
 
 def has_unknown_tool_calls(folder: Path) -> bool:
     """Whether the chat templates of a tokenizer's folder take tools, but no known format of calls is theirs."""
-    templates = read_chat_templates(folder)
-    template = ChatTemplate(templates.get("tool_use") or templates.get("default", ""), {})
+    template = ChatTemplate(_tool_template(folder), {})
     return detected_tool_call_format(folder) == PLAIN.name and writes_tools(template)
+
+
+def _tool_template(folder: Path) -> str:
+    templates = read_chat_templates(folder)
+    return templates.get("tool_use") or templates.get("default", "")
 
 
 def detected_reasoning_format(folder: Path) -> str:

@@ -70,6 +70,14 @@ class ToolFormat:
             texts.append(f"{self.before_name}{name}{id_text}{self.before_arguments}{arguments}{self.after_arguments}")
         return f"{self.before_calls}{self.between_calls.join(texts)}{self.after_calls}"
 
+    def call_heads(self, name: str, key: str) -> list[str]:
+        """Return the forms in which calls with a name and a first key begin, up to the key."""
+        text = self.calls_text([(name, json.dumps({key: 0}))])
+        heads = [text[: text.index(key) + len(key)]]
+        if self.other_before_name:
+            heads.append(f'{self.other_before_name}{name}{self.other_before_arguments}{{"{key}')
+        return heads
+
 
 # Source: the chat templates of Qwen2.5 and Nous Hermes 2 Pro.
 HERMES = ToolFormat(
@@ -179,7 +187,7 @@ DEEPSEEK_V32 = ToolFormat(
     after_calls=f"</{_DSML}function_calls>",
     special_tokens=(_DSML,),
 )
-# Source: DeepSeek-V4's calls as its clients see them: no public chat template was found.
+# Source: the chat templates of DeepSeek-V4, in llama.cpp's models/templates.
 DEEPSEEK_V4 = replace(
     DEEPSEEK_V32,
     name="deepseek_v4",

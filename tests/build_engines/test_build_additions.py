@@ -13,7 +13,7 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import BuildError
 from build_engines.serving import Serving
-from build_engines.text_files import template_fields
+from build_engines.text_files import detected_tool_call_format, template_fields
 from model_repository.byte_table import load_byte_table
 from tests import harmony
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
@@ -161,3 +161,24 @@ def test_other_names_and_defaults_are_written_into_the_existing_artifact(checkpo
     assert (folder / "model.gguf").stat() == written
     assert build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts) == folder
     assert artifact.verify(folder) == before
+
+
+CALLS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}CALL{% endfor %}{% endfor %}{{ tools }}"
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ('<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments }}}</tool_call>', "hermes"),
+        ('<tool_call>[{"tool": "{{ c.function.name }}"}]</tool_call>', "plain"),
+        ('"parameters": {"tool_name": "{{ c.function.name }}"}', "plain"),
+        ("<tool_call>{{ c.function.name }}{% for k in c.function.arguments %}<arg_key>{{ k }}{% endfor %}", "glm47"),
+        ("<tool_call>{{ c.function.name }}\n{% for k in c.function.arguments %}<arg_key>{{ k }}{% endfor %}", "glm"),
+        ("{{ raise_exception('no') }}<tool_call>", "hermes"),
+    ],
+)
+def test_a_suggested_format_must_be_that_of_the_calls_that_the_template_writes(
+    call: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": CALLS.replace("CALL", call)}))
+    assert detected_tool_call_format(tmp_path) == name

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from build_engines.text_files import detected_tool_call_format
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.chat_prompt import messages_for_template
 from model_repository.tokenizer.chat_template import ChatTemplate
-from model_repository.tool_formats import TOOL_FORMATS, detect_tool_format, messages_with_history_ids
+from model_repository.tool_formats import TOOL_FORMATS, messages_with_history_ids
 from tests.parsed_calls import parse_tool_calls
 from tests.workshop.format_oracles.agreement import values
 
@@ -77,7 +79,9 @@ def answer(template: ChatTemplate, format_name: str, calls: Sequence[Call], cont
 
 def result(source: str) -> tuple[str, str, str]:
     """Return the name of the format that we detect, one of `OUTCOMES`, and what was not read."""
-    name = detect_tool_format(source)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+        name = detected_tool_call_format(Path(folder))
     template = ChatTemplate(source, TOKENS)
     fault = ("no calls", "")
     for calls in (CALLS, CALLS[:1]):
