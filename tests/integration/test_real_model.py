@@ -36,6 +36,7 @@ QUESTIONS = (
     "Count from 1 to 10.",
     "Tell me about Rome.",
 )
+OTHER_FORMATS = ("gemma4", "lfm2", "qwen_xml")  # of calls: each writes arguments in another way
 MAX_GAP = 0.02  # between the log probabilities of two tokens that rounding may exchange
 
 
@@ -54,8 +55,11 @@ def raw(path: Path) -> RawModel:
 @pytest.fixture(scope="module")
 def api(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     state_dir = tmp_path_factory.mktemp("smollm2")
-    options = ["--max-sequences", "8", "--num-threads", "1"]
-    assert main(["build", NAME, "--gguf", str(path), *options, "--state-dir", str(state_dir)]) == 0
+    models: dict[str, Any] = {NAME: {"gguf": str(path), "max-sequences": 8}}
+    models |= {name: {"gguf": str(path), "max-sequences": 1, "tool-call-format": name} for name in OTHER_FORMATS}
+    (state_dir / "models.yaml").write_text(json.dumps({"models": models}))
+    options = ["--num-threads", "1", "--state-dir", str(state_dir)]
+    assert main(["build", str(state_dir / "models.yaml"), *options]) == 0
     with running_stack(state_dir / "repository", tmp_path_factory) as stack:
         yield Api(stack.url)
 
@@ -114,7 +118,7 @@ def test_log_probabilities_are_those_of_llama_cpp(api: Api, raw: RawModel) -> No
         assert sorted(top.values()) == pytest.approx(np.sort(row)[-len(top) :], abs=MAX_GAP)
 
 
-def test_a_schema_and_a_tool_are_followed_by_a_model_that_was_not_trained_on_them(api: Api) -> None:
+def test_a_schema_and_a_tool_of_any_format_are_followed_by_a_model_that_was_not_trained_on_them(api: Api) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -127,15 +131,10 @@ def test_a_schema_and_a_tool_are_followed_by_a_model_that_was_not_trained_on_the
     form = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
     written = json.loads(chat(api, "Tell me about Rome.", response_format=form, max_tokens=80)["message"]["content"])
     assert written.keys() == {"city", "people"} and isinstance(written["people"], int)
-    choice = chat(
-        api,
-        "What is the weather in Rome?",
-        tools=[WEATHER],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=80,
-    )
-    [call] = choice["message"]["tool_calls"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert call["function"]["name"] == "get_weather"
-    assert json.loads(call["function"]["arguments"]).keys() == {"city"}
+    for model in (NAME, *OTHER_FORMATS):
+        forced = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
+        choice = chat(api, "What is the weather in Rome?", model=model, **forced)
+        [call] = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert call["function"]["name"] == "get_weather"
+        assert json.loads(call["function"]["arguments"]).keys() == {"city"}
