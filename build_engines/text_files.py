@@ -23,14 +23,8 @@ from model_repository.tokenizer.chat_prompt import messages_for_template, writes
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import (
-    HARMONY,
-    PLAIN,
-    TOOL_FORMATS,
-    ToolFormat,
-    detect_tool_format,
-    messages_with_history_ids,
-)
+from model_repository.tokenizer.tool_messages import messages_with_history_ids
+from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, ToolFormat, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
 _CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}

@@ -15,10 +15,7 @@ from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.plain_text import MarkedText
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tokenizer.vocabulary import Vocabulary
-from model_repository.tool_formats import (
-    PLAIN,
-    TOOL_FORMATS,
+from model_repository.tokenizer.tool_messages import (
     Arguments,
     RawArguments,
     messages_with_calls_as_text,
@@ -27,6 +24,8 @@ from model_repository.tool_formats import (
     messages_with_single_calls,
     messages_with_tool_prompt,
 )
+from model_repository.tokenizer.vocabulary import Vocabulary
+from model_repository.tool_formats import PLAIN, TOOL_FORMATS
 
 type _Encoded = tuple[Sequence[int], Thinking | None]
 

@@ -17,7 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from model_repository.contract.request import IMAGE_MARKER
 from model_repository.errors import InvalidRequest
-from model_repository.tool_formats import RawArguments
+from model_repository.tokenizer.tool_messages import RawArguments
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 

@@ -14,8 +14,9 @@ from model_repository.errors import InvalidRequest
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.chat_prompt import ChatEncoder, messages_for_template
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tokenizer.tool_messages import tool_prompt
 from model_repository.tokenizer.vocabulary import Vocabulary
-from model_repository.tool_formats import DEEPSEEK_V31, KIMI_K2, tool_prompt
+from model_repository.tool_formats import DEEPSEEK_V31, KIMI_K2
 from tests import harmony
 from tests.model_repository.tokenizer.models import (
     DEMO_FILES,

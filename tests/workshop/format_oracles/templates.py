@@ -13,7 +13,8 @@ from build_engines.text_files import detected_tool_call_format
 from model_repository.errors import InvalidRequest
 from model_repository.tokenizer.chat_prompt import messages_for_template
 from model_repository.tokenizer.chat_template import ChatTemplate
-from model_repository.tool_formats import TOOL_FORMATS, messages_with_history_ids
+from model_repository.tokenizer.tool_messages import messages_with_history_ids
+from model_repository.tool_formats import TOOL_FORMATS
 from tests.parsed_calls import parse_tool_calls
 from tests.workshop.format_oracles.agreement import values
 
