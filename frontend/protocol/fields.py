@@ -20,7 +20,6 @@ from model_repository.contract.tensors import INPUTS
 REFUSED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "moderation": (),
     "store": (False,),
@@ -35,7 +34,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
 }
 
-HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",)}
+HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": ()}
 
 # Peers' names: the field to use instead, and the values that change nothing.
 OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
