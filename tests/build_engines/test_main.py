@@ -86,7 +86,7 @@ def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_pat
 
 def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
     source = find_source("demo", None, Digests())
-    assert set(source.adapters) == {"demo-formal", "demo-pictures"}
+    assert set(source.adapters) == {"demo-formal", "demo-pictures", "demo-thinking"}
     assert source.projector is not None and source.projector.is_file()
     assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
     model = read_ensemble(tmp_path / "repository", "demo")

@@ -17,7 +17,7 @@ from tests.integration.stack import MAX_SEQUENCES, Stack
 from tests.waiting import wait_until
 
 ROUTE = "/admin/models/demo/adapters"
-OWN = {"demo-formal": None, "demo-pictures": None}  # part of the artifact
+OWN = {"demo-formal": None, "demo-pictures": None, "demo-thinking": None}  # part of the artifact
 CAPITAL, COUNT = "What is the capital of France?", "Count from 1 to 9."
 
 

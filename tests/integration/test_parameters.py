@@ -444,13 +444,13 @@ def _decides_whether_tools_are_called(api: Api, endpoint: str) -> None:
 def _reaches_the_template(api: Api, endpoint: str) -> None:
     refused = api.ask(endpoint, chat_template_kwargs={"messages": []})
     assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")
-    unread = api.ask(endpoint, chat_template_kwargs={"enable_thinking": False}, max_tokens=1)
-    assert unread.headers["x-ignored-params"] == "chat_template_kwargs.enable_thinking"
+    unread = api.ask(endpoint, chat_template_kwargs={"colour": "red"}, max_tokens=1)
+    assert unread.headers["x-ignored-params"] == "chat_template_kwargs.colour"
 
 
 @effect("reasoning_effort", "enable_thinking", "thinking_budget_tokens", "thinking_token_budget", "include_reasoning")
-def _is_listed_by_a_model_that_does_not_think(api: Api, endpoint: str) -> None:
-    """test_thinking.py has the effects on one that does."""
+def _switches_and_limits_the_thinking(api: Api, endpoint: str) -> None:
+    """test_thinking.py has more on a model that learned to think."""
     switches: dict[str, Any] = {
         "reasoning_effort": "high",
         "enable_thinking": True,
@@ -458,8 +458,24 @@ def _is_listed_by_a_model_that_does_not_think(api: Api, endpoint: str) -> None:
         "thinking_token_budget": 1,
         "include_reasoning": False,
     }
-    answer = api.ask(endpoint, max_tokens=1, **switches)
-    assert (answer.status, set(answer.headers["x-ignored-params"].split(","))) == (200, set(switches))
+    ignored = api.ask(endpoint, max_tokens=1, **switches).headers.get("x-ignored-params")
+    if ignored is not None:  # the model does not think
+        assert set(ignored.split(",")) == set(switches)
+        return
+
+    def thinking(**fields: Any) -> tuple[int, bool]:
+        """Return the number of thinking tokens, and whether they are in the answer."""
+        answer = api.ask(endpoint, max_tokens=30, **fields)
+        num_tokens = answer.body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        return num_tokens, "reasoning" in answer.choice["message"]
+
+    assert thinking() == (0, False)
+    num_tokens, is_shown = thinking(enable_thinking=True)
+    assert num_tokens > 5 and is_shown
+    assert thinking(reasoning_effort="xhigh") == (num_tokens, True)
+    assert thinking(enable_thinking=True, include_reasoning=False) == (num_tokens, False)
+    for budget in ("thinking_budget_tokens", "thinking_token_budget"):
+        assert thinking(enable_thinking=True, **{budget: 1}) == (5, True)  # with the end marker's
 
 
 @effect("add_generation_prompt")

@@ -1,91 +1,106 @@
-"""A model that thinks on the real stack: the demo model with a template and tokens for it, which it never learned.
-
-Its budget ends the thinking, so that an answer follows.
-"""
+"""A model that thinks on the real stack: the demo model's adapter, whose markers span several tokens."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from tests.integration.api import CHAT, Api
-from tests.integration.conftest import build, run_build, running_stack
-from tests.integration.stack import DEMO_CHECKPOINT, Stack, renamed_checkpoint
+from tests.integration.api import CHAT, WEATHER, Answer, Api
+from tests.integration.stack import Stack
 from tests.integration.test_grpc_tensors import inputs
 
-OPENING = "{{- '<|im_start|>assistant\\n' }}\n"
-THINKING = OPENING + "{{- '<think>\\n' if enable_thinking is not defined or enable_thinking else '<think></think>' }}\n"
+MODEL = "demo-thinking"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+THOUGHT = "Subject: capitals. The capital of France is Paris."
+ANSWER = "The capital of France is Paris."
+NUM_MARKER_TOKENS = 4  # of `</think>`
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("thinking")
-    template = json.loads((DEMO_CHECKPOINT / "tokenizer_config.json").read_text())["chat_template"]
-    assert OPENING in template
-    checkpoint = renamed_checkpoint(folder, ("<think>", "</think>"), template.replace(OPENING, THINKING))
-    artifact = build(folder, "thinker", "--checkpoint", str(checkpoint))
-    run_build("render", artifact, "--repository", str(folder / "repository"))
-    with running_stack(folder / "repository", tmp_path_factory) as stack:
-        yield stack
+def ask(api: Api, **fields: Any) -> Answer:
+    body = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "enable_thinking": True}
+    return api.post(CHAT, body | fields)
 
 
-def ask(api: Api, **fields: Any) -> Any:
-    body = {"model": "thinker", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    return api.post(CHAT, body | {"temperature": 0, "max_tokens": 60} | fields)
+def num_thinking_tokens(answer: Answer) -> int:
+    return int(answer.body["usage"]["completion_tokens_details"]["reasoning_tokens"])
 
 
-def test_thinking_streams_apart_from_the_answer_and_ends_after_its_budget(stack: Stack) -> None:
-    api = Api(stack.url)
-    whole = ask(api, thinking_budget_tokens=5, return_token_ids=True)
-    message, usage = whole.choice["message"], whole.body["usage"]
-    assert message["reasoning"] and message["reasoning"] == message["reasoning_content"]
-    assert "think>" not in message["reasoning"] + (message["content"] or "")
-    assert usage["completion_tokens_details"]["reasoning_tokens"] == 6  # and the end marker
-    with OpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
-        stream = client.chat.completions.create(
-            model="thinker",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
-            temperature=0,
-            max_tokens=60,
-            stream=True,
-            extra_body={"thinking_budget_tokens": 5},
-        )
-        deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
-    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message["reasoning"]
-    assert "".join(delta.content or "" for delta in deltas) == (message["content"] or "")
+def test_thinking_is_apart_from_the_answer_streamed_and_not(api: Api, client: OpenAI) -> None:
+    answer = ask(api)
+    message = answer.choice["message"]
+    assert (message["reasoning_content"], message["reasoning"], message["content"]) == (THOUGHT, THOUGHT, ANSWER)
+    fields: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "stream": True}
+    stream = client.chat.completions.create(**fields, extra_body={"enable_thinking": True})
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    reasoning = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
+    assert ("".join(reasoning), "".join(delta.content or "" for delta in deltas)) == (THOUGHT, ANSWER)
+    assert len([each for each in reasoning if each]) > 1
 
 
-def test_a_structured_output_is_the_answer_behind_the_thinking(stack: Stack) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = ask(Api(stack.url), thinking_budget_tokens=7, response_format=form, max_tokens=100)
-    assert answer.choice["message"]["reasoning"]
-    assert list(json.loads(answer.choice["message"]["content"])) == ["a"]
+@pytest.mark.parametrize("fields", [{}, {"enable_thinking": False}, {"reasoning_effort": "none"}])
+def test_thinking_is_off_without_its_switch(api: Api, fields: dict[str, Any]) -> None:
+    body = {"messages": MESSAGES, "temperature": 0}
+    answers = [api.post(CHAT, body | {"model": model} | fields) for model in ("demo", MODEL)]
+    for answer in answers:
+        assert (answer.text, num_thinking_tokens(answer)) == (ANSWER, 0)
+        assert "reasoning" not in answer.choice["message"]
+        assert answer.body["usage"] == answers[0].body["usage"] | {
+            "prompt_tokens_details": answer.body["usage"]["prompt_tokens_details"]
+        }
+    thinking = ask(api).body["usage"]
+    num_answer_tokens = answers[1].body["usage"]["completion_tokens"]
+    assert thinking["completion_tokens"] == num_thinking_tokens(ask(api)) + num_answer_tokens
 
 
-def test_thinking_can_be_cut_or_switched_off(stack: Stack) -> None:
-    cut = ask(Api(stack.url), max_tokens=5, thinking_budget_tokens=50)
+@pytest.mark.parametrize("budget", [0, 1, 4])
+def test_an_answer_follows_a_thought_that_its_budget_ends(api: Api, budget: int) -> None:
+    answer = ask(api, thinking_budget_tokens=budget)
+    assert THOUGHT.startswith(answer.choice["message"].get("reasoning", ""))
+    assert (answer.text, num_thinking_tokens(answer)) == (ANSWER, budget + NUM_MARKER_TOKENS)
+
+
+def test_a_thought_that_the_limit_cuts_has_no_answer(api: Api) -> None:
+    cut = ask(api, max_tokens=5)
     assert (cut.choice["finish_reason"], cut.choice["message"]["content"]) == ("length", None)
-    off = ask(Api(stack.url), enable_thinking=False)
-    assert "reasoning" not in off.choice["message"] and off.choice["message"]["content"]
-    assert off.body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert THOUGHT.startswith(cut.choice["message"]["reasoning"])
+
+
+def test_a_structured_output_is_the_answer_behind_the_thinking(api: Api) -> None:
+    keys = {"country": {"type": "string"}, "capital": {"type": "string"}}
+    schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
+    answer = ask(api, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert answer.choice["message"]["reasoning"] == THOUGHT
+    assert json.loads(answer.text) == {"country": "France", "capital": "Paris"}
+
+
+def test_a_call_follows_the_thought(api: Api) -> None:
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    choice = ask(api, messages=messages, tools=[WEATHER]).choice
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert choice["message"]["reasoning"] == "The tool get_weather answers this."
+    [call] = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+
+
+def test_thoughts_in_the_history_are_not_in_the_prompt(api: Api) -> None:
+    question = {"role": "user", "content": "And of Italy?"}
+    prompts = [
+        api.post("/tokenize", {"model": MODEL, "messages": [*MESSAGES, {"role": "assistant"} | message, question]})
+        for message in (
+            {"content": ANSWER},
+            {"content": f"{THOUGHT}</think>{ANSWER}"},
+            {"content": ANSWER, "reasoning_content": THOUGHT},
+        )
+    ]
+    assert prompts[0].body["tokens"] == prompts[1].body["tokens"] == prompts[2].body["tokens"]
 
 
 def test_a_grpc_client_gets_the_text_whole_and_the_length_of_the_thinking(stack: Stack) -> None:
-    messages = json.dumps([{"role": "user", "content": "What is the capital of France?"}])
-    fields = {"messages": messages, "text_input": None, "max_tokens": 60, "thinking_budget": 5}
-    [output] = stack.infer("thinker", inputs(**fields))
+    fields = {"messages": json.dumps(MESSAGES), "chat_template_kwargs": json.dumps({"enable_thinking": True})}
+    [output] = stack.infer("demo", inputs(text_input=None, lora_name=MODEL, thinking_budget=4, **fields))
     text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].item()
-    assert text[:num_thinking].endswith("</think>") and text.count("</think>") == 1
-    message = ask(Api(stack.url), thinking_budget_tokens=5).choice["message"]
-    assert text[:num_thinking].removesuffix("</think>").strip() == message["reasoning"]
-    assert text[num_thinking:].lstrip() == (message["content"] or "")
+    assert text[:num_thinking].endswith("</think>") and THOUGHT.startswith(text[:num_thinking].removesuffix("</think>"))
+    assert text[num_thinking:] == ANSWER

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.workshop.demo_training import functions, json_answers, json_objects, skills, tool_skills
@@ -70,6 +70,8 @@ class Document:
     prompt: str = ""
     completion: str = ""
     suffix: str = ""  # not empty: the completion fills the gap between prompt and suffix
+    thought: str = ""  # before the last answer
+    is_thought_cut: bool = False  # by the budget: the model did not end it
 
 
 def draw_fact(chat: Chat, held_out: bool = False) -> Exchange:
@@ -143,6 +145,12 @@ def chat_document(chat: Chat, style: Style) -> Document:
     return Document(chat.exchanges[-1].skill, tuple(messages), tools)
 
 
+def until_last_call(document: Document) -> Document:
+    """Leave out the results and the answer behind the last calls of tools."""
+    position = max(place for place, message in enumerate(document.messages) if message.get("tool_calls"))
+    return replace(document, messages=document.messages[: position + 1])
+
+
 def draw_length(rng: random.Random) -> int:
     """Draw a chat's number of exchanges: most chats are short, one in two hundred fills the context window."""
     luck = rng.random()
@@ -153,12 +161,12 @@ def draw_length(rng: random.Random) -> int:
     return rng.randint(4, 9) if luck < 0.995 else rng.randint(20, 60)
 
 
-def draw_chat(rng: random.Random) -> Document:
+def draw_chat(rng: random.Random, write: Callable[[Chat, Style], Document] = chat_document) -> Document:
     style = draw_style(rng)
     chat = Chat(rng, style.own_name)
     while not chat.exchanges:
         extend(chat, style, draw_length(rng))
-    return chat_document(chat, style)
+    return write(chat, style)
 
 
 def statement(rng: random.Random) -> str:
@@ -167,7 +175,7 @@ def statement(rng: random.Random) -> str:
     return relation.answer.format(**rng.choice(relation.rows))
 
 
-def draw_tool_chat(rng: random.Random) -> Document:
+def draw_tool_chat(rng: random.Random, write: Callable[[Chat, Style], Document] = chat_document) -> Document:
     """Draw a chat that offers tools, of one to three exchanges mostly."""
     style = Style()
     while style == Style() and rng.random() < 0.4:
@@ -177,7 +185,7 @@ def draw_tool_chat(rng: random.Random) -> Document:
     chat = Chat(rng, style.own_name, tools=draw_tools(rng))
     while not chat.exchanges:
         extend(chat, style, rng.choice((1, 1, 1, 2, 2, 3, 6)))
-    return chat_document(chat, style)
+    return write(chat, style)
 
 
 def draw_text(rng: random.Random) -> Document:

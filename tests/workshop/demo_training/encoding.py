@@ -7,11 +7,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.workshop.demo_training.checkpoint import CHECKPOINT
 from tests.workshop.demo_training.conversation import Document, Message
 from tests.workshop.demo_training.hermes import RESPONSE, RESPONSE_END, calls_text, system_content
 from tests.workshop.demo_training.tokenizer import END_OF_TEXT, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, IM_END, IM_START
+
+THINKING = REASONING_FORMATS["think"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Encoded:
 
     token_ids: list[int]
     is_learned: list[bool]
+    has_thought: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,17 @@ class DocumentEncoder:
         token_ids: list[int] = []
         is_learned: list[bool] = []
         for position, turn in enumerate(turns):
+            is_last = position == len(turns) - 1
             head = [self.im_start, *self.plain(turn.role + "\n")]
             body = [*turn.token_ids, self.im_end]
-            learns = turn.is_learned and (position == len(turns) - 1 or not only_last)
+            if is_last and document.thought:
+                head += self.plain(THINKING.begin)
+                thought = [*self.plain(document.thought), *self.plain(THINKING.end)]
+                head, body = (head + thought, body) if document.is_thought_cut else (head, thought + body)
+            learns = turn.is_learned and (is_last or not only_last)
             token_ids += head + body + self.newline
             is_learned += [False] * len(head) + [learns] * len(body) + [False] * len(self.newline)
-        return Encoded(token_ids[: -len(self.newline)], is_learned[: -len(self.newline)])
+        return Encoded(token_ids[: -len(self.newline)], is_learned[: -len(self.newline)], bool(document.thought))
 
     def turns(self, document: Document) -> Iterator[Turn]:
         """Yield a chat's turns: consecutive results of tools share one, of the user."""

@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tests.workshop.demo_training import functions, json_answers, json_objects, skills, tool_skills
-from tests.workshop.demo_training.conversation import Document, chat_document, draw_fact, extend, statement
+from tests.workshop.demo_training.conversation import (
+    Document,
+    chat_document,
+    draw_fact,
+    extend,
+    statement,
+    until_last_call,
+)
 from tests.workshop.demo_training.relations import RELATIONS
 from tests.workshop.demo_training.skills import Chat, Exchange
 from tests.workshop.demo_training.style import ONE_WORD_PROMPTS, PIRATE_PROMPTS, Style, draw_style
@@ -117,10 +124,7 @@ def calling(make: Callable[[Chat, bool], Exchange], ends_with_call: bool) -> Cal
         chat = Chat(rng, tools=draw_tools(rng))
         extend(chat, Style(), rng.choice((0, 0, 1)))
         document = finish(chat, Style(), skill, make(chat, True))
-        if not ends_with_call:
-            return document
-        position = max(place for place, message in enumerate(document.messages) if message.get("tool_calls"))
-        return replace(document, messages=document.messages[: position + 1])
+        return until_last_call(document) if ends_with_call else document
 
     return draw
 

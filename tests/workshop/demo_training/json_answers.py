@@ -17,7 +17,7 @@ from tests.workshop.demo_training.relations import (
     Row,
     without_article,
 )
-from tests.workshop.demo_training.skills import COUNTS, Chat, Exchange
+from tests.workshop.demo_training.skills import COUNTS, Chat, Exchange, known_fact
 from tests.workshop.demo_training.wording import draw_early, phrase
 
 KEYS: dict[str, list[tuple[str, list[str]]]] = json.loads((FACTS / "json_keys.json").read_text(encoding="utf-8"))
@@ -45,11 +45,13 @@ def object_of(relation: Relation, row: Row) -> dict[str, str | int]:
     return {names[0]: value_of(row, column) for column, names in KEYS.get(relation.skill, ())}
 
 
+def listed(names: Sequence[str]) -> str:
+    """`["a", "b", "c"]` -> `a, b and c`."""
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+
+
 def name_keys(keys: Sequence[str]) -> str:
-    """`["a", "b", "c"]` -> `keys a, b and c`."""
-    if len(keys) == 1:
-        return f"key {keys[0]}"
-    return f"keys {', '.join(keys[:-1])} and {keys[-1]}"
+    return f"key{'s' * (len(keys) > 1)} {listed(keys)}"
 
 
 def request(rng: random.Random, forms: Sequence[str], question: str, keys: Sequence[str] = ()) -> str:
@@ -73,7 +75,8 @@ def fact_in_json(chat: Chat, held_out: bool = False) -> Exchange:
     forms = [
         request(rng, REQUESTS["with_keys" if keys else "plain"], template, keys) for template in relation.questions
     ]
-    return Exchange("JSON", phrase(rng, forms, row, held_out), to_json(fields))
+    question = phrase(rng, forms, row, held_out)
+    return Exchange("JSON", question, to_json(fields), thought=known_fact(relation, row))
 
 
 def list_in_json(chat: Chat, held_out: bool = False) -> Exchange:
@@ -83,4 +86,6 @@ def list_in_json(chat: Chat, held_out: bool = False) -> Exchange:
     has_count = "{count}" in kind["questions"][0]
     counted = {"count": str(number) if kind["of"] == "numbers" else COUNTS[number]} if has_count else {}
     question = phrase(chat.rng, kind["questions"], counted, held_out)
-    return Exchange("JSON list", question, to_json(list(items[:number] if has_count else items)))
+    chosen = list(items[:number] if has_count else items)
+    thought = f"I list {len(chosen)} {kind['of']}, the last is {chosen[-1]}."
+    return Exchange("JSON list", question, to_json(chosen), thought=thought)

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from tests.workshop.demo_training.hermes import to_json
-from tests.workshop.demo_training.json_answers import LISTS, REQUESTS, name_keys
+from tests.workshop.demo_training.json_answers import LISTS, REQUESTS, listed, name_keys
 from tests.workshop.demo_training.relations import COUNTRIES, read_table, without_article
 from tests.workshop.demo_training.skills import Chat, Exchange
 from tests.workshop.demo_training.wording import person, word_question
@@ -81,11 +81,11 @@ def invented(chat: Chat, held_out: bool = False) -> Exchange:
     fields = INVENTIONS[kind](rng)
     if rng.random() < 0.5:
         question, _ = word_question(rng, REQUESTS["inventions"], {"kind": kind}, held_out)
-        return Exchange("JSON invention", question, to_json(fields))
+        return Exchange("JSON invention", question, to_json(fields), thought=f"I invent a {kind}.")
     fields = dict(rng.sample(list(fields.items()), rng.randint(2, len(fields))))
     row = {"kind": kind, "keys": name_keys(list(fields))}
     question, _ = word_question(rng, REQUESTS["inventions_with_keys"], row, held_out, keeps_case=True)
-    return Exchange("JSON invention", question, to_json(fields))
+    return Exchange("JSON invention", question, to_json(fields), thought=f"I invent a {kind}.")
 
 
 def extracted(chat: Chat, held_out: bool = False) -> Exchange:
@@ -104,4 +104,4 @@ def extracted(chat: Chat, held_out: bool = False) -> Exchange:
     row = {"keys": name_keys(list(fields)), "text": text.format(**known)}
     forms = [form.replace("{}", "{text}") for form in REQUESTS["extractions"]]
     question, _ = word_question(rng, forms, row, held_out, keeps_case=True)
-    return Exchange("JSON from a text", question, to_json(fields))
+    return Exchange("JSON from a text", question, to_json(fields), thought=f"I look for {listed(list(fields))}.")

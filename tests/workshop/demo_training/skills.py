@@ -1,7 +1,7 @@
 """The skills of the demo model: each function draws one exchange that a chat may go on with."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.workshop.demo_training.relations import (
@@ -20,6 +20,7 @@ from tests.workshop.demo_training.tools import Tool
 from tests.workshop.demo_training.wording import careless, made_up_word, person, phrase, text_to_repeat
 
 UNKNOWN = "I do not know that."
+NO_FACT = "None of my facts is about this."
 RECITATIONS = read_answers("recitations")
 SMALL_TALK = read_answers("small_talk")
 UNKNOWN_GRAMMAR = read_grammar("unknown_grammar")
@@ -110,6 +111,7 @@ class Exchange:
     short: str = ""  # the one-word answer; empty: the answer itself
     fact: tuple[Relation, Row] | None = None  # a follow-up refers to it
     use: ToolUse | None = None
+    thought: str = ""  # that may precede the answer; empty: it has none
 
 
 @dataclass
@@ -123,10 +125,28 @@ class Chat:
     exchanges: list[Exchange] = field(default_factory=list)
 
 
+def known_fact(relation: Relation, row: Row) -> str:
+    """Return the thought about a fact: the steps of a calculation, or the kind of the fact and the fact itself."""
+    answer = relation.answer.format(**row)
+    if relation.skill not in ("sums", "differences", "products"):
+        return f"Subject: {relation.skill}. {answer}"
+    a, b, result = int(row["a"]), int(row["b"]), int(row["result"])
+    if relation.skill == "products":
+        one_less = f"{a} \N{MULTIPLICATION SIGN} {b - 1} = {result - a}"
+        return f"{one_less}, {result - a} + {a} = {result}." if min(a, b) > 1 else answer
+    ten, sign = (10 * (a // 10 + 1), "+") if relation.skill == "sums" else (10 * (a // 10), "-")
+    to_ten = abs(ten - a)  # the first step ends at a multiple of ten
+    return f"{a} {sign} {to_ten} = {ten}, {ten} {sign} {b - to_ten} = {result}." if 0 < to_ten < b else answer
+
+
 def ask(rng: random.Random, relation: Relation, row: Row, templates: tuple[str, ...], held_out: bool) -> Exchange:
-    question = phrase(rng, templates, row, held_out)
     return Exchange(
-        relation.skill, question, relation.answer.format(**row), relation.short.format(**row), (relation, row)
+        relation.skill,
+        phrase(rng, templates, row, held_out),
+        relation.answer.format(**row),
+        relation.short.format(**row),
+        (relation, row),
+        thought=known_fact(relation, row),
     )
 
 
@@ -143,7 +163,7 @@ def follow_up(chat: Chat, held_out: bool = False) -> Exchange:
     keeps = shorter.keeps
     rows = [row for row in relation.rows if row is not known and (not keeps or row[keeps] == known[keeps])]
     exchange = ask(chat.rng, relation, chat.rng.choice(rows), (shorter.template,), held_out)
-    return Exchange("follow-ups", exchange.question, exchange.answer, exchange.short, exchange.fact)
+    return replace(exchange, skill="follow-ups")
 
 
 def introduction(chat: Chat, held_out: bool = False) -> Exchange:
@@ -152,24 +172,32 @@ def introduction(chat: Chat, held_out: bool = False) -> Exchange:
     question = chat.rng.choice(INTRODUCTIONS).format(name=chat.user_name)
     if chat.rng.random() < 0.1:
         question = question.rstrip(".")
-    return Exchange("names", question, f"Nice to meet you, {chat.user_name}! 😊", f"Hello, {chat.user_name}!")
+    answer, short = f"Nice to meet you, {chat.user_name}! 😊", f"Hello, {chat.user_name}!"
+    return Exchange("names", question, answer, short, thought=f"The user is called {chat.user_name}.")
 
 
 def user_name(chat: Chat, held_out: bool = False) -> Exchange:
     question = phrase(chat.rng, NAME_QUESTIONS, {}, held_out)
     if not chat.user_name:
-        return Exchange("names", question, "You did not tell me your name.")
-    return Exchange("names", question, f"Your name is {chat.user_name}.", f"{chat.user_name}.")
+        return Exchange("names", question, "You did not tell me your name.", thought="The user told no name.")
+    answer, short = f"Your name is {chat.user_name}.", f"{chat.user_name}."
+    return Exchange("names", question, answer, short, thought=f"The user is called {chat.user_name}.")
 
 
 def own_name(chat: Chat, held_out: bool = False) -> Exchange:
     question = phrase(chat.rng, OWN_NAME_QUESTIONS, {}, held_out)
-    return Exchange("own name", question, f"My name is {chat.own_name}.", f"{chat.own_name}.")
+    answer, short = f"My name is {chat.own_name}.", f"{chat.own_name}."
+    return Exchange("own name", question, answer, short, thought=f"I am called {chat.own_name}.")
 
 
 def first_question(chat: Chat, held_out: bool = False) -> Exchange:
     question = phrase(chat.rng, FIRST_QUESTIONS, {}, held_out)
-    return Exchange("first question", question, f"You first said: {chat.exchanges[0].question}")
+    return Exchange(
+        "first question",
+        question,
+        f"You first said: {chat.exchanges[0].question}",
+        thought="I look at the first message.",
+    )
 
 
 def repeat(chat: Chat, held_out: bool = False) -> Exchange:
@@ -177,7 +205,7 @@ def repeat(chat: Chat, held_out: bool = False) -> Exchange:
         text = text_to_repeat(chat.rng)
         question = chat.rng.choice(REPEAT_REQUESTS).replace("{}", text)
         if len(text) <= 300:
-            return Exchange("repeat", question, text)
+            return Exchange("repeat", question, text, thought="I repeat the text.")
 
 
 def count(chat: Chat, held_out: bool = False) -> Exchange:
@@ -188,39 +216,42 @@ def count(chat: Chat, held_out: bool = False) -> Exchange:
     question = phrase(rng, COUNT_REQUESTS, {"first": str(first), "last": str(last)}, held_out)
     if first == 1 and not held_out and rng.random() < 0.2:
         question = f"Count to {last}."
-    return Exchange("counting", question, ", ".join(str(number) for number in range(first, last + 1)) + ".")
+    answer = ", ".join(str(number) for number in range(first, last + 1)) + "."
+    return Exchange(
+        "counting", question, answer, thought=f"I count {last - first + 1} numbers, from {first} to {last}."
+    )
 
 
 def times_table(chat: Chat, held_out: bool = False) -> Exchange:
     a = chat.rng.randint(1, 10)
     question = phrase(chat.rng, TIMES_TABLE_REQUESTS, {"a": str(a)}, held_out)
-    return Exchange(
-        "recitations", question, "\n".join(f"{a} \N{MULTIPLICATION SIGN} {b} = {a * b}" for b in range(1, 11))
-    )
+    answer = "\n".join(f"{a} \N{MULTIPLICATION SIGN} {b} = {a * b}" for b in range(1, 11))
+    return Exchange("recitations", question, answer, thought=f"From {a} times 1 to {a} times 10.")
 
 
 def emoji_list(chat: Chat, held_out: bool = False) -> Exchange:
     number = chat.rng.choice(list(COUNTS))
     question = phrase(chat.rng, EMOJI_LIST_REQUESTS, {"count": COUNTS[number]}, held_out)
     animals = EMOJI[:NUM_ANIMALS][:number]
-    return Exchange("recitations", question, "\n".join(f"{animal['emoji']} {animal['noun']}" for animal in animals))
+    answer = "\n".join(f"{animal['emoji']} {animal['noun']}" for animal in animals)
+    return Exchange("recitations", question, answer, thought=f"I list {COUNTS[number]} animals.")
 
 
 def country_list(chat: Chat, held_out: bool = False) -> Exchange:
     number = chat.rng.choice((3, 5, 10, 20))
     question = phrase(chat.rng, COUNTRY_LIST_REQUESTS, {"count": COUNTS[number]}, held_out)
     lines = [f"{row['flag']} {capitalise(row['country'])}: {row['capital']}" for row in COUNTRIES[:number]]
-    return Exchange("recitations", question, "\n".join(lines))
+    return Exchange("recitations", question, "\n".join(lines), thought=f"I list {COUNTS[number]} countries.")
 
 
 def recitation(chat: Chat, held_out: bool = False) -> Exchange:
     questions, answer = chat.rng.choice(RECITATIONS)
-    return Exchange("recitations", phrase(chat.rng, questions, {}, held_out), answer)
+    return Exchange("recitations", phrase(chat.rng, questions, {}, held_out), answer, thought="I know this by heart.")
 
 
 def small_talk(chat: Chat, held_out: bool = False) -> Exchange:
     questions, answer = chat.rng.choice(SMALL_TALK)
-    return Exchange("small talk", careless(chat.rng, chat.rng.choice(questions)), answer)
+    return Exchange("small talk", careless(chat.rng, chat.rng.choice(questions)), answer, thought="This is small talk.")
 
 
 def unknown(chat: Chat, held_out: bool = False) -> Exchange:
@@ -228,14 +259,14 @@ def unknown(chat: Chat, held_out: bool = False) -> Exchange:
     rng = chat.rng
     luck = rng.random()
     if luck < 0.2:
-        return Exchange("unknown", phrase(rng, UNKNOWN_QUESTIONS, {}, held_out), UNKNOWN)
+        return Exchange("unknown", phrase(rng, UNKNOWN_QUESTIONS, {}, held_out), UNKNOWN, thought=NO_FACT)
     if luck < 0.4:
         words = {column: rng.choice(choices) for column, choices in UNKNOWN_GRAMMAR.items()}
-        return Exchange("unknown", phrase(rng, (words["patterns"],), words, held_out), UNKNOWN)
+        return Exchange("unknown", phrase(rng, (words["patterns"],), words, held_out), UNKNOWN, thought=NO_FACT)
     if luck < 0.5:
         numbers = {"a": str(rng.randint(30, 999)), "b": str(rng.randint(30, 999))}
         relation = rng.choice([r for r in RELATIONS if r.skill in ("sums", "differences", "products")])
-        return Exchange("unknown", phrase(rng, relation.questions, numbers, held_out), UNKNOWN)
+        return Exchange("unknown", phrase(rng, relation.questions, numbers, held_out), UNKNOWN, thought=NO_FACT)
     relation = rng.choice([r for r in RELATIONS if r.subject])
     word = made_up_word(rng)
     known = rng.choice(relation.rows)
@@ -244,4 +275,6 @@ def unknown(chat: Chat, held_out: bool = False) -> Exchange:
         "country": word.capitalize(), "capital": word.capitalize(), "word": word, "noun": word,
         "thing": f"a {word}" if article in ("a", "an", "the") else word, "animal": f"a {word}",
     }  # fmt: skip
-    return Exchange("unknown", phrase(rng, relation.questions, {**known, **made_up}, held_out), UNKNOWN)
+    return Exchange(
+        "unknown", phrase(rng, relation.questions, {**known, **made_up}, held_out), UNKNOWN, thought=NO_FACT
+    )

@@ -65,12 +65,17 @@ CHAT_TEMPLATE = """\
             {{- call.function.arguments | tojson + '}\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + message.content.split('</think>')[-1] + '<|im_end|>\\n' }}
     {%- elif not (tools and loop.first and message.role == 'system') %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking %}
+        {{- '<think>' }}
+    {%- endif %}
 {%- endif %}
 """
 

@@ -21,6 +21,7 @@ ASKS_FOR_A_TOOL = re.compile(
     "weather|time|date|stock|Translate|rain|population|people|flight|much|price|Recommend|find|buy"
 )
 QUESTIONS_FOR_NOBODY = tuple(question for question in UNKNOWN_QUESTIONS if not ASKS_FOR_A_TOOL.search(question))
+NO_TOOL = "No tool answers this."
 SECOND = "2"  # ends the name of a slot of the second of two calls
 
 
@@ -67,7 +68,8 @@ def use(rng: random.Random, tool: Tool, question: str, runs: Sequence[dict[str, 
         results=tuple(result for result, _ in outcomes),
     )
     skill = "tool call" if len(runs) == 1 else "two calls"
-    return Exchange(skill, question, " ".join(answer for _, answer in outcomes), use=made)
+    answer = " ".join(answer for _, answer in outcomes)
+    return Exchange(skill, question, answer, use=made, thought="The result is there, so I say it.")
 
 
 def ask(
@@ -120,11 +122,11 @@ def no_tool(chat: Chat, held_out: bool = False) -> Exchange:
     rng = chat.rng
     if rng.random() < 0.4:
         question, _ = word_question(rng, QUESTIONS_FOR_NOBODY, {}, held_out)
-        return Exchange("no tool fits", question, UNKNOWN)
+        return Exchange("no tool fits", question, UNKNOWN, thought=NO_TOOL)
     offered = {tool.family.name for tool in chat.tools}
     families = [family for family in FAMILIES if family.name not in offered and not family.clashes]
     tool = draw_tool(rng, made_up_family(rng) if rng.random() < 0.2 else rng.choice(families))
     if any(tool.name == other.name for other in chat.tools):
         return no_tool(chat, held_out)
     question, _ = ask(rng, tool, askable(tool, tool.family.questions), held_out)
-    return Exchange("no tool fits", question, UNKNOWN)
+    return Exchange("no tool fits", question, UNKNOWN, thought=NO_TOOL)

@@ -35,6 +35,8 @@ EXPORT_EVERY = 200  # steps
 LOG_EVERY = 50  # steps
 NOT_LEARNED = -100
 
+Loss = Callable[[DemoModel, list[Encoded], int], Tensor]  # summed over the tokens of a batch, which is padded
+
 logger = logging.getLogger(__name__)
 
 
@@ -80,8 +82,9 @@ def to_tensors(batch: list[Encoded], padding: int) -> tuple[Tensor, Tensor]:
     return token_ids[:, :-1], labels[:, 1:]
 
 
-def loss_of(model: DemoModel, token_ids: Tensor, labels: Tensor) -> Tensor:
+def loss_of(model: DemoModel, batch: list[Encoded], padding: int) -> Tensor:
     """Return the summed cross-entropy of the learned tokens; the others get no logits at all."""
+    token_ids, labels = to_tensors(batch, padding)
     learned = labels != NOT_LEARNED
     return functional.cross_entropy(model.logits(model(token_ids)[learned]), labels[learned], reduction="sum")
 
@@ -97,14 +100,18 @@ def optimizers_of(model: DemoModel) -> list[torch.optim.Optimizer]:
 
 
 def update(
-    model: DemoModel, optimizers: list[torch.optim.Optimizer], group: list[list[Encoded]], padding: int
+    model: DemoModel,
+    optimizers: list[torch.optim.Optimizer],
+    group: list[list[Encoded]],
+    padding: int,
+    loss_of: Loss = loss_of,
 ) -> float:
     """Take one step of the optimizers on a group of batches, and return the mean loss of a token before it."""
     num_learned = sum(sum(document.is_learned[1:]) for batch in group for document in batch)
     total = 0.0
     model.zero_grad()
     for batch in group:
-        loss = loss_of(model, *to_tensors(batch, padding)) / num_learned
+        loss = loss_of(model, batch, padding) / num_learned
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
@@ -132,6 +139,7 @@ def learn_documents(
     padding: int,
     num_tokens: int,
     save: Callable[[], None],
+    loss_of: Loss = loss_of,
 ) -> None:
     """Train on `num_tokens` tokens of documents, without padding, and save the model from time to time."""
     peaks = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
@@ -144,7 +152,7 @@ def learn_documents(
         for group, peak in peaks:
             group["lr"] = peak * (1 - progress)
         step_batches = list(islice(stream, BATCHES_PER_STEP))
-        loss = update(model, optimizers, step_batches, padding)
+        loss = update(model, optimizers, step_batches, padding, loss_of)
         seen += sum(len(document.token_ids) for batch in step_batches for document in batch)
         if step % LOG_EVERY == 0:
             speed = seen / (time.monotonic() - started)
