@@ -20,7 +20,7 @@ from tests.workshop.demo_training.checkpoint import CHECKPOINT, DEMO
 from tests.workshop.demo_training.dataset import SEED, training_stream
 from tests.workshop.demo_training.encoding import DocumentEncoder, Encoded
 from tests.workshop.demo_training.export import load_checkpoint
-from tests.workshop.demo_training.lora import add_lora, load_adapter, save_adapter
+from tests.workshop.demo_training.lora import add_lora, save_adapter
 from tests.workshop.demo_training.model import DemoModel
 from tests.workshop.demo_training.thinking import thinking_stream
 
@@ -59,13 +59,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--base", type=Path, default=CHECKPOINT)
     parser.add_argument("--folder", type=Path, default=DEMO / "adapters" / "thinking")
-    parser.add_argument("--resume", action="store_true", help="go on from the adapter in the folder")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.manual_seed(arguments.seed)
     encoder = DocumentEncoder(arguments.base)
-    teacher, model = load_checkpoint(arguments.base), load_checkpoint(arguments.base)
-    model = (load_adapter(model, arguments.folder) if arguments.resume else add_lora(model, RANK)).train()
+    teacher, model = load_checkpoint(arguments.base), add_lora(load_checkpoint(arguments.base), RANK).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
     train.learn_documents(
