@@ -40,6 +40,7 @@ from frontend.settings import Settings
 from frontend.telemetry.observer import OBSERVER, Observer
 from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
+from frontend.translate.message_reply import message_error, message_error_head
 from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
 from frontend.triton.discovery import DnsDiscovery, discovering, host_of
@@ -51,7 +52,8 @@ from frontend.triton.replica import Replica
 CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/(responses|messages)")  # OpenAI's Responses, Anthropic's Messages
+_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/responses")  # OpenAI's Responses
+_OF_ANTHROPIC = re.compile(r"(?!.*/models/).*/messages(/.*)?")  # paths whose errors have Anthropic's form
 
 
 def create_app(
@@ -147,7 +149,11 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = _error_from_http(request, exc)
     except Exception as exc:
         error = unexpected(exc, request[FACTS])
-    request[FACTS].fail(error)
+    facts = request[FACTS]
+    facts.fail(error)
+    if _OF_ANTHROPIC.fullmatch(request.path):
+        status, headers = message_error_head(error, facts.request_id)
+        return json_response(message_error(error, facts.request_id), status=status, headers=headers)
     return json_response(error.envelope(), status=error.status, headers=error.headers)
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, models, tokenization
+from frontend.handlers import completions, messages, models, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
 from frontend.protocol import answers
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 
@@ -45,6 +46,8 @@ class Endpoint:
         call: answers a call.
         answer: type of the answer; None: for people and health checks, not for clients.
         event: type of the events of a stream.
+        has_names: each event has its type as its name, and the stream has no [DONE].
+        error: type of the errors.
         example: a body, for the table of its fields.
     """
 
@@ -57,6 +60,8 @@ class Endpoint:
     body: type[ModelBody] | None = None
     answer: Any = None
     event: Any = None
+    has_names: bool = False
+    error: Any = answers.ErrorEnvelope
     example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,6 +115,27 @@ ENDPOINTS = (
         event=answers.TextCompletion,
         example={"model": "demo", "prompt": "The capital of France is"},
     ),
+    Endpoint(
+        path="/v1/messages",
+        summary="Continue a chat in Anthropic's form",
+        cost=Cost.TOKENS,
+        call=messages.create_message,
+        body=MessagesRequest,
+        answer=answers.Message,
+        event=answers.MessageEvent,
+        has_names=True,
+        error=answers.MessageError,
+        example={"model": "demo", "max_tokens": 99, "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
+    ),
+    Endpoint(
+        path="/v1/messages/count_tokens",
+        summary="The number of tokens of a prompt in Anthropic's form",
+        cost=Cost.REQUEST,
+        call=messages.count_tokens,
+        body=CountTokensRequest,
+        answer=answers.MessageTokens,
+        error=answers.MessageError,
+    ),
     Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
     Endpoint(
         path="/v1/models/{id}",
@@ -134,6 +160,7 @@ ENDPOINTS = (
         answer=answers.Detokenization,
     ),
     Endpoint(path="/version", summary="The server's version", ask=models.version, answer=answers.Version),
+    Endpoint(path="/", access=Access.EVERYBODY, ask=models.health_live),  # Claude Code asks for it
     Endpoint(path="/health", access=Access.EVERYBODY, ask=models.health_ready),  # vLLM's path
     Endpoint(path="/health/live", access=Access.EVERYBODY, ask=models.health_live),
     Endpoint(path="/health/ready", access=Access.EVERYBODY, ask=models.health_ready),

@@ -179,6 +179,11 @@ class Settings:
     include_stop_str_in_output: bool = setting(
         False, "Keep the stop sequence in the text, unless the request or its model sets it."
     )
+    keep_billing_header: bool = setting(
+        False,
+        "Keep the line x-anthropic-billing-header in the system prompts of Claude Code. It changes with each request, "
+        "and no prompt would begin like an earlier one.",
+    )
     max_logprobs: int = setting(5, "Largest `logprobs` of /v1/completions; a chat may always ask for 20.", high=20)
     engine_stall_s: float = setting(
         60.0,
@@ -379,7 +384,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "models and requests": (
         "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",
-        "include_stop_str_in_output", "max_logprobs", "request_timeout_s", "strict_extra", "validation_status",
+        "include_stop_str_in_output", "keep_billing_header", "max_logprobs", "request_timeout_s", "strict_extra",
+        "validation_status",
     ),
     "logs and metrics": ("log_format", "metrics_compat", "metrics_by_key", "otlp_endpoint"),
     "expert": ("workers", "drain_timeout_s", "engine_stall_s"),

@@ -53,12 +53,26 @@ _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the l
 
 async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse:
     """POST /v1/chat/completions."""
+    return await answer_chat(call, ChatReply(call.body, call.name, int(time.time())))
+
+
+async def answer_chat(call: Call[ChatCompletionRequest], reply: Reply) -> web.StreamResponse:
+    """Generate the answer to a chat, in the form of the reply."""
+    generations = chat_generations(call)
+    async with _admitted(call, generations, len(generations)) as admitted:
+        admitted = await _with_images(call.request, call.body, admitted)
+        return await Completion(call, admitted, reply).answer()
+
+
+def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationRequest]:
+    """Return a generation request for each choice of a chat.
+
+    Raises:
+        APIError: a rule of chats is broken.
+    """
     chat, request = call.body, call.request
     _refuse_too_many(request, 1, chat.n or 1)
-    generations = chat_to_requests(chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request))
-    async with _admitted(call, generations, len(generations)) as admitted:
-        admitted = await _with_images(request, chat, admitted)
-        return await Completion(call, admitted, ChatReply(chat, call.name, int(time.time()))).answer()
+    return chat_to_requests(chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request))
 
 
 async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import Field
 
 type ServiceTier = Literal["default", "flex", "priority"]
 
@@ -195,6 +197,189 @@ class ChatCompletionChunk(TypedDict):
     usage: NotRequired[Usage | None]
     prompt_token_ids: NotRequired[list[int]]  # the first event has it
     obfuscation: NotRequired[str]
+
+
+# --- Anthropic's messages --------------------------------------------------------------------------------------------
+class TextBlock(TypedDict):
+    """Text for the reader."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(TypedDict):
+    """The model's thinking."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+type ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+type MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class ThinkingTokens(TypedDict):
+    """A part of output_tokens."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """Token counts. input_tokens leaves out those that the cache had."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingTokens
+
+
+class Message(TypedDict):
+    """The answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: MessageStopReason | None  # None: not yet
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(TypedDict):
+    """The first event of a stream."""
+
+    type: Literal["message_start"]
+    message: Message
+
+
+class Ping(TypedDict):
+    """An event without content."""
+
+    type: Literal["ping"]
+
+
+class BlockStart(TypedDict):
+    """The beginning of a block."""
+
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+class TextAddition(TypedDict):
+    """More text."""
+
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingAddition(TypedDict):
+    """More thinking."""
+
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureAddition(TypedDict):
+    """The signature at the end of the thinking."""
+
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputAddition(TypedDict):
+    """More of a call's arguments, as JSON."""
+
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(TypedDict):
+    """An addition to a block."""
+
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextAddition | ThinkingAddition | SignatureAddition | InputAddition
+
+
+class BlockStop(TypedDict):
+    """The end of a block."""
+
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageEnd(TypedDict):
+    """How the answer ended."""
+
+    stop_reason: MessageStopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    """The end of the answer, with all its tokens."""
+
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    """The last event of a stream."""
+
+    type: Literal["message_stop"]
+
+
+class MessageTokens(TypedDict):
+    """The answer of /v1/messages/count_tokens."""
+
+    input_tokens: int
+
+
+type MessageErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "api_error",
+    "timeout_error",
+    "overloaded_error",
+]
+
+
+class MessageErrorDetails(TypedDict):
+    """An error in Anthropic's form."""
+
+    type: MessageErrorType
+    message: str
+
+
+class MessageError(TypedDict):
+    """The body of every error of Anthropic's endpoints, and the event that ends a stream with an error."""
+
+    type: Literal["error"]
+    error: MessageErrorDetails
+    request_id: str
+
+
+MessageEvent = Annotated[
+    MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageError,
+    Field(title="MessageEvent", discriminator="type"),
+]
 
 
 # --- the other endpoints ---------------------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ class Body(BaseModel):
             if isinstance(schema, dict):
                 yield from ignored_keywords(schema, self._key(name))
 
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the whole object is ignored."""
+        return False
+
     def parts(self) -> Iterator[tuple[str, Body]]:
         """Yield the objects directly inside this object, each with its place."""
         for name, value in self.__dict__.items():  # the fields; most are None

@@ -51,6 +51,10 @@ class ContentPart(Body):
         ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
     ] = None
 
+    def place(self, default: str) -> str:
+        """Return the place of the part's value in the client's body."""
+        return default
+
     @field_validator("type", mode="before")
     @classmethod
     def _refuse_other_types(cls, value: Any) -> Any:
@@ -118,17 +122,20 @@ _TOOL: dict[str, Any] = {
 
 
 def messages_from(value: Any) -> Any:
-    """Return messages as objects. A text, or each text of a list, is a message of the user (Horay.ai's form).
-
-    Messages and parts are counted first: checking thousands of them takes long.
-    """
+    """Return messages as objects. A text, or each text of a list, is a message of the user (Horay.ai's form)."""
     if isinstance(value, str):
         value = [value]
-    if isinstance(value, list) and len(value) > MAX_MESSAGES:
-        raise PydanticCustomError("too_long", f"{len(value)} messages are more than {MAX_MESSAGES}")
+    value = refuse_too_many_parts(value)
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return [{"role": "user", "content": item} for item in value]
+    return value
+
+
+def refuse_too_many_parts(value: Any) -> Any:
+    """Count messages and parts before they are checked: checking thousands of them takes long."""
     if isinstance(value, list):
+        if len(value) > MAX_MESSAGES:
+            raise PydanticCustomError("too_long", f"{len(value)} messages are more than {MAX_MESSAGES}")
         contents = (message.get("content") for message in value if isinstance(message, dict))
         num_parts = sum(len(content) for content in contents if isinstance(content, list))
         if num_parts > MAX_CONTENT_PARTS:
@@ -286,7 +293,17 @@ class ChatCompletionRequest(GenerationBody):
         for index, message in enumerate(self.messages):
             for number, part in enumerate(message.content or ()):
                 if part.image_url is not None:
-                    yield f"messages[{index}].content[{number}].image_url.url", part.image_url.url
+                    yield part.place(f"messages[{index}].content[{number}].image_url.url"), part.image_url.url
+
+    def may_call(self) -> bool:
+        """Whether the answer may have calls of tools."""
+        choice = self.tool_choice or self.function_call
+        return bool(self.offered_functions()) and (choice is None or choice.type != "none")
+
+    def must_call(self) -> bool:
+        """Whether the answer is a call: then text is the beginning of a call that was cut."""
+        choice = self.tool_choice or self.function_call
+        return choice is not None and choice.words() not in ("none", "auto")
 
     def tool_names(self) -> set[str]:
         """Return the names of the functions in `tools` or `functions`."""

@@ -83,7 +83,7 @@ def parse[Request: Body](
     try:
         request = model.model_validate(value, by_alias=True, context=settings)
     except ValidationError as exc:
-        raise _error_from_validation(exc, settings.validation_status) from exc
+        raise error_from_validation(exc, settings.validation_status) from exc
     return request, _ignored(request)
 
 
@@ -95,6 +95,8 @@ def _ignored(body: Body, place: str = "") -> list[str]:
     Raises:
         UnsupportedValue: a known field without support would change the answer.
     """
+    if body.is_skipped:
+        return [place.removesuffix(".")]
     ignored = []
     for name, value in (body.model_extra or {}).items():
         known = {**body.refused, **body.hints}
@@ -117,7 +119,8 @@ def _is_neutral(value: Any, neutrals: tuple[Any, ...]) -> bool:
     return value is None or any(value == each and is_bool == isinstance(each, bool) for each in neutrals)
 
 
-def _error_from_validation(exc: ValidationError, status: int) -> APIError:
+def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
+    """Return the error for a body that breaks its model; `status` is that of a broken schema."""
     errors = exc.errors(include_url=False)
     first = next((error for error in errors if error["type"] == "unsupported_value"), errors[0])
     if first["type"] == "broken_rule":

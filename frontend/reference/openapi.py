@@ -34,7 +34,7 @@ _ERRORS_OF_BODIES = {
     "422": "The body breaks the schema; 400 by default",
 }
 DESCRIBED = [endpoint for endpoint in ENDPOINTS if endpoint.answer is not None]
-_RETRIED = ("429", "503")
+_RETRIED = ("429", "503", "529")
 _RETRY_HEADERS = {
     "Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}},
     "retry-after-ms": {"description": "The same in milliseconds", "schema": {"type": "integer"}},
@@ -66,12 +66,15 @@ def _describe(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     content = {_JSON: {"schema": _schema(endpoint.answer, "serialization", schemas)}}
     if endpoint.event is not None:
         event = _schema(endpoint.event, "serialization", schemas)
-        data = [{"const": "[DONE]"}, {"type": "string", "contentMediaType": _JSON, "contentSchema": event}]
-        content["text/event-stream"] = {
-            "schema": {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
-        }
+        data: dict[str, Any] = {"type": "string", "contentMediaType": _JSON, "contentSchema": event}
+        fields = (
+            {"event": {"type": "string"}, "data": data}
+            if endpoint.has_names
+            else {"data": {"anyOf": [{"const": "[DONE]"}, data]}}
+        )
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": fields, "required": list(fields)}}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
-    envelope = {_JSON: {"schema": _schema(answers.ErrorEnvelope, "serialization", schemas)}}
+    envelope = {_JSON: {"schema": _schema(endpoint.error, "serialization", schemas)}}
     for status, description in sorted(_errors(endpoint).items()):
         responses[status] = {"description": description, "content": envelope}
         if status in _RETRIED:
@@ -103,6 +106,8 @@ def _errors(endpoint: Endpoint) -> dict[str, str]:
         statuses["404"] = "There is no model of this name"
     if endpoint.event is not None:
         statuses["504"] = "The answer took longer than the server allows"
+    if endpoint.error is answers.MessageError:
+        statuses["529"] = statuses.pop("503")
     return statuses
 
 

@@ -139,7 +139,7 @@ def _attributes(facts: RequestFacts, record: StreamRecord, index: int) -> dict[s
     request, usage = completion.request, completion.usage
     reason = completion.finish_reason or ("cancelled" if facts.error_code == CLIENT_CLOSED else "error")
     attributes: dict[str, Any] = {
-        "gen_ai.operation.name": "chat" if facts.id.startswith("chatcmpl-") else "text_completion",
+        "gen_ai.operation.name": "text_completion" if facts.id.startswith("cmpl-") else "chat",
         "gen_ai.provider.name": "conch",
         "gen_ai.request.model": facts.model,
         "gen_ai.response.model": facts.served_model,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec.structs
 
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, ReasoningDelta, TextDelta
-from frontend.output_parser.messages import output_parser
 from frontend.protocol.answers import (
     AssistantMessage,
     ChatChoice,
@@ -24,11 +23,10 @@ from frontend.protocol.answers import (
 )
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.translate.logprobs import chat_logprobs
-from frontend.translate.reply import Reply, padding, total_usage
+from frontend.translate.reply import Reply, chat_parser, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
-from model_repository.reasoning_formats import REASONING_FORMATS
 
 
 class ChatReply(Reply):
@@ -56,17 +54,12 @@ class ChatReply(Reply):
         self._is_deprecated = bool(chat.functions)
         tool_choice = chat.tool_choice or chat.function_call
         self._is_named = tool_choice is not None and tool_choice.type == "function"
-        # A forced call leaves no content: text is the beginning of a call that was cut.
-        self._has_no_content = tool_choice is not None and tool_choice.words() not in ("none", "auto")
-        has_tools = bool(chat.tool_names()) and (tool_choice is None or tool_choice.type != "none")
-        tool_format = name.model.parameters.tool_call_format if has_tools else ""
-        reasoning_format = REASONING_FORMATS.get(name.model.parameters.reasoning_format)
+        self._has_no_content = chat.must_call()
         self._has_reasoning = chat.include_reasoning is not False
-        schemas = {function.name: function.parameters or {} for function in chat.offered_functions()}
-        self._parsers = [output_parser(tool_format, reasoning_format, schemas) for _ in range(self.num_per_prompt)]
+        self._parsers = [chat_parser(chat, name) for _ in range(self.num_per_prompt)]
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # choice to usage
-        self._is_plain = not (has_tools or self._is_padded or self._has_logprobs or self._has_token_ids)
+        self._is_plain = not (chat.may_call() or self._is_padded or self._has_logprobs or self._has_token_ids)
 
     def opening(self, first: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events with the role, one for each choice."""

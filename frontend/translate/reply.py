@@ -1,4 +1,4 @@
-"""What writes the answer to a request that generates, and what its kinds share: token counts, and padding of events."""
+"""What writes the answer to a request that generates, and what its kinds share: a parser, token counts, padding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from frontend.errors import APIError
+from frontend.output_parser.messages import output_parser
+from frontend.output_parser.parser import OutputParser
 from frontend.protocol.answers import Usage
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
+from model_repository.reasoning_formats import REASONING_FORMATS
 
 _PADDING_BLOCK = 16  # characters
 
@@ -41,6 +46,14 @@ class Reply(Protocol):
     def failure(self, error: APIError) -> Sequence[Event]:
         """Return the events that end a stream with an error."""
         return (error.envelope(),)
+
+
+def chat_parser(chat: ChatCompletionRequest, name: ModelName) -> OutputParser:
+    """Return a parser for one answer to a chat."""
+    parameters = name.model.parameters
+    schemas = {function.name: function.parameters or {} for function in chat.offered_functions()}
+    tool_format = parameters.tool_call_format if chat.may_call() else ""
+    return output_parser(tool_format, REASONING_FORMATS.get(parameters.reasoning_format), schemas)
 
 
 _PADDING_ALPHABET = string.ascii_letters + string.digits

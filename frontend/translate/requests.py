@@ -13,6 +13,7 @@ from frontend.protocol.body import ModelBody, value_by_two_names
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
+from frontend.protocol.messages import CountTokensRequest
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
@@ -154,6 +155,15 @@ def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
         ]
         messages = enumerate(body.messages or ())
         places += [f"messages[{i}].{field}" for i, message in messages for field in unread if getattr(message, field)]
+    if isinstance(body, CountTokensRequest):
+        places += ["thinking"] * (body.thinking is not None and not parameters.reasoning_format)
+        has_effort = body.output_config is not None and body.output_config.effort is not None
+        places += ["output_config.effort"] * (
+            has_effort and not parameters.reasoning_format and "reasoning_effort" not in fields
+        )
+        if not fields & {*REASONING_FIELDS, THINKING_FIELD}:
+            blocks = ((i, j, block) for i, each in enumerate(body.messages) for j, block in enumerate(each.content))
+            places += [f"messages[{i}].content[{j}]" for i, j, block in blocks if block.thinking is not None]
     return places
 
 
@@ -190,10 +200,15 @@ def _thinking_kwargs(chat: ChatCompletionRequest, name: ModelName) -> dict[str, 
         is_on, field = effort != "none", "reasoning_effort"
     if is_on is None:
         return kwargs
-    switches = [switch for switch in _SWITCHES if switch in parameters.template_fields]
+    switches = thinking_switches(name)
     if parameters.reasoning_format and not is_on and not switches:
         raise UnsupportedValue(f"{field}: the model {name.requested} always thinks", param=field)
     return kwargs | dict.fromkeys(switches, is_on)
+
+
+def thinking_switches(name: ModelName) -> list[str]:
+    """Return the template's variables that switch its model's thinking on and off."""
+    return [switch for switch in _SWITCHES if switch in name.model.parameters.template_fields]
 
 
 def _thinking_budget(chat: GenerationBody, name: ModelName, max_tokens: int) -> int | None:
@@ -347,7 +362,7 @@ def _images(chat: ChatCompletionRequest, may_fetch: bool) -> tuple[bytes, ...]:
     for index, message in enumerate(chat.messages if images else ()):
         for number, part in enumerate(message.content or ()):
             if IMAGE_MARKER in (part.text or ""):
-                place = f"messages[{index}].content[{number}].text"
+                place = part.place(f"messages[{index}].content[{number}].text")
                 rule = f"`{IMAGE_MARKER}` is the place of an image: a text beside images must not have it"
                 raise InvalidRequest(f"{place}: {rule}", param=place)
     return images

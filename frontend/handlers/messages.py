@@ -1,0 +1,40 @@
+"""Anthropic's endpoints."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from frontend.handlers.call import Call
+from frontend.handlers.completions import answer_chat, chat_generations
+from frontend.protocol.answers import MessageTokens
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.messages import CountTokensRequest, MessagesRequest
+from frontend.request_context import FACTS, SETTINGS, TRITON, json_response, sender_of
+from frontend.translate.message_reply import MessageReply
+from frontend.translate.messages import messages_to_chat
+
+
+async def create_message(call: Call[MessagesRequest]) -> web.StreamResponse:
+    """POST /v1/messages."""
+    chat = _chat_call(call)
+    return await answer_chat(chat, MessageReply(chat.body, call.name, call.request[FACTS].request_id))
+
+
+async def count_tokens(call: Call[CountTokensRequest]) -> web.Response:
+    """POST /v1/messages/count_tokens."""
+    chat = _chat_call(call)
+    answered = await call.request.app[TRITON].tokenize(
+        call.name.model.ensemble,
+        chat_generations(chat)[0].prompt,
+        add_special_tokens=True,
+        sender=sender_of(call.request),
+    )
+    answer: MessageTokens = {"input_tokens": len(answered.token_ids)}
+    return json_response(answer, headers=chat.headers)
+
+
+def _chat_call(call: Call[CountTokensRequest] | Call[MessagesRequest]) -> Call[ChatCompletionRequest]:
+    request = call.request
+    has_billing_header = request.app[SETTINGS].keep_billing_header
+    chat = messages_to_chat(call.body, call.name, has_billing_header=has_billing_header)
+    return Call(request, chat, call.name, {**call.headers, "request-id": request[FACTS].request_id})

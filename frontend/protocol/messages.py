@@ -1,0 +1,234 @@
+"""The bodies of Anthropic's Messages API.
+
+Source: https://platform.claude.com/docs/en/api/messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import Body, ModelBody, broken_rule, declared
+from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.tools import FunctionName
+from model_repository.contract.request import MAX_STOP_WORDS
+from model_repository.contract.rules import MAX_TOOLS
+from model_repository.contract.spec import MAX_INT32
+
+# The fields of a block by its type, the required ones first.
+_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "text": (("text",), ()),
+    "image": (("source",), ()),
+    "document": (("source",), ()),
+    "thinking": (("thinking",), ("signature",)),
+    "tool_use": (("id", "name", "input"), ()),
+    "tool_result": (("tool_use_id",), ("content", "is_error")),
+}
+_READ = {"text", "image", "document"}  # by a user, and by the model in the result of a tool
+_BLOCKS_OF_ROLES = {"user": {*_READ, "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
+
+
+def _without_other_types(value: Any) -> Any:
+    """Reduce blocks of types that are not served to their types."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "Input should be a valid string or a list of content blocks")
+    return [
+        {"type": kind}
+        if isinstance(block, dict) and isinstance(kind := block.get("type"), str) and kind not in _FIELDS
+        else block
+        for block in value
+    ]
+
+
+class Source(Body):
+    """The bytes of an image, its URL, or the text of a document."""
+
+    type: Literal["base64", "url", "text"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+    @model_validator(mode="after")
+    def _check_fields_of_type(self) -> Self:
+        names = {"base64": ("media_type", "data"), "url": ("url",), "text": ("data",)}[self.type]
+        for name in names:
+            if getattr(self, name) is None:
+                raise broken_rule(name, f'required when type is "{self.type}"')
+        return self
+
+
+class Block(Body):
+    """A piece of a message's content. Types that are not served, such as `server_tool_use`, are skipped and listed."""
+
+    type: str
+    text: str | None = None
+    source: Source | None = None
+    thinking: str | None = None
+    signature: str | None = None  # any is accepted
+    id: str | None = None
+    name: FunctionName | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: Content | None = None
+    is_error: bool | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in _FIELDS
+
+    @model_validator(mode="after")
+    def _check_fields_of_type(self) -> Self:
+        required, optional = _FIELDS.get(self.type, ((), ()))
+        for name in required:
+            if getattr(self, name) is None:
+                raise broken_rule(name, f'required when type is "{self.type}"')
+        for name in Block.model_fields:
+            if name not in ("type", *required, *optional) and getattr(self, name) is not None:
+                raise broken_rule(name, f'`{name}` does not go with type "{self.type}"')
+        if self.source is not None and (self.source.type == "text") != (self.type == "document"):
+            raise broken_rule("source.type", "an image has base64 or a url, and only documents of text are supported")
+        _check_types(self.content or (), _READ, "a tool's result")
+        return self
+
+
+type Content = Annotated[
+    list[Block], FailFast(), BeforeValidator(_without_other_types, json_schema_input_type=str | list[Block])
+]
+
+
+def _check_types(blocks: list[Block] | tuple[()], allowed: set[str], owner: str) -> None:
+    for index, block in enumerate(blocks):
+        if not block.is_skipped and block.type not in allowed:
+            raise broken_rule(f"content[{index}].type", f"{owner} has no blocks of the type {block.type}")
+
+
+class Message(Body):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _check_blocks(self) -> Self:
+        _check_types(self.content, _BLOCKS_OF_ROLES[self.role], f"the role {self.role}")
+        return self
+
+
+class SystemBlock(Body):
+    """A part of the system prompt."""
+
+    type: Literal["text"]
+    text: str
+
+
+class MessageTool(Body):
+    """A tool of the client. Anthropic's own tools have other types; they are skipped and listed."""
+
+    schema_fields = ("input_schema",)
+
+    type: str | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in (None, "custom")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if self.input_schema is None and not self.is_skipped:
+            raise broken_rule("input_schema", "required for a tool of the client")
+        return self
+
+
+class MessageToolChoice(Body):
+    """Which tools the model may or must call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise broken_rule("name", '`name` goes with type "tool"')
+        return self
+
+
+class Thinking(Body):
+    """Whether the model thinks, and for how many tokens at most."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int | None, declared("thinking_budget")] = None
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            raise broken_rule("budget_tokens", '`budget_tokens` goes with type "enabled"')
+        return self
+
+
+class OutputFormat(Body):
+    """The JSON schema of the answer."""
+
+    schema_fields = ("schema_",)
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    """The form of the answer, and the effort of the thinking."""
+
+    effort: Annotated[str | None, Field(max_length=32)] = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Body):
+    """Bookkeeping."""
+
+    user_id: str | None = None
+
+
+def _system_blocks(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class CountTokensRequest(ModelBody):
+    """The body of POST /v1/messages/count_tokens: what the prompt depends on."""
+
+    messages: Annotated[list[Message], FailFast(), MESSAGES_LENGTH, BeforeValidator(refuse_too_many_parts)]
+    system: Annotated[
+        list[SystemBlock] | None,
+        FailFast(),
+        BeforeValidator(_system_blocks, json_schema_input_type=str | list[SystemBlock] | None),
+    ] = None
+    tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """The body of POST /v1/messages."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
+    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=MAX_STOP_WORDS)] = None
+    temperature: Annotated[float | None, declared("temperature")] = None
+    top_p: Annotated[float | None, declared("top_p")] = None
+    top_k: Annotated[int | None, declared("top_k")] = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """Return the client's labels for the log."""
+        user_id = self.metadata and self.metadata.user_id
+        return {"user": user_id} if user_id is not None else {}
