@@ -10,8 +10,8 @@ from frontend.protocol.answers import MessageTokens
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.request_context import FACTS, SETTINGS, TRITON, json_response, sender_of
+from frontend.translate.message_chat import messages_to_chat
 from frontend.translate.message_reply import MessageReply
-from frontend.translate.messages import messages_to_chat
 
 
 async def create_message(call: Call[MessagesRequest]) -> web.StreamResponse:

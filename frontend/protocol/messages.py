@@ -45,7 +45,7 @@ def _without_other_types(value: Any) -> Any:
     ]
 
 
-class Source(Body):
+class BlockSource(Body):
     """The bytes of an image, its URL, or the text of a document."""
 
     type: Literal["base64", "url", "text"]
@@ -62,12 +62,12 @@ class Source(Body):
         return self
 
 
-class Block(Body):
+class InputBlock(Body):
     """A piece of a message's content. Types that are not served, such as `server_tool_use`, are skipped and listed."""
 
     type: str
     text: str | None = None
-    source: Source | None = None
+    source: BlockSource | None = None
     thinking: str | None = None
     signature: str | None = None  # any is accepted
     id: str | None = None
@@ -87,7 +87,7 @@ class Block(Body):
         for name in required:
             if getattr(self, name) is None:
                 raise broken_rule(name, f'required when type is "{self.type}"')
-        for name in Block.model_fields:
+        for name in InputBlock.model_fields:
             if name not in ("type", *required, *optional) and getattr(self, name) is not None:
                 raise broken_rule(name, f'`{name}` does not go with type "{self.type}"')
         if self.source is not None and (self.source.type == "text") != (self.type == "document"):
@@ -97,17 +97,17 @@ class Block(Body):
 
 
 type Content = Annotated[
-    list[Block], FailFast(), BeforeValidator(_without_other_types, json_schema_input_type=str | list[Block])
+    list[InputBlock], FailFast(), BeforeValidator(_without_other_types, json_schema_input_type=str | list[InputBlock])
 ]
 
 
-def _check_types(blocks: list[Block] | tuple[()], allowed: set[str], owner: str) -> None:
+def _check_types(blocks: list[InputBlock] | tuple[()], allowed: set[str], owner: str) -> None:
     for index, block in enumerate(blocks):
         if not block.is_skipped and block.type not in allowed:
             raise broken_rule(f"content[{index}].type", f"{owner} has no blocks of the type {block.type}")
 
 
-class Message(Body):
+class InputMessage(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -162,7 +162,7 @@ class MessageToolChoice(Body):
         return self
 
 
-class Thinking(Body):
+class ThinkingConfig(Body):
     """Whether the model thinks, and for how many tokens at most."""
 
     type: Literal["enabled", "adaptive", "disabled"]
@@ -204,7 +204,7 @@ def _system_blocks(value: Any) -> Any:
 class CountTokensRequest(ModelBody):
     """The body of POST /v1/messages/count_tokens: what the prompt depends on."""
 
-    messages: Annotated[list[Message], FailFast(), MESSAGES_LENGTH, BeforeValidator(refuse_too_many_parts)]
+    messages: Annotated[list[InputMessage], FailFast(), MESSAGES_LENGTH, BeforeValidator(refuse_too_many_parts)]
     system: Annotated[
         list[SystemBlock] | None,
         FailFast(),
@@ -212,7 +212,7 @@ class CountTokensRequest(ModelBody):
     ] = None
     tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: MessageToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
 
 

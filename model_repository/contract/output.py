@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens, or the context window
 
 
-_LAST = "last response; with return_usage every one"
+_LAST = "first and last response; with return_usage every one"
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -146,12 +146,13 @@ class EngineSequence:
         is_last = self.finish_reason is not None
         token_ids, self._final_token_ids = tuple(self._final_token_ids), []
         details = self._next_details(len(token_ids)) if self._has_details or is_last else None
-        self._has_sent_token = self._has_sent_token or bool(token_ids)
+        is_first = bool(token_ids) and not self._has_sent_token
+        self._has_sent_token = self._has_sent_token or is_first
         return TokenDelta(
             token_ids=token_ids,
             num_cut_bytes=self._num_cut_bytes(),
             finish_reason=self.finish_reason,
-            usage=self._usage() if is_last or self.request.params.has_usage else None,
+            usage=self._usage() if is_last or is_first or self.request.params.has_usage else None,
             details=details,
             num_thinking_bytes=0 if self._border is None else self._next_thinking_bytes(self._border, token_ids),
         )

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from model_repository.contract.output import FinishReason, TokenDelta
+from model_repository.contract.output import FinishReason, TokenDelta, Usage
 from model_repository.engine.inbox import EndStream, FailStreams
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
@@ -235,7 +235,8 @@ def test_the_error_of_one_sequence_is_sent_beside_the_tokens_of_the_others() -> 
     fake.submit_batch("key", {5: request(), 6: request()})
     fake.step()
     message = "[invalid_value] guided_decoding_guide: nothing can follow"
-    assert dict(reader.batches[-1].items) == {5: TokenDelta(tuple(b"h")), 6: message}
+    usage = Usage(num_input_tokens=3, num_output_tokens=1)
+    assert dict(reader.batches[-1].items) == {5: TokenDelta(tuple(b"h"), usage=usage), 6: message}
     fake.step(6)
     assert reader.text(5) == "hello"
 

@@ -1,4 +1,4 @@
-"""Anthropic's requests to chats."""
+"""Requests of Anthropic's Messages API to chats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl
-from frontend.protocol.messages import Block, CountTokensRequest, Message, MessagesRequest
+from frontend.protocol.messages import CountTokensRequest, InputBlock, InputMessage, MessagesRequest
 from frontend.protocol.reading import error_from_validation
 from frontend.protocol.tools import PastFunctionCall, PastToolCall
 from frontend.translate.requests import thinking_switches
@@ -73,7 +73,7 @@ def _system(body: CountTokensRequest, has_billing_header: bool) -> Iterator[Chat
         yield ChatMessage(role="system", content=parts)
 
 
-def _messages(messages: Iterable[Message]) -> Iterator[ChatMessage]:
+def _messages(messages: Iterable[InputMessage]) -> Iterator[ChatMessage]:
     """Yield the messages of the chat: each result of a tool is one of its own."""
     for index, message in enumerate(messages):
         place = f"messages[{index}].content"
@@ -94,7 +94,7 @@ def _messages(messages: Iterable[Message]) -> Iterator[ChatMessage]:
             yield ChatMessage(role=message.role, content=parts)
 
 
-def _assistant(message: Message, place: str) -> ChatMessage:
+def _assistant(message: InputMessage, place: str) -> ChatMessage:
     thoughts = [block.thinking for block in message.content if block.thinking is not None]
     calls = [
         PastToolCall(
@@ -112,14 +112,14 @@ def _assistant(message: Message, place: str) -> ChatMessage:
     )
 
 
-def _result(block: Block, place: str) -> ChatMessage:
+def _result(block: InputBlock, place: str) -> ChatMessage:
     parts = _parts((f"{place}.content[{number}]", inner) for number, inner in enumerate(block.content or ()))
     if block.is_error:  # templates know no such field
         parts.insert(0, ContentPart(type="text", text="Error:"))
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=parts)
 
 
-def _parts(blocks: Iterable[tuple[str, Block]]) -> list[ContentPart]:
+def _parts(blocks: Iterable[tuple[str, InputBlock]]) -> list[ContentPart]:
     """Return the texts and images of blocks, which come with their places."""
     parts: list[ContentPart] = []
     for place, block in blocks:
