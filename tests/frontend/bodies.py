@@ -19,6 +19,7 @@ from tests.fakes import DEMO
 USER = {"role": "user", "content": "hi"}
 CHAT: dict[str, Any] = {"model": DEMO.id, "messages": [USER]}
 COMPLETION: dict[str, Any] = {"model": DEMO.id, "prompt": "hi"}
+MESSAGE: dict[str, Any] = {"model": DEMO.id, "max_tokens": 9, "messages": [USER]}
 ENDPOINTS: list[Any] = [
     pytest.param(ChatCompletionRequest, CHAT, id="chat"),
     pytest.param(CompletionRequest, COMPLETION, id="completion"),

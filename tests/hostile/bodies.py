@@ -6,7 +6,7 @@ import json
 from itertools import product
 from typing import Any
 
-from tests.hostile.requests import CHAT, COMPLETIONS, MODEL, Corpus, Hostile, chat, completion, post
+from tests.hostile.requests import CHAT, COMPLETIONS, MESSAGES, MODEL, Corpus, Hostile, chat, completion, post
 
 _REFUSED = frozenset({400})
 
@@ -50,6 +50,13 @@ _BOMBS = {
 _FIELDS = ("prompt", "max_tokens", "temperature", "stop", "logit_bias", "metadata", "seed", "nobody")
 
 
+def _nested(result: dict[str, Any]) -> list[Any]:
+    content: list[Any] = []
+    for _ in range(50):
+        content = [result | {"content": content}]
+    return content
+
+
 def bombs() -> Corpus:
     """Yield JSON that is deep, wide, huge or malformed."""
     for (name, value), field in product(_BOMBS.items(), _FIELDS):
@@ -59,10 +66,17 @@ def bombs() -> Corpus:
     for name, value in _BOMBS.items():
         yield Hostile(f"{name} as a body", post(value.encode()), _REFUSED)
         yield Hostile(f"{name} as messages", post(f'{{"model": "demo", "messages": {value}}}'.encode(), CHAT))
+        for field in ("messages", "system", "tools", "thinking"):
+            body = f'{{"model": "demo", "max_tokens": 2, "{field}": {value}}}'
+            yield Hostile(f"{name} as Anthropic's {field}", post(body.encode(), MESSAGES))
     twice = b'{"model": "nobody", "model": "demo", "prompt": "a", "prompt": "b", "max_tokens": 1}'
     yield Hostile("every name twice", post(twice))
     parts = [{"type": "text", "text": ""}] * 25_000
     yield Hostile("many content parts", chat(parts), _REFUSED)
+    result: Any = {"type": "tool_result", "tool_use_id": "a", "content": parts[:5000]}
+    for name, content in (("many", [result]), ("deep", _nested(result))):
+        body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
+        yield Hostile(f"{name} results of tools", post(body, MESSAGES), _REFUSED)
     yield Hostile("many messages", post({"model": MODEL, "messages": [{"role": "user", "content": ""}] * 20_000}, CHAT))
 
 

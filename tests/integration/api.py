@@ -13,6 +13,8 @@ from tests.waiting import DEADLINE_S
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 
 # The same question for both endpoints: the demo model's chat template, written out.
 QUESTION = "Count from 1 to 9."

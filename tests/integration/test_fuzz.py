@@ -10,10 +10,18 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS
 
-from tests.integration.api import CHAT, COMPLETIONS
+from tests.integration.api import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 from tests.integration.stack import Stack
 
-NUM_CASES = {CHAT: 150, COMPLETIONS: 150, "/tokenize": 50, "/detokenize": 50, "/v1/models/{id}": 50}
+NUM_CASES = {
+    CHAT: 150,
+    COMPLETIONS: 150,
+    MESSAGES: 150,
+    COUNT_TOKENS: 50,
+    "/tokenize": 50,
+    "/detokenize": 50,
+    "/v1/models/{id}": 50,
+}
 MAX_TOKENS = 6  # of a fuzzed completion: it is the request that is tried, not the model
 CHECKED = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import anthropic
 import pytest
 from openai import OpenAI
 
+from tests.anthropic_types import checked_message
 from tests.integration.api import CHAT, WEATHER, Answer, Api
 from tests.integration.stack import Stack
 from tests.integration.test_grpc_tensors import inputs
@@ -104,3 +106,17 @@ def test_a_grpc_client_gets_the_text_whole_and_the_length_of_the_thinking(stack:
     text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].item()
     assert text[:num_thinking].endswith("</think>") and THOUGHT.startswith(text[:num_thinking].removesuffix("</think>"))
     assert text[num_thinking:] == ANSWER
+
+
+def test_anthropics_clients_get_the_thinking_as_a_block_and_may_send_it_back(stack: Stack) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "extra_body": {"temperature": 0}}
+    thinking: Any = {"type": "enabled", "budget_tokens": 50}
+    messages: list[Any] = [*MESSAGES]
+    with anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0) as client:
+        with client.messages.stream(**fields, messages=messages, thinking=thinking) as stream:
+            thought, text = checked_message(stream.get_final_message().to_dict()).content
+        assert thought.type == "thinking" and text.type == "text"
+        assert (thought.thinking, text.text) == (THOUGHT, ANSWER)
+        messages += [{"role": "assistant", "content": [thought, text]}, *MESSAGES]
+        off = client.messages.create(**fields, messages=messages, thinking={"type": "disabled"})
+    assert [block.to_dict() for block in off.content] == [{"type": "text", "text": ANSWER}]
