@@ -136,11 +136,16 @@ def refuse_too_many_parts(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) > MAX_MESSAGES:
             raise PydanticCustomError("too_long", f"{len(value)} messages are more than {MAX_MESSAGES}")
-        contents = (message.get("content") for message in value if isinstance(message, dict))
-        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        num_parts = sum(map(_num_parts, value))
         if num_parts > MAX_CONTENT_PARTS:
             raise PydanticCustomError("too_long", f"{num_parts} content parts are more than {MAX_CONTENT_PARTS}")
     return value
+
+
+def _num_parts(owner: Any) -> int:
+    """Return the number of parts in a message, or in a part with parts of its own, as Anthropic's results of tools."""
+    content = owner.get("content") if isinstance(owner, dict) else None
+    return len(content) + sum(map(_num_parts, content)) if isinstance(content, list) else 0
 
 
 def check_last_message(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:

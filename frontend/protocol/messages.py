@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, ModelBody, broken_rule, declared
-from frontend.protocol.chat import MAX_CONTENT_PARTS, MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.request import MAX_STOP_WORDS
 from model_repository.contract.rules import MAX_TOOLS
@@ -37,8 +37,6 @@ def _without_other_types(value: Any) -> Any:
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "Input should be a valid string or a list of content blocks")
-    if len(value) > MAX_CONTENT_PARTS:
-        raise PydanticCustomError("too_long", f"{len(value)} blocks are more than {MAX_CONTENT_PARTS}")
     return [
         {"type": kind}
         if isinstance(block, dict) and isinstance(kind := block.get("type"), str) and kind not in _FIELDS

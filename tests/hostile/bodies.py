@@ -50,13 +50,6 @@ _BOMBS = {
 _FIELDS = ("prompt", "max_tokens", "temperature", "stop", "logit_bias", "metadata", "seed", "nobody")
 
 
-def _nested(result: dict[str, Any]) -> list[Any]:
-    content: list[Any] = []
-    for _ in range(50):
-        content = [result | {"content": content}]
-    return content
-
-
 def bombs() -> Corpus:
     """Yield JSON that is deep, wide, huge or malformed."""
     for (name, value), field in product(_BOMBS.items(), _FIELDS):
@@ -74,9 +67,12 @@ def bombs() -> Corpus:
     parts = [{"type": "text", "text": ""}] * 25_000
     yield Hostile("many content parts", chat(parts), _REFUSED)
     result: Any = {"type": "tool_result", "tool_use_id": "a", "content": parts[:5000]}
-    for name, content in (("many", [result]), ("deep", _nested(result))):
-        body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": content}]}
-        yield Hostile(f"{name} results of tools", post(body, MESSAGES), _REFUSED)
+    messages = [{"role": "user", "content": [result]}]
+    yield Hostile(
+        "many parts in a result of a tool",
+        post({"model": MODEL, "max_tokens": 2, "messages": messages}, MESSAGES),
+        _REFUSED,
+    )
     yield Hostile("many messages", post({"model": MODEL, "messages": [{"role": "user", "content": ""}] * 20_000}, CHAT))
 
 
