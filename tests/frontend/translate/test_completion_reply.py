@@ -68,6 +68,12 @@ def test_a_stream_without_options_has_usage_on_its_last_chunk() -> None:
     assert [event["choices"][0]["finish_reason"] for event in (first, last)] == [None, "length"]
 
 
+def test_a_first_token_without_bytes_is_an_event_only_if_each_has_the_counts() -> None:
+    first, running = counted("", 7, 1), {"stream_options": {"continuous_usage_stats": True}}
+    events = [reply_to(stream=True, **fields).events(0, first) for fields in ({}, running)]
+    assert list(map(len, events)) == [0, 1]
+
+
 def test_every_event_may_have_the_counts_so_far_of_the_prompts_that_have_begun() -> None:
     pieces = [
         (0, counted("a", 7, 1)),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
+from frontend.translate.message_reply import MessageReply
 from frontend.translate.reply import Reply
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk
@@ -37,7 +38,8 @@ def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> byte
 
 def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     opening = reply.opening(GenerationChunk(text=""))
-    return b"".join(map(sse.event, [*opening, *(event for each in chunks for event in reply.events(*each))]))
+    events = [*opening, *(event for each in chunks for event in reply.events(*each))]
+    return b"".join(sse.event(event, event["type"] if reply.has_names else "") for event in events)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,17 @@ def test_thinking_is_encoded_as_its_events(reasoning_format: str, thinking: list
     chunks = [(0, GenerationChunk(text=text, num_thinking_chars=len(text))) for text in thinking]
     chunks += [(0, GenerationChunk(text=text)) for text in answer]
     chunks.append((0, LAST))
+    assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
+
+
+@given(texts=st.lists(st.tuples(st.booleans(), st.sampled_from(["a", " b", "\n", 'é"'])), max_size=6))
+def test_text_and_thinking_of_messages_are_encoded_as_their_events(texts: list[tuple[bool, str]]) -> None:
+    texts.sort(reverse=True)  # the thinking comes first
+    chunks = [
+        (0, GenerationChunk(text=text, num_thinking_chars=len(text) * is_thinking)) for is_thinking, text in texts
+    ]
+    chunks.append((0, LAST))
+    reply = MessageReply(chat(stream=True), ModelName(requested="r", model=served_model(reasoning_format="think")), "q")
     assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
 
 
