@@ -125,7 +125,6 @@ ENDPOINTS = (
         event=answers.MessageEvent,
         has_names=True,
         error=answers.MessageError,
-        example={"model": "demo", "max_tokens": 99, "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
     ),
     Endpoint(
         path="/v1/messages/count_tokens",

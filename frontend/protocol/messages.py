@@ -5,7 +5,7 @@ Source: https://platform.claude.com/docs/en/api/messages
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
@@ -31,18 +31,22 @@ _READ = {"text", "image", "document"}  # by a user, and by the model in the resu
 _BLOCKS_OF_ROLES = {"user": {*_READ, "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
 
 
-def _without_other_types(value: Any) -> Any:
-    """Reduce blocks of types that are not served to their types."""
+def _reduced(items: list[Any], served: Container[str]) -> list[Any]:
+    """Reduce objects of types that are not served to their types: their other fields may be of any form."""
+    return [
+        {"type": kind}
+        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind not in served
+        else item
+        for item in items
+    ]
+
+
+def _blocks(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "Input should be a valid string or a list of content blocks")
-    return [
-        {"type": kind}
-        if isinstance(block, dict) and isinstance(kind := block.get("type"), str) and kind not in _FIELDS
-        else block
-        for block in value
-    ]
+    return _reduced(value, _FIELDS)
 
 
 class BlockSource(Body):
@@ -97,7 +101,7 @@ class InputBlock(Body):
 
 
 type Content = Annotated[
-    list[InputBlock], FailFast(), BeforeValidator(_without_other_types, json_schema_input_type=str | list[InputBlock])
+    list[InputBlock], FailFast(), BeforeValidator(_blocks, json_schema_input_type=str | list[InputBlock])
 ]
 
 
@@ -132,7 +136,7 @@ class MessageTool(Body):
     schema_fields = ("input_schema",)
 
     type: str | None = None
-    name: FunctionName
+    name: FunctionName | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
@@ -142,9 +146,10 @@ class MessageTool(Body):
         return self.type not in (None, "custom")
 
     @model_validator(mode="after")
-    def _check_schema(self) -> Self:
-        if self.input_schema is None and not self.is_skipped:
-            raise broken_rule("input_schema", "required for a tool of the client")
+    def _check_required_fields(self) -> Self:
+        for name in ("name", "input_schema"):
+            if getattr(self, name) is None and not self.is_skipped:
+                raise broken_rule(name, "required for a tool of the client")
         return self
 
 
@@ -197,6 +202,10 @@ class Metadata(Body):
     user_id: str | None = None
 
 
+def _tools(value: Any) -> Any:
+    return _reduced(value, ("custom",)) if isinstance(value, list) else value
+
+
 def _system_blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
@@ -210,7 +219,7 @@ class CountTokensRequest(ModelBody):
         FailFast(),
         BeforeValidator(_system_blocks, json_schema_input_type=str | list[SystemBlock] | None),
     ] = None
-    tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
+    tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_tools)] = None
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

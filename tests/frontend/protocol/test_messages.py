@@ -56,6 +56,7 @@ def result(*blocks: Any) -> dict[str, Any]:
         (assistant({"type": "tool_use", "id": "t", "name": "f", "input": "{}"}), "messages[0].content[0].input"),
         ({"system": [{"type": "image", "source": DATA}]}, "system[0].type"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}}, "tool_choice.name"),
@@ -84,6 +85,7 @@ def test_a_broken_rule_is_refused_with_its_place(fields: dict[str, Any], place: 
         (user(result(TEXT, {"type": "tool_reference", "tool_name": "f"})), ["messages[0].content[0].content[1]"]),
         ({"system": [TEXT | {"cache_control": {}}]}, ["system[0].cache_control"]),
         ({"tools": [{"type": "bash_20250124", "name": "bash", "x": 1}, TOOL]}, ["tools[0]"]),
+        ({"tools": [TOOL, {"type": "mcp_toolset", "mcp_server_name": "x", "description": {}}]}, ["tools[1]"]),
         ({"tools": [TOOL | {"type": "custom", "defer_loading": True}]}, ["tools[0].defer_loading"]),
         (
             {"tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}}]},
