@@ -15,6 +15,7 @@ from frontend.server import app_runner
 from frontend.settings import Settings
 from model_repository.contract.output import FinishReason, GenerationChunk, Timing
 from tests.fakes import USAGE, FakeTriton
+from tests.frontend.bodies import USER
 from tests.otlp_receiver import Receiver, attributes, receiving
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -29,14 +30,17 @@ def receiver() -> Iterator[Receiver]:
         yield receiver
 
 
-async def traced(receiver: Receiver, triton: FakeTriton, n: int = 1, **headers: str) -> dict[str, Any]:
+async def traced(
+    receiver: Receiver, triton: FakeTriton, n: int = 1, path: str = "/v1/completions", **headers: str
+) -> dict[str, Any]:
     """Serve one request and return the spans that the receiver has once the application has ended."""
     runner = app_runner(Settings(drain_timeout_s=0, otlp_endpoint=receiver.endpoint), {"fake:1": triton})
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    body = {"model": "org/demo", "prompt": "a secret", "max_tokens": 10, "stream": True, "n": n}
+    body: dict[str, Any] = {"model": "org/demo", "max_tokens": 10, "stream": True}
+    body |= {"prompt": "a secret", "n": n} if path == "/v1/completions" else {"messages": [USER]}
     async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
-        await (await http.post("/v1/completions", json=body, headers=headers)).read()
+        await (await http.post(path, json=body, headers=headers)).read()
     await runner.cleanup()
     return receiver.by_name()
 
@@ -68,6 +72,11 @@ async def test_a_request_is_a_span_below_its_callers_with_its_phases_below_it(re
     everything = b"".join(receiver.bodies)
     assert b"a secret" not in everything
     assert b"an answer" not in everything
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_chat_of_either_api_is_a_chat(receiver: Receiver, path: str) -> None:
+    assert attributes((await traced(receiver, FakeTriton([DONE]), path=path))["chat org/demo"])
 
 
 async def test_a_stream_that_breaks_off_is_an_error_in_its_trace(receiver: Receiver) -> None:
