@@ -52,7 +52,13 @@ from frontend.triton.replica import Replica
 CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-_OTHER_CHAT_APIS = re.compile(r"(?P<root>.*)/responses")  # OpenAI's Responses
+# Paths of other APIs, OpenAI's Responses and Ollama's, to ours.
+_OTHER_APIS = (
+    (re.compile("(|/v1)/responses"), "/v1/chat/completions"),
+    (re.compile("/api/(chat|generate)"), "/v1/chat/completions"),
+    (re.compile("/api/(tags|ps|show)"), "/v1/models"),
+    (re.compile("/api/version"), "/version"),
+)
 _OF_ANTHROPIC = re.compile(r"(?!.*/models/).*/messages(/.*)?")  # paths whose errors have Anthropic's form
 
 
@@ -163,8 +169,8 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
         case web.HTTPMethodNotAllowed():
             return MethodNotAllowed(f"{request.method} is not allowed for {request.path}", exc.allowed_methods)
         case web.HTTPNotFound():
-            other = _OTHER_CHAT_APIS.fullmatch(request.path)
-            hint = f": use {other['root']}/chat/completions" if other else ""
+            ours = next((path for others, path in _OTHER_APIS if others.fullmatch(request.path)), None)
+            hint = f": use {ours}" if ours else ""
             return NotFound(f"There is no {request.method} {request.path}{hint}")
         case web.HTTPRequestEntityTooLarge():
             limit = request.app[SETTINGS].max_body_bytes

@@ -316,8 +316,17 @@ async def test_aiohttps_own_refusals_have_the_envelope(
     assert ("Allow" in response.headers) == (status == 405)
 
 
-async def test_the_404_of_another_chat_api_names_ours(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("path", "ours"),
+    [
+        ("/responses", "/v1/chat/completions"),
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/api/chat", "/v1/chat/completions"),
+        ("/api/tags", "/v1/models"),
+        ("/api/version", "/version"),
+    ],
+)
+async def test_the_404_of_another_api_names_ours(serve: Serve, path: str, ours: str) -> None:
     http = await serve(FakeTriton())
-    for root in ("", "/v1"):
-        error = await error_of(await http.post(f"{root}/responses", json={}))
-        assert error["message"] == f"There is no POST {root}/responses: use {root}/chat/completions"
+    error = await error_of(await http.post(path, json={}))
+    assert error["message"] == f"There is no POST {path}: use {ours}"
