@@ -19,6 +19,7 @@ from model_repository.contract.tensors import (
     stage_name,
 )
 from tests.frontend.triton.generating import generated
+from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import MAX_SEQUENCES, PACED_MODEL, Stack
 from tests.launching import KEY_OF_ALL
 from tests.waiting import wait_until
@@ -28,9 +29,11 @@ ENSEMBLE = model_id_to_ensemble(PACED_MODEL)
 
 @pytest.fixture(autouse=True)
 def idle(stack: Stack) -> Iterator[None]:
-    """Begin and end with an idle engine."""
+    """Begin and end with an idle engine, to which the stack's own frontend sends requests: it tries a new one first."""
     stack.wait_until_idle(PACED_MODEL)
     yield
+    asked = {"model": PACED_MODEL, "prompt": "a", "max_tokens": 1}
+    wait_until(lambda: Api(stack.url).post(COMPLETIONS, asked).status == 200, "the frontend sends requests")
     stack.wait_until_idle(PACED_MODEL)
 
 
