@@ -24,7 +24,7 @@ from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTe
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.tool_messages import messages_with_history_ids
-from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, ToolFormat, detect_tool_format
+from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
 _CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
@@ -117,26 +117,27 @@ def detected_tool_call_format(folder: Path) -> str:
     """
     source = _tool_template(folder)
     suggested, template = detect_tool_format(source), ChatTemplate(source, dict.fromkeys(SPECIAL_TOKEN_NAMES, ""))
-    formats = [TOOL_FORMATS[suggested], *(each for each in TOOL_FORMATS.values() if each is not PLAIN)]
+    formats = sorted(TOOL_FORMATS.values(), key=lambda each: each.name != suggested)  # the suggested one first
     name, key = (f"f{secrets.token_hex()}" for _ in range(2))
-    is_written, loosely = False, PLAIN.name
-    for tool_format in formats if suggested != PLAIN.name else formats[1:]:
-        text = _written_call(template, tool_format, name, key)
-        for head in tool_format.call_heads(name, key):
+    texts = {each: _written_call(template, each, name, key) for each in {each.history_id for each in formats}}
+    loosely = PLAIN.name
+    for tool_format in formats:
+        text = texts[tool_format.history_id]
+        for head in tool_format.call_heads(name, key) if tool_format is not PLAIN else ():
             if head in text:
                 return tool_format.name
             if loosely == PLAIN.name and "".join(head.split()) in "".join(text.split()):
                 loosely = tool_format.name
-        is_written = is_written or name in text
-    return loosely if is_written else suggested
+    return loosely if any(name in text for text in texts.values()) else suggested
 
 
-def _written_call(template: ChatTemplate, tool_format: ToolFormat, name: str, key: str) -> str:
+def _written_call(template: ChatTemplate, history_id: str, name: str, key: str) -> str:
+    """Return a conversation with a call; `history_id` is the form of its id, see ToolFormat. Empty: it is refused."""
     function = {"name": name, "arguments": json.dumps({key: "a"})}
     calling = {"role": "assistant", "content": "", "tool_calls": [{**_CALL, "function": function}]}
     messages = messages_for_template([{"role": "user", "content": "a"}, calling])
-    if tool_format.history_id:
-        messages = messages_with_history_ids(messages, tool_format.history_id)
+    if history_id:
+        messages = messages_with_history_ids(messages, history_id)
     try:
         return template.render({"messages": messages, "tools": None}, add_generation_prompt=False)
     except InvalidRequest:

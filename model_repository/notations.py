@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+
+from model_repository.structured_output.references import steps_of
 
 NAME = r"[\w.$@/-]{1,256}"  # of a tool or a key: both stand without quotes
 PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
@@ -39,6 +40,13 @@ class Notation:
     def is_nested(self) -> bool:
         """Whether objects and arrays have this notation at any depth."""
         return self.quote not in ("", '"')
+
+    @property
+    def own_types(self) -> frozenset[str]:
+        """The types of values that this notation does not write as JSON."""
+        types = {"string"} if self.quote != '"' else set()
+        types |= {"boolean", "null"} if self.has_python_words else set()
+        return frozenset(types | ({"array", "object"} if self.is_nested else set()))
 
     @property
     def text_end(self) -> str:
@@ -104,14 +112,16 @@ class _Types:
         types = ALL_TYPES
         if (reference := schema.get("$ref")) is not None:
             types &= self._of_referenced(str(reference))
-        if named := _listed(schema.get("type")):
-            types &= {"number" if each == "integer" else str(each) for each in named} | _null(schema)
-        if values := _listed(schema.get("enum", [schema["const"]] if "const" in schema else None)):
+        if named := listed(schema.get("type")):
+            of_keyword = {"number" if each == "integer" else str(each) for each in named}
+            of_keyword |= {"null"} if schema.get("nullable") is True else set()  # OpenAPI's
+            types &= of_keyword
+        if values := listed(schema.get("enum", [schema["const"]] if "const" in schema else None)):
             types &= {json_type(value) for value in values}
         for name in ("anyOf", "oneOf"):
-            if options := _listed(schema.get(name)):
+            if options := listed(schema.get(name)):
                 types &= frozenset().union(*map(self.of_values, options))
-        for each in _listed(schema.get("allOf")):
+        for each in listed(schema.get("allOf")):
             types &= self.of_values(each)
         return types
 
@@ -130,13 +140,12 @@ class _Types:
                 self._of_property[reference] = None
                 self._of_property[reference] = self.of_property(referenced(reference, self._root), key)
             found.append(self._of_property[reference])
-        found += [self.of_property(part, key) for part in _listed(schema.get("allOf"))]
+        found += [self.of_property(part, key) for part in listed(schema.get("allOf"))]
         for name in ("anyOf", "oneOf"):
-            options = [self.of_property(each, key) for each in _listed(schema.get(name))]
-            said = [each for each in options if each is not None]
-            found.append(frozenset().union(*said) if said else None)
-        said = [each for each in found if each is not None]
-        return frozenset.intersection(*said) if said else None
+            options = _known(self.of_property(each, key) for each in listed(schema.get(name)))
+            found.append(frozenset().union(*options) if options else None)
+        known = _known(found)
+        return frozenset.intersection(*known) if known else None
 
     def _of_referenced(self, reference: str) -> frozenset[str]:
         if reference not in self._of_values:
@@ -145,21 +154,21 @@ class _Types:
         return self._of_values[reference]
 
 
+def _known(types: Iterable[frozenset[str] | None]) -> list[frozenset[str]]:
+    return [each for each in types if each is not None]
+
+
 def referenced(reference: object, root: object) -> object:
     """Return what a reference inside its document names; None if there is nothing."""
     found = root
-    for step in str(reference).split("/")[1:]:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
+    for name in steps_of(str(reference)):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
 
-def _listed(value: object) -> list[Any]:
+def listed(value: object) -> list[Any]:
+    """Return a keyword's list; a single name is one of one name, and anything else is empty."""
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
-
-
-def _null(schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(["null"] if schema.get("nullable") is True else [])  # OpenAPI's
 
 
 def json_type(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Splits a completion of Harmony's messages, whose heads tell thinking, content and calls apart."""
+"""Splits a completion in Harmony's format: messages with heads. A head says what its message is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MessageParser(OutputParser):
         return chunk.text
 
     def _read_next(self) -> bool:
-        """Read the head of a message, behind the end of another one."""
+        """Read the end of a message, if there is one, and the head of the next message."""
         end = self._syntax.end_marker
         text = self._buffer.removeprefix(end)
         if head := head_at(text):

@@ -13,7 +13,7 @@ from model_repository.notations import PYTHON_WORDS, Notation, json_type, proper
 type _Step = Callable[[str], tuple[str, int, bool]]
 
 _WORDS = {written: word for word, written in PYTHON_WORDS.items()}
-# Beginnings of a value of each type that is not whole yet.
+# What a value of each type looks like before it is complete.
 _BEGINNINGS = {
     "object": re.compile(r"\s*({|\Z)"),
     "array": re.compile(r"\s*(\[|\Z)"),
@@ -48,9 +48,10 @@ class NotationReader:
 
 
 class MarkedReader(NotationReader):
-    """Reads values between markers, whose line breaks may be missing.
+    """Reads values between markers. Line breaks of a marker may be missing.
 
-    A text stands as it is. Its own marker tells it from other values, or else the schema does.
+    Texts have no quotation marks. In some notations they have a marker of their own. In the others the schema says
+    whether a value is a text.
 
     Args:
         notation: without a quote.
@@ -93,7 +94,7 @@ class MarkedReader(NotationReader):
         return key + '"' * (self._step == self._read_text), head.end(), True
 
     def _read_mixed(self, text: str) -> tuple[str, int, bool]:
-        """Read a text or another value, as which it counts if it can."""
+        """Read a value that may be a text or of another type. It is a text only if it cannot be of the other type."""
         if end := self._end.search(text):
             value = text[: end.start()].strip()
             if _json_type(value) in self._others:

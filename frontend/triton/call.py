@@ -84,7 +84,7 @@ class MultiplexedCall:
         self._last_batch_s = time.monotonic()  # or the start of the call
         self._numbers = itertools.count(1)
         self._queues: dict[int, ChunkQueue] = {}
-        self._cancel_keys_left: dict[int, str] = {}  # requests whose reader has left without any chunk
+        self._cancel_keys_left: dict[int, str] = {}  # of requests that were left before their first chunk
         self._unsent: dict[int, _Packed] = {}
         self._unsent_cancels: list[str] = []
         self._is_cancelling = False  # a message has no answer yet

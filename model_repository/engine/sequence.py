@@ -159,6 +159,8 @@ class EngineSequence:
 
     def _next_thinking_bytes(self, border: ThinkingBorder, token_ids: Sequence[int]) -> int:
         start = self._num_sent_bytes
+        if border.num_bytes is not None and start >= border.num_bytes:  # the rest of the completion is answer
+            return 0
         self._num_sent_bytes += sum(len(self._byte_table[token_id]) for token_id in token_ids)
         return border.num_thinking_bytes(start, self._num_sent_bytes)
 

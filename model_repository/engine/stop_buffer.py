@@ -206,7 +206,7 @@ class ThinkingBorder:
     def _decided(self, head: bytes) -> tuple[bool, int, int] | None:
         """Return whether a text begins thinking, the bytes of its head that are thinking, and all its bytes.
 
-        None: that depends on what follows.
+        None: the text is too short to know.
         """
         if self._format.head:
             text = head.decode("latin-1")  # a character for each byte

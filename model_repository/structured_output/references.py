@@ -39,7 +39,7 @@ class References:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             decline(f"{path}: {str(reference)[:100]}: only references into this schema are enforced, #/...")
         self.resolve(reference, path)
-        key = (_steps(reference), is_open)
+        key = (steps_of(reference), is_open)
         if key not in self._names:
             if len(self._names) == MAX_REFS:
                 refuse(f"{path}: more than {MAX_REFS} definitions are referred to")
@@ -56,7 +56,7 @@ class References:
 
     def resolve(self, reference: str, path: str) -> tuple[Any, str]:
         """Return the referenced part, and its path."""
-        names = _steps(reference)
+        names = steps_of(reference)
         target = self._root
         for name in names:
             if isinstance(target, dict) and name in target:
@@ -68,6 +68,6 @@ class References:
         return target, ".".join([self._path, *names])
 
 
-def _steps(reference: str) -> tuple[str, ...]:
+def steps_of(reference: str) -> tuple[str, ...]:
     """Return the names on a reference's path from the root."""
     return tuple(unquote(name).replace("~1", "/").replace("~0", "~") for name in reference.split("/")[1:])

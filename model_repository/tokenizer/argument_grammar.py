@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from model_repository.errors import InvalidRequest
-from model_repository.notations import NAME, Notation, json_type, json_types, referenced
+from model_repository.notations import NAME, Notation, json_type, json_types, listed, referenced
 from model_repository.structured_output.grammar import MAX_LARK_CHARS
 
 MAX_PARTS = 10_000  # of a tool's schema, with those that references repeat
@@ -162,10 +162,7 @@ class ArgumentGrammar:
         return self._referenced[reference]
 
     def _kinds(self, schema: object) -> list[tuple[bool, str]]:
-        notation, types = self._notation, json_types(schema, self._root)
-        own_types = {"string"} if notation.quote != '"' else set()  # those with another notation than JSON
-        own_types |= {"boolean", "null"} if notation.words else set()
-        own_types |= {"array", "object"} if notation.is_nested else set()
+        notation, types, own_types = self._notation, json_types(schema, self._root), self._notation.own_types
         if not types & own_types:
             return [self._json(schema if isinstance(schema, Mapping) else {})]
         joined = self._joined(schema)
@@ -272,7 +269,7 @@ class ArgumentGrammar:
         if one == other:
             return one
         if key == "type":
-            return [each for each in _listed(one) if each in _listed(other)]
+            return [each for each in listed(one) if each in listed(other)]
         if key not in _JOINED:
             self._refuse(f"{key} of two schemas of one value is not enforced in this model's calls")
         return _JOINED[key](one, other)
@@ -331,7 +328,3 @@ def _in_slashes(expression: str) -> str:
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> object:
     return {"allOf": [one[name], other[name]]} if name in one and name in other else {**other, **one}[name]
-
-
-def _listed(types: str | list[str]) -> list[str]:
-    return [types] if isinstance(types, str) else types

@@ -111,7 +111,11 @@ def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_
 
 
 def grammar_of_messages(content: str) -> StructuredOutput:
-    """Return the grammar of a completion of messages whose last one has the content of a rule; thinking may precede."""
+    """Return the grammar of a completion in Harmony's messages.
+
+    Args:
+        content: the rule for the content of the last message. Messages with thinking may precede it.
+    """
     return StructuredOutput(OutputFormat.LARK, "\n".join(_messages("", content, is_forced=False)) + "\n")
 
 

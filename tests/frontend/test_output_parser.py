@@ -59,15 +59,22 @@ TEXTS = st.lists(FRAGMENTS, max_size=20).map("".join)
 def events(format_name: str, chunks: Iterable[str], schemas: Any = SCHEMAS) -> list[OutputDelta]:
     """Return a parser's events for chunks; consecutive deltas are joined."""
     parser = output_parser(format_name, schemas=schemas)
+    return joined([*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()])
+
+
+def joined(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
+    """Join consecutive deltas of a kind."""
     result: list[OutputDelta] = []
-    for event in [*(event for chunk in chunks for event in parser.push(chunk)), *parser.finish()]:
-        match (result[-1] if result else None), event:
+    for delta in deltas:
+        match (result[-1] if result else None), delta:
+            case ReasoningDelta(before), ReasoningDelta(after):
+                result[-1] = ReasoningDelta(before + after)
             case TextDelta(before), TextDelta(after):
                 result[-1] = TextDelta(before + after)
             case ArgumentsDelta(index, before), ArgumentsDelta(_, after):
                 result[-1] = ArgumentsDelta(index, before + after)
             case _:
-                result.append(event)
+                result.append(delta)
     return result
 
 
@@ -277,18 +284,7 @@ def separated(
     parser = output_parser(HARMONY.name if has_tools else "", REASONING_FORMATS["harmony"])
     places = sorted({0, len(text), *(place for place in cuts if place < len(text))})
     deltas = [delta for start, end in itertools.pairwise(places) for delta in parser.push(text[start:end])]
-    joined: list[OutputDelta] = []
-    for delta in [*deltas, *parser.finish(is_cut=is_cut)]:
-        match (joined[-1] if joined else None), delta:
-            case ReasoningDelta(before), ReasoningDelta(after):
-                joined[-1] = ReasoningDelta(before + after)
-            case TextDelta(before), TextDelta(after):
-                joined[-1] = TextDelta(before + after)
-            case ArgumentsDelta(index, before), ArgumentsDelta(_, after):
-                joined[-1] = ArgumentsDelta(index, before + after)
-            case _:
-                joined.append(delta)
-    return joined
+    return joined([*deltas, *parser.finish(is_cut=is_cut)])
 
 
 CALLED: list[OutputDelta] = [CallBegin(0, "f"), ArgumentsDelta(0, '{"a": "<|end|>"}'), CallEnd(0)]

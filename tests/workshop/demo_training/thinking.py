@@ -1,4 +1,4 @@
-"""Chats whose last answer begins with a thought."""
+"""Chats. The model thinks before their last answer."""
 
 import random
 from collections.abc import Iterator

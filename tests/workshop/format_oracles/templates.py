@@ -79,7 +79,7 @@ def answer(template: ChatTemplate, format_name: str, calls: Sequence[Call], cont
 
 
 def result(source: str) -> tuple[str, str, str]:
-    """Return the name of the format that we detect, one of `OUTCOMES`, and what was not read."""
+    """Return three texts: the name of the format that we detect, one of `OUTCOMES`, and the text that was not read."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
         name = detected_tool_call_format(Path(folder))
