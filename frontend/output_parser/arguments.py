@@ -108,6 +108,30 @@ class StringReader:
         return "".join(pieces), position, None
 
 
+class InputReader:
+    """Decodes a custom tool's input from the arguments of its call, `{"input": "..."}`, of any pieces."""
+
+    _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*(?=")')
+
+    def __init__(self) -> None:
+        self._text = ""  # not read
+        self._string: StringReader | None = None  # None: before or after the input
+
+    def push(self, text: str) -> str:
+        """Return the next piece of the input."""
+        self._text += text
+        if self._string is None:
+            head = self._HEAD.match(self._text)
+            if head is None:
+                return ""
+            self._text, self._string = self._text[head.end() :], StringReader()
+        piece, size, ending = self._string.read(self._text)
+        self._text = self._text[size:]
+        if ending is not None:
+            self._string = None
+        return piece
+
+
 def _decoded(part: str) -> str:
     if part == "\\'":  # Python's
         return "'"

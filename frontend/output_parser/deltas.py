@@ -25,14 +25,16 @@ class CallBegin:
 
     index: int
     name: str
+    is_custom: bool = False  # the arguments are one text, the custom tool's input
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """A piece of a call's arguments: the model's text, valid JSON or not."""
+    """A piece of a call's arguments: the model's text, valid JSON or not; or a piece of a custom tool's input."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)

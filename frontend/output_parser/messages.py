@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from frontend.output_parser.arguments import ObjectReader
@@ -18,11 +18,12 @@ def output_parser(
     tool_format: str,
     reasoning_format: ReasoningFormat | None = None,
     schemas: Mapping[str, Mapping[str, Any]] | None = None,
+    custom_names: Collection[str] = (),
 ) -> OutputParser:
     """Return the parser of a completion; see OutputParser for the arguments."""
     if tool_format == HARMONY.name or (reasoning_format is not None and reasoning_format.head):
-        return MessageParser(has_tools=tool_format != "")
-    return OutputParser(tool_format, reasoning_format, schemas)
+        return MessageParser(has_tools=tool_format != "", custom_names=custom_names)
+    return OutputParser(tool_format, reasoning_format, schemas, custom_names)
 
 
 class MessageParser(OutputParser):
@@ -30,10 +31,11 @@ class MessageParser(OutputParser):
 
     Args:
         has_tools: otherwise a call is content.
+        custom_names: of custom tools.
     """
 
-    def __init__(self, *, has_tools: bool) -> None:
-        super().__init__(HARMONY.name)
+    def __init__(self, *, has_tools: bool, custom_names: Collection[str]) -> None:
+        super().__init__(HARMONY.name, custom_names=custom_names)
         self._has_tools = has_tools
         self._kind: type[TextDelta | ReasoningDelta] = TextDelta  # of the present message
         self._is_begun = False  # the present message has text

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from frontend.output_parser.arguments import ArgumentsReader, Ending, ObjectReader, StringReader
+from frontend.output_parser.arguments import ArgumentsReader, Ending, InputReader, ObjectReader, StringReader
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
 from frontend.output_parser.notation_readers import LiteralReader, MarkedReader
 from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
@@ -25,6 +25,7 @@ class OutputParser:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
         reasoning_format: None: there is no thinking.
         schemas: JSON schemas of arguments, by the name of the tool.
+        custom_names: tools whose arguments are a text, `{"input": "..."}`, which is decoded.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class OutputParser:
         tool_format: str,
         reasoning_format: ReasoningFormat | None = None,
         schemas: Mapping[str, Mapping[str, Any]] | None = None,
+        custom_names: Collection[str] = (),
     ) -> None:
         self._schemas = schemas or {}
+        self._custom_names = custom_names
+        self._input: InputReader | None = None  # of the present call; None: not of a custom tool
         self._reasoning_format = reasoning_format
         self._has_reasoning = False
         self._reasoning_white = ""  # white space behind the reasoning so far
@@ -151,7 +155,9 @@ class OutputParser:
         return True
 
     def _begin_call(self, name: str) -> None:
-        self._deltas.append(CallBegin(self._num_calls, name))
+        is_custom = name in self._custom_names
+        self._input = InputReader() if is_custom else None
+        self._deltas.append(CallBegin(self._num_calls, name, is_custom))
         self._num_calls += 1
 
     def _reader(self, name: str) -> ArgumentsReader:
@@ -223,8 +229,10 @@ class OutputParser:
             self._deltas.append(kind(text))
 
     def _add_arguments(self, text: str) -> None:
+        if self._input is not None:
+            text = self._input.push(text)
         if text:
-            self._deltas.append(ArgumentsDelta(self._num_calls - 1, text))
+            self._deltas.append(ArgumentsDelta(self._num_calls - 1, text, self._input is not None))
 
     def _pop_deltas(self) -> list[OutputDelta]:
         deltas, self._deltas = self._deltas, []

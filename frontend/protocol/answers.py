@@ -107,12 +107,20 @@ class FunctionCall(TypedDict, total=False):
     arguments: str
 
 
+class CustomCall(TypedDict, total=False):
+    """A custom tool's name and its input; in a stream, pieces of both."""
+
+    name: str
+    input: str
+
+
 class ToolCall(TypedDict):
-    """A call of a tool."""
+    """A call of a tool: of a function or a custom one, as its type says."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class ToolCallDelta(TypedDict):
@@ -120,8 +128,9 @@ class ToolCallDelta(TypedDict):
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionCall
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class AssistantMessage(TypedDict):

@@ -18,9 +18,9 @@ from frontend.protocol.tools import (
     Tool,
     ToolChoice,
     ToolChoiceInput,
+    ToolDefinition,
     function_call_from,
     not_too_large,
-    only_functions,
     tool_choice_from,
 )
 from model_repository.contract.rules import MAX_TOOLS
@@ -193,8 +193,7 @@ class ChatCompletionRequest(GenerationBody):
     ] = None
     tools: Annotated[
         list[Tool] | None,
-        Field(max_length=MAX_TOOLS, examples=[[_TOOL]], description="functions that the model may call"),
-        BeforeValidator(only_functions),
+        Field(max_length=MAX_TOOLS, examples=[[_TOOL]], description="functions and custom tools"),
         AfterValidator(not_too_large),
     ] = None
     tool_choice: Annotated[
@@ -274,14 +273,16 @@ class ChatCompletionRequest(GenerationBody):
             raise broken_rule("function_call", "goes with functions; tools have tool_choice")
         if self.tool_choice is not None and self.functions:
             raise broken_rule("tool_choice", "goes with tools; functions have function_call")
-        names = self.tool_names()
+        names, custom = self.tool_names(), self.custom_names()
+        for name in custom & {tool.function.name for tool in self.tools or () if tool.function is not None}:
+            raise broken_rule("tools", f"{name} is the name of a function and of a custom tool")
         for field in ("tool_choice", "function_call"):
             choice: ToolChoice | None = getattr(self, field)
             if choice is None:
                 continue
-            for name in choice.names():
-                if name not in names:
-                    raise broken_rule(field, f"names {name}, which is not offered")
+            for name, kind in choice.types().items():
+                if name not in names or (name in custom) != (kind == "custom"):
+                    raise broken_rule(field, f"names the {kind} {name}, which is not offered")
             if choice.type == "required" and not names:
                 raise broken_rule(field, "needs tools to choose from")
         self.thinking_budget()
@@ -303,7 +304,7 @@ class ChatCompletionRequest(GenerationBody):
     def may_call(self) -> bool:
         """Whether the answer may have calls of tools."""
         choice = self.tool_choice or self.function_call
-        return bool(self.offered_functions()) and (choice is None or choice.type != "none")
+        return bool(self.offered_tools()) and (choice is None or choice.type != "none")
 
     def must_call(self) -> bool:
         """Whether the answer is a call: then text is the beginning of a call that was cut."""
@@ -311,9 +312,13 @@ class ChatCompletionRequest(GenerationBody):
         return choice is not None and choice.words() not in ("none", "auto")
 
     def tool_names(self) -> set[str]:
-        """Return the names of the functions in `tools` or `functions`."""
-        return {function.name for function in self.offered_functions()}
+        """Return the names of the tools in `tools` or `functions`."""
+        return {tool.name for tool in self.offered_tools()}
 
-    def offered_functions(self) -> list[FunctionDefinition]:
-        """Return the functions in `tools` or `functions`."""
-        return [tool.function for tool in self.tools or ()] + list(self.functions or ())
+    def custom_names(self) -> set[str]:
+        """Return the names of the custom tools."""
+        return {tool.custom.name for tool in self.tools or () if tool.custom is not None}
+
+    def offered_tools(self) -> list[ToolDefinition]:
+        """Return the tools in `tools` or `functions`."""
+        return [*(tool.definition for tool in self.tools or ()), *(self.functions or ())]

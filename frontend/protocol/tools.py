@@ -1,7 +1,8 @@
-"""OpenAI's tools, and the deprecated functions."""
+"""OpenAI's tools, functions and custom ones, and the deprecated functions."""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 import orjson
@@ -9,7 +10,10 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, broken_rule
+from frontend.protocol.input_grammar import input_pattern
 from model_repository.contract.rules import MAX_TOOLS, MAX_TOOLS_CHARS
+from model_repository.errors import InvalidRequest
+from model_repository.structured_output.pattern import MAX_PATTERN_CHARS
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -35,24 +39,100 @@ class FunctionDefinition(Body):
         return {"type": "function", "function": function}
 
 
-class Tool(Body):
-    """A tool of the model: always a function."""
+class InputGrammar(Body):
+    """The grammar of a custom tool's input."""
 
-    type: Literal["function"]
-    function: FunctionDefinition
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]
+
+    @model_validator(mode="after")
+    def _check_definition(self) -> Self:
+        try:
+            input_pattern(self.syntax, self.definition)
+        except InvalidRequest as exc:
+            raise broken_rule("definition", exc.text) from exc
+        return self
+
+
+class _OfType(Body):
+    """An object with the field that its type names, and without those of other types."""
+
+    type: str | None
+
+    @model_validator(mode="after")
+    def _check_fields_of_type(self) -> Self:
+        for name in ("function", "custom", "allowed_tools", "grammar"):
+            is_needed = name == (self.type or "function")
+            if name in type(self).model_fields and is_needed != (getattr(self, name) is not None):
+                raise broken_rule(name, f'`{name}` goes with type "{name}"')
+        return self
+
+
+class InputFormat(_OfType):
+    """The form of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    grammar: InputGrammar | None = None
+
+
+class CustomDefinition(Body):
+    """A tool whose input is a text, not JSON. The model calls it as a function with this text as the only argument."""
+
+    name: FunctionName
+    description: str | None = None
+    format: InputFormat | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The JSON schema of the function's arguments."""
+        text = {"type": "string"}
+        if self.format is not None and (grammar := self.format.grammar) is not None:
+            text["pattern"] = input_pattern(grammar.syntax, grammar.definition)
+            if grammar.syntax == "lark":  # easier to read than the pattern
+                text["description"] = f"Text of this Lark grammar:\n{grammar.definition}"
+        return {
+            "type": "object",
+            "properties": {"input": text},
+            "required": ["input"],
+            "additionalProperties": False,
+        }
+
+    def as_tool(self) -> dict[str, Any]:
+        """Return the function's tool object for the chat template."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+type ToolDefinition = FunctionDefinition | CustomDefinition
+
+
+class Tool(_OfType):
+    """A tool of the model."""
+
+    type: Literal["function", "custom"]
+    function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """The tool, of either type."""
+        definition = self.function or self.custom
+        assert definition is not None, "the fields are checked"
+        return definition
 
 
 class FunctionChoice(Body):
-    """The name of a function."""
+    """The name of a tool."""
 
     name: FunctionName
 
 
-class NamedToolChoice(Body):
+class NamedToolChoice(_OfType):
     """The tool that the model must call."""
 
-    type: Literal["function"]
-    function: FunctionChoice
+    type: Literal["function", "custom"]
+    function: FunctionChoice | None = None
+    custom: FunctionChoice | None = None
 
 
 class AllowedTools(Body):
@@ -73,36 +153,30 @@ type ToolChoiceInput = Literal["none", "auto", "required"] | NamedToolChoice | A
 type FunctionCallChoice = Literal["none", "auto"] | FunctionChoice
 
 
-class ToolChoice(Body):
+class ToolChoice(_OfType):
     """All of OpenAI's forms of a tool choice as one."""
 
-    type: Literal["none", "auto", "required", "function", "allowed_tools"]
+    type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"]
     function: FunctionChoice | None = None
+    custom: FunctionChoice | None = None
     allowed_tools: AllowedTools | None = None
 
-    @model_validator(mode="after")
-    def _check_fields_of_type(self) -> Self:
-        for name in ("function", "allowed_tools"):
-            if (self.type == name) != (getattr(self, name) is not None):
-                raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
-        return self
-
-    def names(self) -> list[str]:
-        """Return the functions that the choice names."""
-        if self.allowed_tools is not None:
-            return [tool.function.name for tool in self.allowed_tools.tools]
-        return [] if self.function is None else [self.function.name]
+    def types(self) -> dict[str, str]:
+        """Return the types of the tools that the choice names, by name."""
+        tools = [self] if self.allowed_tools is None else self.allowed_tools.tools
+        return {named.name: tool.type for tool in tools if (named := tool.function or tool.custom) is not None}
 
     def words(self) -> str:
         """Return the choice in the form of the tensor contract."""
         if self.allowed_tools is not None:
             return self.allowed_tools.mode
-        return self.type if self.function is None else f"function:{self.function.name}"
+        named = self.function or self.custom
+        return self.type if named is None else f"function:{named.name}"
 
 
 def tool_choice_from(value: Any) -> Any:
     """Return a tool choice as an object."""
-    return {"type": value} if isinstance(value, str) else only_functions(value)
+    return {"type": value} if isinstance(value, str) else value
 
 
 def function_call_from(value: Any) -> Any:
@@ -119,32 +193,36 @@ class PastFunctionCall(Body):
     arguments: str
 
 
-class PastToolCall(Body):
+class PastCustomCall(Body):
+    """A call of a custom tool in an earlier message of the assistant."""
+
+    name: FunctionName
+    input: str
+
+
+class PastToolCall(_OfType):
     """A tool call in an earlier message of the assistant."""
 
     id: str
-    type: Literal["function"] | None = None
-    function: PastFunctionCall
+    type: Literal["function", "custom"] | None = None
+    function: PastFunctionCall | None = None
+    custom: PastCustomCall | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the call for the chat template."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
+        if self.custom is not None:
+            arguments = json.dumps({"input": self.custom.input}, ensure_ascii=False)
+            function = {"name": self.custom.name, "arguments": arguments}
+        else:
+            assert self.function is not None, "the fields are checked"
+            function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 def not_too_large[Tools: (list[Tool] | None, list[FunctionDefinition] | None)](tools: Tools) -> Tools:
     """Refuse long schemas."""
-    functions = [tool.function if isinstance(tool, Tool) else tool for tool in tools or ()]
+    functions = [tool.definition if isinstance(tool, Tool) else tool for tool in tools or ()]
     num_chars = sum(len(orjson.dumps(function.parameters)) for function in functions)
     if num_chars > MAX_TOOLS_CHARS:
         raise PydanticCustomError("too_long", f"{num_chars} characters of parameters are more than {MAX_TOOLS_CHARS}")
     return tools
-
-
-def only_functions(value: Any) -> Any:
-    """Refuse OpenAI's other types of tools and choices."""
-    for item in value if isinstance(value, list) else (value,):
-        kind = item.get("type") if isinstance(item, dict) else None
-        if kind == "custom":
-            raise PydanticCustomError("unsupported_value", 'only type "function" is supported')
-    return value

@@ -15,11 +15,11 @@ from frontend.protocol.answers import (
     ChatCompletionChunk,
     ChatLogprobs,
     ChunkChoice,
+    CustomCall,
     Delta,
     FinishReason,
     FunctionCall,
     ToolCall,
-    ToolCallDelta,
 )
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.translate.logprobs import chat_logprobs
@@ -141,8 +141,12 @@ class ChatReply(Reply):
         calls: list[ToolCall] = []
         for delta in deltas:
             for call in delta.get("tool_calls", ()):
-                if "id" in call:
+                if "id" in call and "custom" in call:
+                    calls.append({"id": call["id"], "type": "custom", "custom": call["custom"].copy()})
+                elif "id" in call:
                     calls.append({"id": call["id"], "type": "function", "function": call["function"].copy()})
+                elif "custom" in call:
+                    calls[call["index"]]["custom"]["input"] += call["custom"]["input"]
                 else:
                     calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
         function_calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
@@ -165,17 +169,17 @@ class ChatReply(Reply):
                 return None if self._has_no_content else {"content": text}
             case ReasoningDelta(text):
                 return {"reasoning_content": text, "reasoning": text} if self._has_reasoning else None
-            case CallBegin(index, name):
+            case CallBegin(index, name, is_custom):
+                call_id = f"call_{secrets.token_hex(12)}"
+                if is_custom:
+                    custom: CustomCall = {"name": name, "input": ""}
+                    return {"tool_calls": [{"index": index, "id": call_id, "type": "custom", "custom": custom}]}
                 function: FunctionCall = {"name": name, "arguments": ""}
-                first: ToolCallDelta = {
-                    "index": index,
-                    "id": f"call_{secrets.token_hex(12)}",
-                    "type": "function",
-                    "function": function,
-                }
                 if self._is_deprecated:
                     return {"function_call": function} if index == 0 else None
-                return {"tool_calls": [first]}
+                return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+            case ArgumentsDelta(index, text, is_custom=True):
+                return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
             case ArgumentsDelta(index, text):
                 more: FunctionCall = {"arguments": text}
                 if self._is_deprecated:

@@ -51,9 +51,9 @@ class Reply(Protocol):
 def chat_parser(chat: ChatCompletionRequest, name: ModelName) -> OutputParser:
     """Return a parser for one answer to a chat."""
     parameters = name.model.parameters
-    schemas = {function.name: function.parameters or {} for function in chat.offered_functions()}
+    schemas = {tool.name: tool.parameters or {} for tool in chat.offered_tools()}
     tool_format = parameters.tool_call_format if chat.may_call() else ""
-    return output_parser(tool_format, REASONING_FORMATS.get(parameters.reasoning_format), schemas)
+    return output_parser(tool_format, REASONING_FORMATS.get(parameters.reasoning_format), schemas, chat.custom_names())
 
 
 _PADDING_ALPHABET = string.ascii_letters + string.digits

@@ -133,7 +133,7 @@ def tokenize_to_prompt(request: TokenizeRequest, name: ModelName) -> Prompt:
     """Return the prompt to tokenize."""
     if request.messages is None:
         return TextPrompt(request.prompt or "")
-    tools = tuple(tool.function.as_tool() for tool in request.tools or ())
+    tools = tuple(tool.definition.as_tool() for tool in request.tools or ())
     return _chat_prompt(request, request.messages, ToolUse(tools=tools) if tools else None, name)
 
 
@@ -313,14 +313,15 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
 
 
 def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    functions = chat.offered_functions()
-    if not functions:
+    tools = chat.offered_tools()
+    if not tools:
         return None
     choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")
     if choice.allowed_tools is not None:
-        functions = [function for function in functions if function.name in choice.names()]
+        allowed = choice.types()
+        tools = [tool for tool in tools if tool.name in allowed]
     return ToolUse(
-        tools=tuple(function.as_tool() for function in functions),
+        tools=tuple(tool.as_tool() for tool in tools),
         choice=choice.words(),
         # The deprecated form has one call at most.
         is_parallel=chat.parallel_tool_calls is not False and not chat.functions,

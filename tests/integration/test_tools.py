@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletion, ChatCompletionMessageCustomToolCall
 
 from tests.integration.api import CHAT, WEATHER, Api
 
@@ -106,3 +108,32 @@ def test_beside_a_response_format_the_answer_is_a_call_or_of_that_form(client: O
     assert create(client, response_format=form).choices[0].finish_reason == "tool_calls"
     answer = create(client, "What is the capital of Japan? Answer in JSON.", response_format=form).choices[0]
     assert json.loads(answer.message.content)["capital"] in ("Tokyo", "Paris")
+
+
+def test_a_custom_tool_gets_a_text_of_its_grammar_and_its_result_answers(client: OpenAI) -> None:
+    definition = r'(?:weather|news) of "(?:Paris|Rome)"\n[+-][a-c]{2}'
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+    tool = {"type": "custom", "custom": {"name": "query", "description": "asks a service", "format": form}}
+    choice = {"type": "custom", "custom": {"name": "query"}}
+    completion = create(client, tools=[WEATHER, tool], tool_choice=choice)
+    answer = ChatCompletion.model_validate(completion.model_dump(), strict=True).choices[0]
+    (call,) = answer.message.tool_calls or []
+    assert isinstance(call, ChatCompletionMessageCustomToolCall)
+    assert call.custom.name == "query" and re.fullmatch(definition, call.custom.input)
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+
+    # The types of a stream's deltas know functions only; the SDK keeps the other fields.
+    chunks = create(
+        client, tools=[WEATHER, tool], tool_choice=choice, stream=True, extra_body={"stream_interval_ms": 0}
+    )
+    first, *rest = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or ()]
+    assert (first.type, first.custom) == ("custom", {"name": "query", "input": ""})
+    assert "".join(piece.custom["input"] for piece in rest) == call.custom.input
+    assert len(rest) > 2
+
+    messages = [
+        {"role": "user", "content": QUESTION},
+        answer.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": RESULT},
+    ]
+    assert create(client, messages=messages, tools=[WEATHER, tool]).choices[0].message.content

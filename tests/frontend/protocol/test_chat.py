@@ -45,8 +45,7 @@ def test_a_text_is_a_message_of_the_user(messages: Any, said: list[str]) -> None
             [user({"type": "image_url", "image_url": {"url": "x", "detail": "most"}})],
             "messages[0].content[0].image_url.detail",
         ),
-        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls[0].function"),
-        ([{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}], "messages[0].tool_calls[0].type"),
+        ([{"role": "assistant", "tool_calls": [CALL | {"type": "mcp"}]}], "messages[0].tool_calls[0].type"),
         ([{"role": "assistant", "function_call": {"name": "f"}}], "messages[0].function_call.arguments"),
     ],
 )
@@ -64,6 +63,8 @@ def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
         ({"role": "tool", "content": "4"}, "tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
         ({"role": "user", "content": "x", "function_call": CALL["function"]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls[0].function"),
+        ({"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}, "tool_calls[0].function"),
         ({"role": "user", "content": "x", "refusal": "no"}, "refusal"),
         (user({"type": "text"}), "content[0].text"),
         (user({"type": "refusal"}), "content[0].refusal"),

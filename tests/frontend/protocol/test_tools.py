@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.errors import InvalidRequest, UnsupportedValue, ValidationFailed
+from frontend.errors import InvalidRequest, ValidationFailed
 from frontend.protocol.chat import ChatCompletionRequest
 from model_repository.contract.rules import MAX_TOOLS, MAX_TOOLS_CHARS
 from tests.frontend.bodies import CHAT, TIME, WEATHER, chat, refusal
@@ -17,6 +17,14 @@ FUNCTIONS = {"functions": [WEATHER["function"], TIME["function"]]}
 
 def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
+
+
+def custom(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": name} | fields}
+
+
+def grammar(definition: str, syntax: str = "regex") -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -35,6 +43,11 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (TOOLS | {"tool_choice": allowed("none", "get_time")}, "tool_choice.allowed_tools.mode"),
     (TOOLS | {"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
     (FUNCTIONS | {"function_call": "required"}, "function_call"),
+    ({"tools": [custom("two words")]}, "tools[0].custom.name"),
+    ({"tools": [custom("x", format={"type": "json"})]}, "tools[0].custom.format.type"),
+    ({"tools": [custom("x", format=grammar("a", "ebnf"))]}, "tools[0].custom.format.grammar.syntax"),
+    ({"tools": [custom("x", format=grammar(""))]}, "tools[0].custom.format.grammar.definition"),
+    ({"tools": [custom("x", format=grammar("a" * 5001))]}, "tools[0].custom.format.grammar.definition"),
 ]
 UNMATCHED: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
@@ -46,10 +59,14 @@ UNMATCHED: list[tuple[dict[str, Any], str]] = [
     (FUNCTIONS | {"function_call": {"name": "other"}}, "function_call"),
     ({"function_call": {"name": "get_time"}}, "function_call"),
     (TOOLS | FUNCTIONS, "functions"),
-]
-OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools"),
-    (TOOLS | {"tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
+    ({"tools": [TIME | {"custom": {"name": "x"}}]}, "tools[0].custom"),
+    ({"tools": [custom("x", format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
+    ({"tools": [custom("x", format=grammar("(")), TIME]}, "tools[0].custom.format.grammar.definition"),
+    ({"tools": [custom("get_time"), TIME]}, "tools"),
+    ({"tools": [custom("x"), TIME], "tool_choice": custom("get_time")}, "tool_choice"),
+    ({"tools": [custom("x"), TIME], "tool_choice": named("x")}, "tool_choice"),
+    ({"tools": [custom("x"), TIME], "tool_choice": allowed("auto", "x")}, "tool_choice"),
 ]
 
 
@@ -58,7 +75,6 @@ OTHER_TYPES: list[tuple[dict[str, Any], str]] = [
     [
         *((*each, ValidationFailed, 422) for each in MALFORMED),
         *((*each, InvalidRequest, 400) for each in UNMATCHED),
-        *((*each, UnsupportedValue, 400) for each in OTHER_TYPES),
     ],
 )
 def test_a_bad_tool_or_choice_is_refused_by_place(
@@ -86,7 +102,7 @@ def test_a_tool_reaches_the_template_whole() -> None:
         tools = chat(tools=[{"type": "function", "function": function | strict}]).tools
         assert tools is not None
         kept = strict if strict == {"strict": True} else {}
-        assert tools[0].function.as_tool() == {"type": "function", "function": function | kept}
+        assert tools[0].definition.as_tool() == {"type": "function", "function": function | kept}
 
 
 @pytest.mark.parametrize("field", ["tools", "functions"])
@@ -101,4 +117,56 @@ def test_schemas_of_tools_are_not_too_long(field: str) -> None:
 def test_a_tool_without_parameters_takes_an_empty_object(parameters: Any) -> None:
     tools = chat(tools=[{"type": "function", "function": {"name": "f", "parameters": parameters}}]).tools
     assert tools is not None
-    assert tools[0].function.as_tool()["function"] == {"name": "f", "parameters": {"type": "object", "properties": {}}}
+    assert tools[0].definition.as_tool()["function"] == {
+        "name": "f",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
+INPUT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        (None, INPUT),
+        ({"type": "text"}, INPUT),
+        (grammar("a|b"), INPUT | {"pattern": "^(?:a|b)$"}),
+        (
+            grammar('start: "a"', "lark"),
+            INPUT | {"pattern": "^(?:a)$", "description": 'Text of this Lark grammar:\nstart: "a"'},
+        ),
+    ],
+)
+def test_a_custom_tool_reaches_the_template_as_a_function_of_one_text(form: Any, schema: dict[str, Any]) -> None:
+    (tool,) = chat(tools=[custom("run", description="runs", format=form)]).offered_tools()
+    parameters = {
+        "type": "object",
+        "properties": {"input": schema},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    function = {"name": "run", "description": "runs", "parameters": parameters}
+    assert tool.as_tool() == {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        (custom("run"), "function:run"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [custom("run")]}}, "required"),
+    ],
+)
+def test_a_custom_tool_is_chosen_as_a_function_is(choice: dict[str, Any], words: str) -> None:
+    request = chat(tools=[TIME, custom("run")], tool_choice=choice)
+    assert request.tool_choice is not None
+    assert (request.tool_choice.words(), request.must_call()) == (words, True)
+    assert request.tool_choice.types() == {"run": "custom"}
+
+
+def test_a_past_call_of_a_custom_tool_reaches_the_template_as_that_of_the_function() -> None:
+    call = {"id": "call_1", "type": "custom", "custom": {"name": "run", "input": 'é "\n'}}
+    (message,) = chat(messages=[{"role": "assistant", "tool_calls": [call]}]).messages
+    assert message.tool_calls is not None
+    function = {"name": "run", "arguments": '{"input": "é \\"\\n"}'}
+    assert message.tool_calls[0].for_template() == {"id": "call_1", "type": "function", "function": function}

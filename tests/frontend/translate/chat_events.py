@@ -64,7 +64,10 @@ def put_together(events: Iterable[ChatCompletionChunk], index: int = 0) -> dict[
             calls = message.setdefault("tool_calls", [])
             if "id" in call:
                 assert call["index"] == len(calls)
-                calls.append({"id": call["id"], "type": call["type"], "function": dict(call["function"])})
+                kind = call["type"]
+                calls.append({"id": call["id"], "type": kind, kind: {**call[kind]}})
+            elif "custom" in call:
+                calls[call["index"]]["custom"]["input"] += call["custom"]["input"]
             else:
                 calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
         if "function_call" in delta:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_repository.contract.output import FinishReason
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.frontend.bodies import TIME, WEATHER
-from tests.frontend.protocol.test_tools import allowed
+from tests.frontend.protocol.test_tools import allowed, custom
 from tests.frontend.translate.chat_events import events_of, pieces_of, put_together, reply_to, whole
 from tests.parsed_calls import parse_tool_calls
 
@@ -103,6 +103,7 @@ def test_only_the_first_delta_of_a_call_has_id_type_and_name() -> None:
         (TOOLS | {"tool_choice": "auto"}, "stop", "tool_calls"),
         (TOOLS | {"tool_choice": "required"}, "stop", "tool_calls"),
         (TOOLS | NAMED, "stop", "stop"),
+        ({"tools": [custom("get_time")], "tool_choice": custom("get_time")}, "stop", "tool_calls"),
         (FUNCTIONS, "stop", "function_call"),
         (FUNCTIONS | {"function_call": {"name": "get_time"}}, "stop", "stop"),
         (TOOLS, "length", "length"),
@@ -113,6 +114,46 @@ def test_the_finish_reason_asks_for_a_call_or_not(fields: dict[str, Any], reason
     text = text_of(CALLS[1])
     assert answered(text, FinishReason(reason), **fields)["finish_reason"] == expected
     assert streamed(list(text), FinishReason(reason), **fields)["finish_reasons"] == [expected]
+
+
+@FORMATS
+@given(text=st.text(), is_ascii=st.booleans(), places=st.sets(st.integers(1, 300)))
+def test_the_input_of_a_custom_tool_is_decoded_however_it_is_cut(
+    tool_format: str, text: str, is_ascii: bool, places: set[int]
+) -> None:
+    notation = TOOL_FORMATS[tool_format].notation
+    if notation is not None and notation.quote != '"':  # a text ends at its mark, and has no escapes
+        text = text.replace("<", "(").strip()
+    call = text_of(("run", json.dumps({"input": text}, ensure_ascii=is_ascii)), tool_format=tool_format)
+    fields: dict[str, Any] = {"tools": [TIME, custom("run")], "tool_call_format": tool_format}
+    expected = {"type": "custom", "custom": {"name": "run", "input": text}}
+    for choice in (answered(call, **fields), streamed(cut(call, places), **fields)):
+        [made] = choice["message"]["tool_calls"]
+        assert made == {"id": made["id"]} | expected
+
+
+def test_deltas_of_a_custom_call_have_openais_form() -> None:
+    reply = reply_to(stream=True, tools=[custom("run"), TIME])
+    text = text_of(("run", '{"input": "a\\nb"}'), ("get_time", "{}"))
+    deltas = [
+        call
+        for event in events_of(reply, [(0, piece) for piece in pieces_of(list(text))])
+        for call in event["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    assert deltas[0].pop("id").startswith("call_")
+    assert deltas[:4] == [
+        {"index": 0, "type": "custom", "custom": {"name": "run", "input": ""}},
+        *({"index": 0, "custom": {"input": piece}} for piece in "a\nb"),
+    ]
+    assert [each.get("type") for each in deltas if each["index"] == 1] == ["function", None, None]
+
+
+def test_the_input_of_a_cut_call_ends_where_the_text_does() -> None:
+    text = text_of(("run", '{"input": "a\\u00e9"}'))
+    for end, expected in ((text.index("input"), ""), (text.index("00e9"), "a"), (text.index('"}'), "aé")):
+        choice = answered(text[:end], FinishReason.LENGTH, tools=[custom("run")])
+        assert choice["message"]["tool_calls"][0]["custom"]["input"] == expected
+        assert choice["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, TOOLS | {"tool_choice": "none"}])
