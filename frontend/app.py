@@ -52,9 +52,8 @@ from frontend.triton.replica import Replica
 CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-# Paths of other APIs, OpenAI's Responses and Ollama's, to ours.
+# Paths of Ollama's API to ours.
 _OTHER_APIS = (
-    (re.compile("(|/v1)/responses"), "/v1/chat/completions"),
     (re.compile("/api/(chat|generate)"), "/v1/chat/completions"),
     (re.compile("/api/(tags|ps|show)"), "/v1/models"),
     (re.compile("/api/version"), "/version"),

@@ -10,14 +10,15 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, messages, models, tokenization
+from frontend.handlers import completions, messages, models, responses, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
-from frontend.protocol import answers
+from frontend.protocol import answers, response_objects
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
+from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
 
@@ -134,6 +135,24 @@ ENDPOINTS = (
         body=CountTokensRequest,
         answer=answers.MessageTokens,
         error=answers.MessageError,
+    ),
+    Endpoint(
+        path="/v1/responses",
+        summary="Continue a conversation of items",
+        cost=Cost.TOKENS,
+        call=responses.create_response,
+        body=ResponsesRequest,
+        answer=response_objects.Response,
+        event=response_objects.ResponseStreamEvent,
+        has_names=True,
+    ),
+    Endpoint(
+        path="/v1/responses/input_tokens",
+        summary="The number of tokens of a prompt of items",
+        cost=Cost.REQUEST,
+        call=responses.count_input_tokens,
+        body=InputTokensRequest,
+        answer=response_objects.InputTokens,
     ),
     Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
     Endpoint(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from anthropic.types import Message, RawMessageStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
+
+from tests.extra_fields import refuse_extra_fields
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -13,7 +15,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 def checked_message(body: Any) -> Message:
     """Return a whole answer. It has the types of the client's, and no field that the client does not know."""
     message = Message.model_validate(body, strict=True)
-    _refuse_extra_fields(message)
+    refuse_extra_fields(message)
     return message
 
 
@@ -22,15 +24,5 @@ def checked_event(body: Any) -> Any:
     if body == {"type": "ping"}:
         return None
     event = _EVENT.validate_python(body, strict=True)
-    _refuse_extra_fields(event)
+    refuse_extra_fields(event)
     return event
-
-
-def _refuse_extra_fields(value: Any) -> None:
-    if isinstance(value, list):
-        for item in value:
-            _refuse_extra_fields(item)
-    elif isinstance(value, BaseModel):
-        assert not value.model_extra, value
-        for name in type(value).model_fields:
-            _refuse_extra_fields(getattr(value, name))

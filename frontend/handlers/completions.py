@@ -27,6 +27,7 @@ from frontend.request_context import (
     TRITON,
     Admitted,
     json_response,
+    sender_of,
     unexpected,
 )
 from frontend.stream_record import StreamRecord, server_timing
@@ -73,6 +74,19 @@ def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationReques
     chat, request = call.body, call.request
     _refuse_too_many(request, 1, chat.n or 1)
     return chat_to_requests(chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request))
+
+
+async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
+    """Return the number of tokens of a chat's prompt, as the tokenizer stage counts them.
+
+    Raises:
+        APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
+    """
+    [generation, *_] = chat_generations(call)
+    answered = await call.request.app[TRITON].tokenize(
+        call.name.model.ensemble, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
+    )
+    return len(answered.token_ids)
 
 
 async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:

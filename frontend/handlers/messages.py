@@ -5,11 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from frontend.handlers.call import Call
-from frontend.handlers.completions import answer_chat, chat_generations
+from frontend.handlers.completions import answer_chat, num_prompt_tokens
 from frontend.protocol.answers import MessageTokens
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
-from frontend.request_context import FACTS, SETTINGS, TRITON, json_response, sender_of
+from frontend.request_context import FACTS, SETTINGS, json_response
 from frontend.translate.message_chat import messages_to_chat
 from frontend.translate.message_reply import MessageReply
 
@@ -23,13 +23,7 @@ async def create_message(call: Call[MessagesRequest]) -> web.StreamResponse:
 async def count_tokens(call: Call[CountTokensRequest]) -> web.Response:
     """POST /v1/messages/count_tokens."""
     chat = _chat_call(call)
-    answered = await call.request.app[TRITON].tokenize(
-        call.name.model.ensemble,
-        chat_generations(chat)[0].prompt,
-        add_special_tokens=True,
-        sender=sender_of(call.request),
-    )
-    answer: MessageTokens = {"input_tokens": len(answered.token_ids)}
+    answer: MessageTokens = {"input_tokens": await num_prompt_tokens(chat)}
     return json_response(answer, headers=chat.headers)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
 from model_repository.structured_output.json_schema import ignored_keywords
+
+_LABELS = ("user", "safety_identifier", "prompt_cache_key", "metadata")
 
 
 class Body(BaseModel):
@@ -22,6 +24,8 @@ class Body(BaseModel):
 
     # Known fields without support, each with the values that change nothing. null changes nothing in any field.
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # What to use instead of a refused field.
+    instead: ClassVar[Mapping[str, str]] = {}
     # Known hints without effect, each with the values that change nothing. Other values are listed as ignored.
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
@@ -57,14 +61,46 @@ class Body(BaseModel):
         return cls.model_fields[name].alias or name
 
 
+type Forms = Mapping[str | None, tuple[Collection[str], Collection[str]]]
+
+
+class TypedBody(Body):
+    """An object whose `type` says which fields it has."""
+
+    # The required and the optional fields by the type; other types have no more than the shared fields.
+    forms: ClassVar[Forms] = {}
+    shared: ClassVar[Collection[str]] = ("type",)
+
+    type: Any
+
+    @model_validator(mode="after")
+    def _check_fields_of_type(self) -> Self:
+        required, optional = self.forms.get(self.type, ((), ()))
+        for name in type(self).model_fields:
+            has_value = getattr(self, name) is not None
+            if name in required and not has_value:
+                raise broken_rule(self._key(name), f'required when type is "{self.type}"')
+            if has_value and name not in (*self.shared, *required, *optional):
+                raise broken_rule(self._key(name), f'`{self._key(name)}` does not go with type "{self.type}"')
+        return self
+
+
 class ModelBody(Body):
     """The body of a call of a model."""
 
     model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
 
+    def thinking_controls(self) -> Iterator[tuple[str, str]]:
+        """Yield the places of fields that control the model's thinking, and the variable of a template for each."""
+        yield from ()
+
+    def past_thinking(self) -> Iterator[str]:
+        """Yield the places of the thinking in earlier answers."""
+        yield from ()
+
     def bookkeeping(self) -> dict[str, Any]:
         """Return the client's labels for the log."""
-        return {}
+        return {name: value for name in _LABELS if (value := getattr(self, name, None)) is not None}
 
 
 def limits_of(info: ValidationInfo) -> Settings:
@@ -80,6 +116,16 @@ def needs(**fields: Any) -> dict[str, Any]:
 def broken_rule(param: str, rule: str) -> PydanticCustomError:
     """Return the error of well-formed fields that contradict each other; `param` is the field to change."""
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
+
+
+def reduced(items: list[Any], served: Collection[str | None]) -> list[Any]:
+    """Reduce objects of types that are not served to their types: their other fields may be of any form."""
+    return [
+        {"type": kind}
+        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind not in served
+        else item
+        for item in items
+    ]
 
 
 def value_by_two_names(body: Body, name: str, other_name: str) -> Any:

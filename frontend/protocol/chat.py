@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
@@ -25,7 +25,16 @@ from frontend.protocol.tools import (
 )
 from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
+from model_repository.model_parameters import REASONING_FIELDS
 
+# Switch the thinking, or set its budget, or show it.
+_THINKING_FIELDS = (
+    "reasoning_effort",
+    "enable_thinking",
+    "thinking_budget_tokens",
+    "thinking_token_budget",
+    "include_reasoning",
+)
 MAX_MESSAGES = 4096
 MAX_CONTENT_PARTS = 4096  # all messages together
 
@@ -70,6 +79,15 @@ class ContentPart(Body):
             if getattr(self, name):
                 raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         return self
+
+
+class PlacedPart(ContentPart):
+    """A part with its place in a body of another API."""
+
+    source: str
+
+    def place(self, default: str) -> str:
+        return self.source
 
 
 def _content_parts(value: Any) -> Any:
@@ -143,9 +161,17 @@ def refuse_too_many_parts(value: Any) -> Any:
 
 
 def _num_parts(owner: Any) -> int:
-    """Return the number of parts in a message, or in a part with parts of its own, as Anthropic's results of tools."""
-    content = owner.get("content") if isinstance(owner, dict) else None
-    return len(content) + sum(map(_num_parts, content)) if isinstance(content, list) else 0
+    """Return the number of parts in a message, or in a part or an item with parts of its own, as results of tools."""
+    if not isinstance(owner, dict):
+        return 0
+    lists = [parts for name in ("content", "output", "summary") if isinstance(parts := owner.get(name), list)]
+    return sum(len(parts) + sum(map(_num_parts, parts)) for parts in lists)
+
+
+def past_thinking(messages: Iterable[ChatMessage]) -> Iterator[str]:
+    """Yield the places of the thinking in messages."""
+    for index, message in enumerate(messages):
+        yield from (f"messages[{index}].{name}" for name in REASONING_FIELDS if getattr(message, name))
 
 
 def check_last_message(continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
@@ -293,6 +319,12 @@ class ChatCompletionRequest(GenerationBody):
         """Return the largest number of thinking tokens, by either name."""
         budget: int | None = value_by_two_names(self, "thinking_budget_tokens", "thinking_token_budget")
         return budget
+
+    def thinking_controls(self) -> Iterator[tuple[str, str]]:
+        return ((name, name) for name in _THINKING_FIELDS if getattr(self, name) is not None)
+
+    def past_thinking(self) -> Iterator[str]:
+        return past_thinking(self.messages)
 
     def image_urls(self) -> Iterator[tuple[str, str]]:
         """Yield the place of each image in the body, and its URL or data URI."""

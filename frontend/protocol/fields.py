@@ -105,6 +105,7 @@ class GenerationBody(ModelBody):
     """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
+    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in OF_PEERS.items()}
 
     # The end of the completion.
     max_completion_tokens: Annotated[
@@ -278,8 +279,3 @@ class GenerationBody(ModelBody):
         if self.service_tier is None and self.priority is None:
             return None
         return self.service_tier if self.service_tier in ("flex", "priority") else "default"
-
-    def bookkeeping(self) -> dict[str, Any]:
-        """Return the client's labels for the log."""
-        names = ("user", "safety_identifier", "prompt_cache_key", "metadata")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}

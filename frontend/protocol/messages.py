@@ -5,13 +5,13 @@ Source: https://platform.claude.com/docs/en/api/messages
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, ModelBody, broken_rule, declared
+from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.request import MAX_STOP_WORDS
@@ -19,7 +19,7 @@ from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
 
 # The fields of a block by its type, the required ones first.
-_FIELDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+_FIELDS: Forms = {
     "text": (("text",), ()),
     "image": (("source",), ()),
     "document": (("source",), ()),
@@ -31,43 +31,33 @@ _READ = {"text", "image", "document"}  # by a user, and by the model in the resu
 _BLOCKS_OF_ROLES = {"user": {*_READ, "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
 
 
-def _reduced(items: list[Any], served: Container[str]) -> list[Any]:
-    """Reduce objects of types that are not served to their types: their other fields may be of any form."""
-    return [
-        {"type": kind}
-        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind not in served
-        else item
-        for item in items
-    ]
-
-
 def _blocks(value: Any) -> Any:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "Input should be a valid string or a list of content blocks")
-    return _reduced(value, _FIELDS)
+    return reduced(value, _FIELDS)
 
 
-class BlockSource(Body):
+class BlockSource(TypedBody):
     """The bytes of an image, its URL, or the text of a document."""
+
+    forms: ClassVar[Forms] = {
+        "base64": (("media_type", "data"), ()),
+        "url": (("url",), ()),
+        "text": (("data",), ("media_type",)),
+    }
 
     type: Literal["base64", "url", "text"]
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
 
-    @model_validator(mode="after")
-    def _check_fields_of_type(self) -> Self:
-        names = {"base64": ("media_type", "data"), "url": ("url",), "text": ("data",)}[self.type]
-        for name in names:
-            if getattr(self, name) is None:
-                raise broken_rule(name, f'required when type is "{self.type}"')
-        return self
 
-
-class InputBlock(Body):
+class InputBlock(TypedBody):
     """A piece of a message's content. Types that are not served, such as `server_tool_use`, are skipped and listed."""
+
+    forms = _FIELDS
 
     type: str
     text: str | None = None
@@ -86,14 +76,7 @@ class InputBlock(Body):
         return self.type not in _FIELDS
 
     @model_validator(mode="after")
-    def _check_fields_of_type(self) -> Self:
-        required, optional = _FIELDS.get(self.type, ((), ()))
-        for name in required:
-            if getattr(self, name) is None:
-                raise broken_rule(name, f'required when type is "{self.type}"')
-        for name in InputBlock.model_fields:
-            if name not in ("type", *required, *optional) and getattr(self, name) is not None:
-                raise broken_rule(name, f'`{name}` does not go with type "{self.type}"')
+    def _check_source(self) -> Self:
         if self.source is not None and (self.source.type == "text") != (self.type == "document"):
             raise broken_rule("source.type", "an image has base64 or a url, and only documents of text are supported")
         _check_types(self.content or (), _READ, "a tool's result")
@@ -203,7 +186,7 @@ class Metadata(Body):
 
 
 def _tools(value: Any) -> Any:
-    return _reduced(value, ("custom",)) if isinstance(value, list) else value
+    return reduced(value, ("custom",)) if isinstance(value, list) else value
 
 
 def _system_blocks(value: Any) -> Any:
@@ -223,6 +206,18 @@ class CountTokensRequest(ModelBody):
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+
+    def thinking_controls(self) -> Iterator[tuple[str, str]]:
+        if self.thinking is not None:
+            yield "thinking", "thinking"
+        if self.output_config is not None and self.output_config.effort is not None:
+            yield "output_config.effort", "reasoning_effort"
+
+    def past_thinking(self) -> Iterator[str]:
+        for index, message in enumerate(self.messages):
+            for number, block in enumerate(message.content):
+                if block.thinking is not None:
+                    yield f"messages[{index}].content[{number}]"
 
 
 class MessagesRequest(CountTokensRequest):

@@ -18,7 +18,6 @@ from frontend.errors import (
     shown,
 )
 from frontend.protocol.body import Body
-from frontend.protocol.fields import OF_PEERS
 from frontend.settings import Settings
 
 MAX_VALUES = 2**20  # values of a body: enough for a prompt of a million token ids
@@ -104,7 +103,7 @@ def _ignored(body: Body, place: str = "") -> list[str]:
             ignored.append(place + name)
         elif not _is_neutral(value, known[name]):
             expected = " or ".join(orjson.dumps(neutral).decode() for neutral in (None, *body.refused[name]))
-            hint = f"; use {OF_PEERS[name][0]}" if name in OF_PEERS else ""
+            hint = f"; use {body.instead[name]}" if name in body.instead else ""
             message = f"{place}{name}={shown(value)}: not supported here, expected {expected}{hint}"
             raise UnsupportedValue(message, param=place + name)
     ignored += [place + keyword for keyword in body.ignored_keywords()]

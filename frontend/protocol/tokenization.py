@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from frontend.protocol.body import ModelBody, broken_rule
-from frontend.protocol.chat import MESSAGES_LENGTH, ChatMessage, MessagesInput, check_last_message, messages_from
+from frontend.protocol.chat import (
+    MESSAGES_LENGTH,
+    ChatMessage,
+    MessagesInput,
+    check_last_message,
+    messages_from,
+    past_thinking,
+)
 from frontend.protocol.fields import TokenId
 from frontend.protocol.tools import Tool
 from model_repository.contract.rules import MAX_TOOLS
@@ -32,6 +39,9 @@ class TokenizeRequest(ModelBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+    def past_thinking(self) -> Iterator[str]:
+        return past_thinking(self.messages or ())
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

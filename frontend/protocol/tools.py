@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, broken_rule
+from frontend.protocol.body import Body, Forms, TypedBody, broken_rule
 from frontend.protocol.input_grammar import input_pattern
 from model_repository.contract.rules import MAX_TOOLS, MAX_TOOLS_CHARS
 from model_repository.errors import InvalidRequest
 from model_repository.structured_output.pattern import MAX_PATTERN_CHARS
+
+# The fields of a tool, and of what names one, by its type.
+_TOOLS: Forms = {"function": (("function",), ()), "custom": (("custom",), ())}
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -54,22 +57,10 @@ class InputGrammar(Body):
         return self
 
 
-class _OfType(Body):
-    """An object with the field that its type names, and without those of other types."""
-
-    type: str | None
-
-    @model_validator(mode="after")
-    def _check_fields_of_type(self) -> Self:
-        for name in ("function", "custom", "allowed_tools", "grammar"):
-            is_needed = name == (self.type or "function")
-            if name in type(self).model_fields and is_needed != (getattr(self, name) is not None):
-                raise broken_rule(name, f'`{name}` goes with type "{name}"')
-        return self
-
-
-class InputFormat(_OfType):
+class InputFormat(TypedBody):
     """The form of a custom tool's input."""
+
+    forms: ClassVar[Forms] = {"grammar": (("grammar",), ())}
 
     type: Literal["text", "grammar"]
     grammar: InputGrammar | None = None
@@ -106,8 +97,10 @@ class CustomDefinition(Body):
 type ToolDefinition = FunctionDefinition | CustomDefinition
 
 
-class Tool(_OfType):
+class Tool(TypedBody):
     """A tool of the model."""
+
+    forms = _TOOLS
 
     type: Literal["function", "custom"]
     function: FunctionDefinition | None = None
@@ -127,8 +120,10 @@ class FunctionChoice(Body):
     name: FunctionName
 
 
-class NamedToolChoice(_OfType):
+class NamedToolChoice(TypedBody):
     """The tool that the model must call."""
+
+    forms = _TOOLS
 
     type: Literal["function", "custom"]
     function: FunctionChoice | None = None
@@ -153,8 +148,10 @@ type ToolChoiceInput = Literal["none", "auto", "required"] | NamedToolChoice | A
 type FunctionCallChoice = Literal["none", "auto"] | FunctionChoice
 
 
-class ToolChoice(_OfType):
+class ToolChoice(TypedBody):
     """All of OpenAI's forms of a tool choice as one."""
+
+    forms: ClassVar[Forms] = {**_TOOLS, "allowed_tools": (("allowed_tools",), ())}
 
     type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"]
     function: FunctionChoice | None = None
@@ -200,8 +197,11 @@ class PastCustomCall(Body):
     input: str
 
 
-class PastToolCall(_OfType):
+class PastToolCall(TypedBody):
     """A tool call in an earlier message of the assistant."""
+
+    forms: ClassVar[Forms] = {**_TOOLS, None: _TOOLS["function"]}
+    shared = ("type", "id")
 
     id: str
     type: Literal["function", "custom"] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl
+from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl, PlacedPart
 from frontend.protocol.messages import CountTokensRequest, InputBlock, InputMessage, MessagesRequest
 from frontend.protocol.reading import error_from_validation
 from frontend.protocol.tools import PastFunctionCall, PastToolCall
@@ -18,15 +18,6 @@ from frontend.triton.models import ModelName
 # Claude Code begins its system prompt with this line. It changes with each request, and no prompt would begin like an
 # earlier one. Source: https://github.com/anthropics/claude-code/issues/68900
 _BILLING_HEADER = "x-anthropic-billing-header:"
-
-
-class _Part(ContentPart):
-    """A part with its place in Anthropic's body."""
-
-    source: str
-
-    def place(self, default: str) -> str:
-        return self.source
 
 
 def messages_to_chat(body: CountTokensRequest, name: ModelName, *, has_billing_header: bool) -> ChatCompletionRequest:
@@ -68,7 +59,7 @@ def _system(body: CountTokensRequest, has_billing_header: bool) -> Iterator[Chat
             text = text.partition("\n")[2]
             if not text:
                 continue
-        parts.append(_Part(type="text", text=text, source=f"system[{index}].text"))
+        parts.append(PlacedPart(type="text", text=text, source=f"system[{index}].text"))
     if parts:
         yield ChatMessage(role="system", content=parts)
 
@@ -124,15 +115,15 @@ def _parts(blocks: Iterable[tuple[str, InputBlock]]) -> list[ContentPart]:
     parts: list[ContentPart] = []
     for place, block in blocks:
         if block.text is not None:
-            parts.append(_Part(type="text", text=block.text, source=f"{place}.text"))
+            parts.append(PlacedPart(type="text", text=block.text, source=f"{place}.text"))
         elif block.source is not None and block.source.type == "text":
-            parts.append(_Part(type="text", text=block.source.data, source=f"{place}.source.data"))
+            parts.append(PlacedPart(type="text", text=block.source.data, source=f"{place}.source.data"))
         elif block.source is not None:
             source = block.source
             is_url = source.type == "url"
             url = source.url if is_url else f"data:{source.media_type};base64,{source.data}"
             place = f"{place}.source.{'url' if is_url else 'data'}"
-            parts.append(_Part(type="image_url", image_url=ImageUrl(url=url or ""), source=place))
+            parts.append(PlacedPart(type="image_url", image_url=ImageUrl(url=url or ""), source=place))
     return parts
 
 

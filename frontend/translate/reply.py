@@ -30,12 +30,20 @@ class Reply(Protocol):
     num_per_prompt: int  # completions of each prompt
     has_names: bool = False  # the name of each event, its `type`, goes on a line before it
     has_done: bool = True  # [DONE] is the last event; some clients wait for it after an error too
+    is_numbered: bool = False  # each event has its place in the stream, as `sequence_number`
 
     def opening(self, first: GenerationChunk) -> Sequence[Event]:
         """Return the events before the first chunk of all."""
 
     def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
-        """Return the part that a chunk's text extends, if the events of such chunks differ in their text alone."""
+        """Return the part that a chunk's text extends, if the events of such chunks differ in their text alone.
+
+        The encoder then writes the chunk: `events` does not get it.
+        """
+
+    def plain_events(self, index: int, sample: GenerationChunk) -> Sequence[Event]:
+        """Return the events of such a chunk, for a text that is not a part of the answer."""
+        return self.events(index, sample)
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk; after the last chunk of all, also those that end the answer."""

@@ -13,7 +13,6 @@ from frontend.protocol.body import ModelBody, value_by_two_names
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
-from frontend.protocol.messages import CountTokensRequest
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
@@ -38,14 +37,6 @@ from model_repository.contract.request import (
 from model_repository.contract.rules import prompt_too_long
 from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, THINKING_FIELD, RequestDefaults
 
-# Switch the thinking, or set its budget, or show it.
-_THINKING_FIELDS = (
-    "reasoning_effort",
-    "enable_thinking",
-    "thinking_budget_tokens",
-    "thinking_token_budget",
-    "include_reasoning",
-)
 _SWITCHES = ("enable_thinking", "thinking")  # a chat template's: Qwen3's and others', DeepSeek-V3.1's
 # The budget, as a share of max_tokens, where the template reads no effort. Source: OpenRouter's documentation.
 _EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95}
@@ -145,25 +136,14 @@ def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
     # Mirostat's tokens are drawn by the engine stage, whatever the runtime.
     if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
-    if isinstance(body, ChatCompletionRequest) and not parameters.reasoning_format:
-        places += [each for each in _THINKING_FIELDS if getattr(body, each) is not None and each not in fields]
+    if not parameters.reasoning_format:
+        places += [place for place, variable in body.thinking_controls() if variable not in fields]
     if isinstance(body, ChatCompletionRequest | TokenizeRequest):
         places += [f"chat_template_kwargs.{key}" for key in body.chat_template_kwargs or () if key not in fields]
-        unread = [
-            *(() if fields & {*REASONING_FIELDS, THINKING_FIELD} else REASONING_FIELDS),
-            *(() if "name" in fields else ("name",)),
-        ]
-        messages = enumerate(body.messages or ())
-        places += [f"messages[{i}].{field}" for i, message in messages for field in unread if getattr(message, field)]
-    if isinstance(body, CountTokensRequest):
-        places += ["thinking"] * (body.thinking is not None and not parameters.reasoning_format)
-        has_effort = body.output_config is not None and body.output_config.effort is not None
-        places += ["output_config.effort"] * (
-            has_effort and not parameters.reasoning_format and "reasoning_effort" not in fields
-        )
-        if not fields & {*REASONING_FIELDS, THINKING_FIELD}:
-            blocks = ((i, j, block) for i, each in enumerate(body.messages) for j, block in enumerate(each.content))
-            places += [f"messages[{i}].content[{j}]" for i, j, block in blocks if block.thinking is not None]
+        if "name" not in fields:
+            places += [f"messages[{i}].name" for i, message in enumerate(body.messages or ()) if message.name]
+    if not fields & {*REASONING_FIELDS, THINKING_FIELD}:
+        places += body.past_thinking()
     return places
 
 

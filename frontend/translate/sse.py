@@ -19,6 +19,9 @@ HEADERS: Mapping[str, str] = {
 
 DONE = b"data: [DONE]\n\n"
 
+_NUMBER = "sequence_number"  # the last field of an event
+_NUMBER_END = b"}\n\n"
+
 # Some clients split lines at these characters too. JSON may escape any character.
 _LINE_BREAKS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
 
@@ -29,6 +32,7 @@ class EventEncoder:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
         self._frames: dict[tuple[int, str], list[bytes]] = {}  # bytes around the text, by choice and part
+        self._num_events = 0
         self.end = DONE if reply.has_done else b""  # the stream's end, also after an error
 
     def opening(self, first: GenerationChunk) -> bytes:
@@ -42,18 +46,33 @@ class EventEncoder:
             return self._encoded(self._reply.events(index, chunk))
         frame = self._frames.get((index, part))
         if frame is None:
-            mark = secrets.token_hex(16)  # occurs nowhere else in the event
-            sample = GenerationChunk(text=mark, num_thinking_chars=len(mark) if chunk.num_thinking_chars else 0)
-            frame = self._encoded(self._reply.events(index, sample)).split(_json(mark))
-            self._frames[index, part] = frame
-        return _json(chunk.text).join(frame)
+            frame = self._frames[index, part] = self._frame(index, is_thinking=chunk.num_thinking_chars > 0)
+        encoded = _json(chunk.text).join(frame)
+        if not self._reply.is_numbered:
+            return encoded
+        self._num_events += 1
+        return b"%b%d%b" % (encoded, self._num_events - 1, _NUMBER_END)
 
     def failure(self, error: APIError) -> bytes:
         """Return the events that end the stream with an error."""
         return self._encoded(self._reply.failure(error)) + self.end
 
+    def _frame(self, index: int, *, is_thinking: bool) -> list[bytes]:
+        """Return the bytes around the text of a plain chunk's events, and up to the number of a numbered event."""
+        mark = secrets.token_hex(16)  # occurs nowhere else in the event
+        sample = GenerationChunk(text=mark, num_thinking_chars=len(mark) if is_thinking else 0)
+        [event] = self._reply.plain_events(index, sample)
+        encoded = self._encoded_one({**event, _NUMBER: 0}) if self._reply.is_numbered else self._encoded_one(event)
+        return encoded.removesuffix(b"0" + _NUMBER_END).split(_json(mark))
+
     def _encoded(self, events: Iterable[Event]) -> bytes:
-        return b"".join(event(each, each["type"] if self._reply.has_names else "") for each in events)
+        if self._reply.is_numbered:
+            events = [{**each, _NUMBER: self._num_events + index} for index, each in enumerate(events)]
+            self._num_events += len(events)
+        return b"".join(map(self._encoded_one, events))
+
+    def _encoded_one(self, payload: Event) -> bytes:
+        return event(payload, payload["type"] if self._reply.has_names else "")
 
 
 def event(payload: Event, name: str = "") -> bytes:

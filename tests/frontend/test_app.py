@@ -319,8 +319,6 @@ async def test_aiohttps_own_refusals_have_the_envelope(
 @pytest.mark.parametrize(
     ("path", "ours"),
     [
-        ("/responses", "/v1/chat/completions"),
-        ("/v1/responses", "/v1/chat/completions"),
         ("/api/chat", "/v1/chat/completions"),
         ("/api/tags", "/v1/models"),
         ("/api/version", "/version"),

@@ -6,7 +6,18 @@ import json
 from itertools import product
 from typing import Any
 
-from tests.hostile.requests import CHAT, COMPLETIONS, MESSAGES, MODEL, Corpus, Hostile, chat, completion, post
+from tests.hostile.requests import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    MODEL,
+    RESPONSES,
+    Corpus,
+    Hostile,
+    chat,
+    completion,
+    post,
+)
 
 _REFUSED = frozenset({400})
 
@@ -62,6 +73,9 @@ def bombs() -> Corpus:
         for field in ("messages", "system", "tools", "thinking"):
             body = f'{{"model": "demo", "max_tokens": 2, "{field}": {value}}}'
             yield Hostile(f"{name} as Anthropic's {field}", post(body.encode(), MESSAGES))
+        for field in ("input", "instructions", "tools", "tool_choice", "text"):
+            body = f'{{"model": "demo", "input": "hi", "max_output_tokens": 2, "{field}": {value}}}'
+            yield Hostile(f"{name} as {field} of Responses", post(body.encode(), RESPONSES))
     twice = b'{"model": "nobody", "model": "demo", "prompt": "a", "prompt": "b", "max_tokens": 1}'
     yield Hostile("every name twice", post(twice))
     parts = [{"type": "text", "text": ""}] * 25_000
@@ -73,6 +87,8 @@ def bombs() -> Corpus:
         post({"model": MODEL, "max_tokens": 2, "messages": messages}, MESSAGES),
         _REFUSED,
     )
+    items = [{"type": "function_call_output", "call_id": "1", "output": parts[:5000]}]
+    yield Hostile("many parts in an output of a tool", post({"model": MODEL, "input": items}, RESPONSES), _REFUSED)
     yield Hostile("many messages", post({"model": MODEL, "messages": [{"role": "user", "content": ""}] * 20_000}, CHAT))
 
 

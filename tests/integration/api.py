@@ -15,6 +15,8 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
+RESPONSES = "/v1/responses"
+INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 
 # The same question for both endpoints: the demo model's chat template, written out.
 QUESTION = "Count from 1 to 9."

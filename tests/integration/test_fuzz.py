@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import CHECKS
 
-from tests.integration.api import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
+from tests.integration.api import CHAT, COMPLETIONS, COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES
 from tests.integration.stack import Stack
 
 NUM_CASES = {
@@ -18,6 +18,8 @@ NUM_CASES = {
     COMPLETIONS: 150,
     MESSAGES: 150,
     COUNT_TOKENS: 50,
+    RESPONSES: 150,
+    INPUT_TOKENS: 50,
     "/tokenize": 50,
     "/detokenize": 50,
     "/v1/models/{id}": 50,
@@ -33,6 +35,8 @@ def served(body: Any) -> Any:
         if "messages" in body or "prompt" in body:
             body |= {"max_tokens": MAX_TOKENS, "max_completion_tokens": MAX_TOKENS}
             body |= {name: min(body[name], 3) for name in ("n", "best_of") if type(body.get(name)) is int}
+        if "input" in body:
+            body |= {"max_output_tokens": MAX_TOKENS}
     return body
 
 

@@ -120,3 +120,18 @@ def test_anthropics_clients_get_the_thinking_as_a_block_and_may_send_it_back(sta
         messages += [{"role": "assistant", "content": [thought, text]}, *MESSAGES]
         off = client.messages.create(**fields, messages=messages, thinking={"type": "disabled"})
     assert [block.to_dict() for block in off.content] == [{"type": "text", "text": ANSWER}]
+
+
+@pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
+def test_a_response_has_the_thinking_as_an_item_and_it_may_come_back(client: OpenAI, include: list[Any]) -> None:
+    fields: Any = {"model": MODEL, "input": MESSAGES, "temperature": 0, "reasoning": {"effort": "low"}}
+    with client.responses.stream(**fields, include=include) as stream:
+        [*_, last] = stream
+    response: Any = last.response  # type: ignore[union-attr]
+    thinking, message = response.output
+    assert [part.text for part in thinking.content] == [THOUGHT]
+    assert message.content[0].text == ANSWER
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
+    history = [*MESSAGES, *response.output, {"role": "user", "content": "Count from 1 to 9."}]
+    answer = client.responses.create(**fields | {"input": history})
+    assert answer.status == "completed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontend.protocol.responses import ResponsesRequest
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.message_reply import MessageReply
 from frontend.translate.reply import Reply
+from frontend.translate.responses_chat import responses_to_chat
+from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk
 from tests.fakes import DEMO, USAGE, served_model
-from tests.frontend.bodies import WEATHER, chat, completion
+from tests.frontend.bodies import RESPONSE, WEATHER, chat, completion, read
 from tests.frontend.translate.chat_events import pieces_of, reply_to
 
 TEXTS = ("a", 'é\n"', "\u2028", "🙂 {}", "", "\0")
@@ -36,9 +40,16 @@ def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> byte
     return encoder.opening(GenerationChunk(text="")) + b"".join(encoder.encode(*each) for each in chunks)
 
 
+def responses_reply() -> ResponsesReply:
+    body = read(ResponsesRequest, RESPONSE | {"stream": True})[0]
+    return ResponsesReply(body, responses_to_chat(body), ModelName(requested='a "model"', model=DEMO), 1)
+
+
 def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     opening = reply.opening(GenerationChunk(text=""))
     events = [*opening, *(event for each in chunks for event in reply.events(*each))]
+    if reply.is_numbered:
+        events = [{**event, "sequence_number": number} for number, event in enumerate(events)]
     return b"".join(sse.event(event, event["type"] if reply.has_names else "") for event in events)
 
 
@@ -50,14 +61,20 @@ def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> by
         (completion_reply(n=2), 2),
         (completion_reply(n=2, stream_options={"include_usage": True}), 2),
         (completion_reply(prompt=["x", "y"], stream_options={"include_usage": False}), 2),
+        (responses_reply(), 1),
     ],
 )
 @given(texts=st.lists(st.tuples(st.integers(0, 1), st.text() | st.sampled_from(TEXTS)), max_size=6))
 def test_plain_text_is_encoded_as_its_events(reply: Reply, num_choices: int, texts: list[tuple[int, str]]) -> None:
-    assert reply.plain_part(0, PLAIN) is not None
-    chunks = [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
+    chunks = [(index, PLAIN) for index in range(num_choices)]
+    begun = copy.deepcopy(reply)
+    events_of(begun, chunks)
+    assert begun.plain_part(0, PLAIN) is not None
+    chunks += [(index % num_choices, GenerationChunk(text=text)) for index, text in texts]
     chunks += [(index, LAST) for index in range(num_choices)]
-    assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
+    ids = re.compile(rb"msg_[0-9a-f]{32}")
+    ours, expected = encoded(copy.deepcopy(reply), chunks), events_of(copy.deepcopy(reply), chunks)
+    assert ids.sub(b"id", ours) == ids.sub(b"id", expected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,283 @@
+"""The types of the answers of OpenAI's Responses API, and of the events of its streams."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import Field
+
+from frontend.protocol.answers import ServiceTier, TokenLogprob
+
+type ItemStatus = Literal["in_progress", "completed", "incomplete"]
+type ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+# --- items of the output ---------------------------------------------------------------------------------------------
+class OutputText(TypedDict):
+    """Text for the reader."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenLogprob]
+
+
+class OutputMessage(TypedDict):
+    """The model's answer."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningText(TypedDict):
+    """Text of the model's thinking."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class Reasoning(TypedDict):
+    """The model's thinking; there is no summary."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: NotRequired[str]  # if the request includes it: the thinking in an opaque form
+
+
+class FunctionCallItem(TypedDict):
+    """A call of a function; the arguments are JSON."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CustomCallItem(TypedDict):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+type OutputItem = OutputMessage | Reasoning | FunctionCallItem | CustomCallItem
+
+
+# --- the answer ------------------------------------------------------------------------------------------------------
+class InputTokensDetails(TypedDict):
+    """Parts of input_tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    """Parts of output_tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Token counts of a request."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(TypedDict):
+    """Why an answer failed."""
+
+    code: Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    """Why an answer is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class Response(TypedDict):
+    """The answer of /v1/responses. Most fields repeat the request's."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int  # unix seconds
+    completed_at: int | None
+    status: ResponseStatus
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None  # None: not yet
+    store: Literal[False]  # nothing is stored
+    background: Literal[False]
+    previous_response_id: None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: ServiceTier
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["auto", "disabled"]
+    user: str | None
+
+
+class InputTokens(TypedDict):
+    """The answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+# --- the events of a stream ------------------------------------------------------------------------------------------
+class _Numbered(TypedDict):
+    sequence_number: int  # the place of the event in the stream, from 0
+
+
+class ResponseEvent(_Numbered):
+    """The beginning or the end of the stream, with the answer so far."""
+
+    type: Literal[
+        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+    ]
+    response: Response
+
+
+class ItemEvent(_Numbered):
+    """The beginning or the end of an item."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: OutputItem
+
+
+class _OfItem(_Numbered):
+    item_id: str
+    output_index: int
+
+
+class PartEvent(_OfItem):
+    """The beginning or the end of a part of an item."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: OutputText | ReasoningText
+
+
+class TopTextLogprob(TypedDict):
+    """A likely token at this position."""
+
+    token: str
+    logprob: float
+
+
+class TextLogprob(TypedDict):
+    """A token of the text."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[TopTextLogprob]
+
+
+class OutputTextDelta(_OfItem):
+    """More text."""
+
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[TextLogprob]
+
+
+class OutputTextDone(_OfItem):
+    """The whole text."""
+
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[TextLogprob]
+
+
+class ReasoningTextDelta(_OfItem):
+    """More thinking."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(_OfItem):
+    """The whole thinking."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class CallDelta(_OfItem):
+    """More of a call's arguments or input."""
+
+    type: Literal["response.function_call_arguments.delta", "response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class ArgumentsDone(_OfItem):
+    """The whole arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"]
+    arguments: str
+
+
+class InputDone(_OfItem):
+    """The whole input of a custom tool."""
+
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+class ErrorEvent(_Numbered):
+    """An error; the failed answer follows."""
+
+    type: Literal["error"]
+    code: str | None
+    message: str
+    param: str | None
+
+
+ResponseStreamEvent = Annotated[
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | CallDelta
+    | ArgumentsDone
+    | InputDone
+    | ErrorEvent,
+    Field(title="ResponseStreamEvent", discriminator="type"),
+]

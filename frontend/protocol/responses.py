@@ -1,0 +1,357 @@
+"""The bodies of OpenAI's Responses API.
+
+Source: https://platform.openai.com/docs/api-reference/responses/create
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
+from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.tools import FunctionName
+from model_repository.contract.rules import MAX_TOOLS
+from model_repository.contract.spec import MAX_INT32
+
+# The fields of a part, and of an item, by its type, the required ones first.
+_PARTS: Forms = {
+    "input_text": (("text",), ()),
+    "output_text": (("text",), ()),
+    "refusal": (("refusal",), ()),
+    "input_image": (("image_url",), ("detail",)),
+    "summary_text": (("text",), ()),
+    "reasoning_text": (("text",), ()),
+}
+_ITEMS: Forms = {
+    "message": (("role", "content"), ()),
+    "reasoning": ((), ("summary", "content", "encrypted_content")),
+    "function_call": (("call_id", "name", "arguments"), ()),
+    "function_call_output": (("call_id", "output"), ()),
+    "custom_tool_call": (("call_id", "name", "input"), ()),
+    "custom_tool_call_output": (("call_id", "output"), ()),
+}
+_THOUGHTS = {"summary_text", "reasoning_text"}
+_SEAL = "conch:"
+_TOOLS = ("function", "custom")
+_INCLUDABLE = ("reasoning.encrypted_content", "message.output_text.logprobs")
+
+
+class ResponsePart(TypedBody):
+    """A piece of a message, of a tool's output or of the model's thinking."""
+
+    forms = _PARTS
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+
+    type: Literal["input_text", "output_text", "refusal", "input_image", "summary_text", "reasoning_text"]
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+    def ignored_keywords(self) -> Iterator[str]:
+        if self.detail not in (None, "auto"):  # the model itself decides how it cuts an image
+            yield "detail"
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _refuse_other_types(cls, value: Any) -> Any:
+        if value in ("input_file", "input_audio", "input_video"):
+            raise PydanticCustomError("unsupported_value", "only texts and input_image are supported")
+        return value
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+
+
+type Parts = Annotated[
+    list[ResponsePart], FailFast(), BeforeValidator(_parts, json_schema_input_type=str | list[ResponsePart])
+]
+
+
+class ResponseItem(TypedBody):
+    """An item of the conversation. Types that are not served, such as `web_search_call`, are skipped and listed."""
+
+    forms = _ITEMS
+    shared = ("type", "id", "status", "phase")
+
+    type: str
+    id: str | None = None  # of an item that comes back, as the next two
+    status: str | None = None
+    phase: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Parts | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+    call_id: str | None = None
+    name: FunctionName | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Parts | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in _ITEMS
+
+    def thinking(self) -> str:
+        """Return the model's thinking in an item of reasoning; empty: there is none that is readable."""
+        opened = None if self.encrypted_content is None else opened_thinking(self.encrypted_content)
+        if opened is not None:
+            return opened
+        return "\n\n".join(part.text or "" for part in self.content or self.summary or ())
+
+    def ignored_keywords(self) -> Iterator[str]:
+        if self.encrypted_content is not None and opened_thinking(self.encrypted_content) is None:
+            yield "encrypted_content"
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> Self:
+        # The AI SDK refers to thinking in place of sending it. Most templates leave earlier thinking out anyway.
+        if self.type == "item_reference" and not (self.id or "").startswith("rs_"):
+            raise broken_rule("id", f"{self.id} is not stored here: send the item itself, or `store: false` in the SDK")
+        return self
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        is_thought = self.type == "reasoning"
+        for name in ("content", "summary", "output"):
+            for index, part in enumerate(getattr(self, name) or ()):
+                if (part.type in _THOUGHTS) != is_thought:
+                    raise broken_rule(f"{name}[{index}].type", f"does not go with an item of the type {self.type}")
+        return self
+
+
+def sealed_thinking(text: str) -> str:
+    """Return the model's thinking in the opaque form of `encrypted_content`. It is not secret."""
+    return _SEAL + base64.b64encode(text.encode()).decode()
+
+
+def opened_thinking(sealed: str) -> str | None:
+    """Return the thinking from its opaque form; None: another server wrote it."""
+    try:
+        return base64.b64decode(sealed.removeprefix(_SEAL), validate=True).decode() if _SEAL in sealed else None
+    except ValueError:
+        return None
+
+
+def _items(value: Any) -> Any:
+    """Return the conversation as items: a text is a message of the user, and an item with a role a message."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("input_type", "Input should be a valid string or a list of items")
+    items = [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
+        for item in refuse_too_many_parts(value)
+    ]
+    return reduced(items, (*_ITEMS, "item_reference"))
+
+
+class GrammarFormat(TypedBody):
+    """The form of a custom tool's input: any text, or a grammar's."""
+
+    forms: ClassVar[Forms] = {"grammar": (("syntax", "definition"), ())}
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class ResponseTool(TypedBody):
+    """A tool of the client. OpenAI's own tools have other types; they are skipped and listed."""
+
+    forms: ClassVar[Forms] = {
+        "function": (("name",), ("description", "parameters", "strict")),
+        "custom": (("name",), ("description", "format")),
+    }
+    schema_fields = ("parameters",)
+
+    type: str
+    name: FunctionName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
+    format: GrammarFormat | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in _TOOLS
+
+
+class NamedResponseTool(TypedBody):
+    """A tool by its name. OpenAI's own tools have none; they are skipped and listed."""
+
+    forms: ClassVar[Forms] = dict.fromkeys(_TOOLS, (("name",), ()))
+
+    type: str
+    name: FunctionName | None = None
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in _TOOLS
+
+
+class ResponseToolChoice(TypedBody):
+    """Which tools the model may or must call."""
+
+    forms: ClassVar[Forms] = {**NamedResponseTool.forms, "allowed_tools": (("mode", "tools"), ())}
+
+    type: Literal["none", "auto", "required", "function", "custom", "allowed_tools"]
+    name: FunctionName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedResponseTool] | None, Field(min_length=1, max_length=MAX_TOOLS)] = None
+
+    @property
+    def word(self) -> str:
+        """The choice if it is a word alone, else empty."""
+        return self.type if self.type in ("none", "auto", "required") else ""
+
+
+class ResponseTextFormat(TypedBody):
+    """The form of the answer."""
+
+    forms: ClassVar[Forms] = {"json_schema": (("name", "schema_"), ("description", "strict"))}
+    schema_fields = ("schema_",)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
+
+
+class ResponseText(Body):
+    """The form of the answer."""
+
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+    format: ResponseTextFormat | None = None
+
+
+class ReasoningConfig(Body):
+    """How long the model thinks. The answer has the thinking itself, and no summary of it."""
+
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": (), "generate_summary": ()}
+
+    effort: Annotated[str | None, Field(max_length=32)] = None
+
+
+class ResponseStreamOptions(Body):
+    """Additions to a stream."""
+
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+
+def _choice(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+class InputTokensRequest(ModelBody):
+    """The body of POST /v1/responses/input_tokens: what the prompt depends on."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+        "moderation": (),
+        "context_management": ([],),
+        "prompt_cache_retention": ("in_memory",),
+        "prompt_cache_options": ({},),
+    }
+    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("previous_response_id", "conversation"), "input with the whole conversation: nothing is stored"
+    )
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,)}
+
+    input: Annotated[
+        list[ResponseItem],
+        FailFast(),
+        MESSAGES_LENGTH,
+        BeforeValidator(_items, json_schema_input_type=str | list[ResponseItem]),
+    ]
+    instructions: str | None = None
+    tools: Annotated[
+        list[ResponseTool] | None,
+        FailFast(),
+        Field(max_length=MAX_TOOLS),
+        BeforeValidator(lambda value: reduced(value, _TOOLS) if isinstance(value, list) else value),
+    ] = None
+    tool_choice: Annotated[
+        ResponseToolChoice | None,
+        BeforeValidator(
+            _choice, json_schema_input_type=Literal["none", "auto", "required"] | ResponseToolChoice | None
+        ),
+    ] = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: ResponseText | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if all(item.is_skipped for item in self.input):
+            raise broken_rule("input", "has no item of a type that is served here")
+        return self
+
+    def thinking_controls(self) -> Iterator[tuple[str, str]]:
+        if self.effort is not None:
+            yield "reasoning.effort", "reasoning_effort"
+
+    def past_thinking(self) -> Iterator[str]:
+        return (f"input[{index}]" for index, item in enumerate(self.input) if item.type == "reasoning")
+
+    @property
+    def text_format(self) -> ResponseTextFormat | None:
+        return None if self.text is None else self.text.format
+
+    @property
+    def effort(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.effort
+
+
+class ResponsesRequest(InputTokensRequest):
+    """The body of POST /v1/responses."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**InputTokensRequest.refused, "background": (False,)}
+
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = None
+    max_tool_calls: Annotated[int | None, Field(ge=1)] = None  # of OpenAI's own tools: there are none
+    temperature: Annotated[float | None, declared("temperature")] = None
+    top_p: Annotated[float | None, declared("top_p")] = None
+    top_logprobs: Annotated[int | None, declared("top_logprobs")] = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def has_encrypted_content(self) -> bool:
+        """Whether the thinking comes in an opaque form too."""
+        return "reasoning.encrypted_content" in (self.include or ())
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the text has log probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
+
+    def ignored_keywords(self) -> Iterator[str]:
+        for index, name in enumerate(self.include or ()):
+            if name not in _INCLUDABLE:
+                yield f"include[{index}]"
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        if self.top_logprobs and not self.has_logprobs:
+            raise broken_rule("top_logprobs", "needs `message.output_text.logprobs` in include")
+        if self.stream_options is not None and not self.stream:
+            raise broken_rule("stream_options", "`stream_options` can only be used when `stream` is True")
+        return self
