@@ -194,6 +194,18 @@ _SCHEMAS: tuple[Any, ...] = (
     _deep_schema(100),
 )
 
+_LARK_GRAMMARS = (
+    "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(99)) + 'a99: "a"\nstart: a0',
+    "start: " + "[" * 2000 + '"a"' + "]" * 2000,
+    "start: /" + "\\" * 4000,
+    "start: " + "\n" * 4000,
+    "start: /" + "[" * 4000 + "/",
+    'start: "a"~1000 "b"~1000',
+    'start: "a"~0..1000',
+    "start: start",
+    "start: \x00",
+)
+
 
 def explosions() -> Corpus:
     """Yield expressions and schemas that grow without bound."""
@@ -208,6 +220,10 @@ def explosions() -> Corpus:
     for grammar in ('root ::= root "a" | root root', "root ::= ", "a ::= b\nb ::= a", "root ::= " + "(" * 5000, "\x00"):
         form = {"type": "grammar", "grammar": grammar}
         yield Hostile(f"grammar {grammar[:20]!r}", completion(response_format=form))
+    for definition in _LARK_GRAMMARS:
+        form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+        custom = {"type": "custom", "custom": {"name": "f", "format": form}}
+        yield Hostile(f"Lark {definition[:20]!r}", chat(tools=[custom] * 8, tool_choice="required"))
 
 
 def floods() -> Corpus:

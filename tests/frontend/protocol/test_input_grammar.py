@@ -114,6 +114,7 @@ def test_an_expression_is_that_of_the_whole_input(definition: str, good: list[st
         ("lark", 'start: "(" start? ")"', "start: refers to itself, and only grammars without recursion are enforced"),
         ("lark", "start: a\na: b\nb: a", "a: refers to itself"),
         ("lark", 'start: "a', 'line 1, column 8: this is not Lark: start: "a'),
+        ("lark", "start: /" + "\\" * 1000, "line 1, column 8: this is not Lark"),  # 2**1000 steps
         ("lark", 'start: "a"\nstart: "b"', "start: defined twice"),
         ("lark", 'start: a{"b"}\na{x}: x', "a: templates are not enforced"),
         ("lark", 'start: "a"\n%ignore " "', "%ignore is not enforced"),
