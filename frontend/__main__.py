@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] in _BUILD_COMMANDS:
         command = [sys.executable, "-P", "-m", "build_engines", *words]  # -P: nothing of the current folder
         os.execv(sys.executable, command)
-    options = _parser().parse_args(words)
+    end = words.index("--") if words[0] == "launch" and "--" in words else len(words)
+    options = _parser().parse_args(words[:end], argparse.Namespace(arguments=words[end + 1 :]))
     try:
         status = int(options.command(options) or 0)
         sys.stdout.flush()
@@ -99,9 +100,20 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
     command = add_command("chat", text, f" --url {_URL} --model demo")
-    command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
+    _add_url(command)
     command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
     command.set_defaults(command=_chat)
+
+    text = (
+        "Start a coding agent with a model of a running server, without a change of the agent's own configuration. "
+        "Words behind -- are arguments of the agent. OPENAI_API_KEY is the server's API key."
+    )
+    command = add_command("launch", text, f" claude demo --url {_URL}")
+    command.add_argument("program", choices=("claude", "codex", "opencode"), help="The agent.")
+    model_help = "Model of the server. (default: its first)"
+    command.add_argument("model", nargs="?", default="", metavar="MODEL", help=model_help)
+    _add_url(command)
+    command.set_defaults(command=_launch)
 
     text = "Check this machine for serving. The exit status is 1 if something is missing."
     command = add_command("doctor", text, " --json")
@@ -197,6 +209,10 @@ def _add_endpoint_options(command: argparse.ArgumentParser, settings: Set[str] =
     add_options(command, Settings(), only=TLS_TO_TRITON | settings)
 
 
+def _add_url(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
+
+
 def _add_number(command: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
     kind = {"type": type(default), "metavar": "N" if isinstance(default, int) else "S"}
     command.add_argument(flag, default=default, help=f"{text} (default: {default:g})", **kind)  # type: ignore[arg-type]
@@ -247,6 +263,21 @@ def _chat(options: argparse.Namespace) -> int:
 
     client = ChatClient(options.url, os.environ.get(_KEY_VARIABLE, ""))
     return chat(client, options.model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from frontend.cli.chat import ChatClient, ChatFailed
+    from frontend.cli.launch import launch
+
+    key = os.environ.get(_KEY_VARIABLE, "")
+    client = ChatClient(options.url, key)
+    try:
+        return launch(
+            client, options.program, options.model, options.arguments, key, os.environ, sys.stdout, sys.stderr
+        )
+    except (ChatFailed, OSError) as exc:
+        _print_error(exc)
+        return 1
 
 
 def _doctor(options: argparse.Namespace) -> int:

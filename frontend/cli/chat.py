@@ -56,6 +56,7 @@ class ChatClient:
             raise SettingsError(f"--url={url}: expected http://HOST:PORT or https://HOST:PORT")
         self.finish_reason = ""  # the last answer's
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._ssl = ssl.create_default_context() if is_verified else ssl._create_unverified_context()
 
@@ -65,10 +66,12 @@ class ChatClient:
         Conch ends an answer after 256 tokens if a request names no limit; others go on to the end of the window.
 
         Raises:
-            ChatFailed: the server refuses the request or cannot be reached.
+            ChatFailed: the server refuses the request, cannot be reached, or has no models.
         """
         with self._understood():
             cards = json.loads(b"".join(self._lines("GET", "/v1/models")))["data"]
+            if not cards:
+                raise ChatFailed("the server has no models")
             return {card["id"]: card["max_model_len"] if card["owned_by"] == "conch" else 0 for card in cards}
 
     def answer(self, model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
@@ -154,8 +157,6 @@ def chat(
 
     try:
         models = client.models()
-        if not models:
-            raise ChatFailed("the server has no models")
     except ChatFailed as exc:
         fail(exc)
         return 1
@@ -228,7 +229,7 @@ def _refusal(status: int, content: bytes) -> ChatFailed:
     """Return the failure that an answer with another status than 200 tells."""
     try:
         error = json.loads(content)["error"]
-        key = " (`conch chat` takes it from OPENAI_API_KEY)" if status == http.client.UNAUTHORIZED else ""
+        key = " (`conch` takes it from OPENAI_API_KEY)" if status == http.client.UNAUTHORIZED else ""
         return ChatFailed(f"{error['message']}{key}", str(error.get("code") or ""))
     except (ValueError, LookupError, TypeError):
         return ChatFailed(f"HTTP status {status}, and not from an OpenAI server: is this its URL?")

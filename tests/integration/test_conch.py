@@ -266,7 +266,7 @@ def other_server(status: int, content: bytes, answer_to_get: bytes = b"") -> Ite
         (200, b"<html>", "not the answer of an OpenAI server"),
         (200, b'{"data": []}', "the server has no models"),
         (404, b"<html>", "HTTP status 404, and not from an OpenAI server: is this its URL?"),
-        (401, b'{"error": {"message": "no key"}}', "no key (`conch chat` takes it from OPENAI_API_KEY)"),
+        (401, b'{"error": {"message": "no key"}}', "no key (`conch` takes it from OPENAI_API_KEY)"),
     ],
 )
 def test_another_server_is_named_as_that(status: int, content: bytes, message: str) -> None:
@@ -292,6 +292,22 @@ def test_chat_without_a_server_says_so() -> None:
     out, err = io.StringIO(), io.StringIO()
     assert chat(ChatClient("127.0.0.1:9"), "", out, err, lines()) == 1
     assert err.getvalue() == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
+
+
+def test_launch_becomes_the_program_with_the_servers_first_model(api: Api, tmp_path: Path) -> None:
+    program = tmp_path / "claude"
+    printer = "import json, os, sys\njson.dump([os.getpid(), sys.argv[3:], dict(os.environ)], sys.stdout)"
+    program.write_text(f"#!{sys.executable}\n{printer}")
+    program.chmod(0o755)
+    command = [sys.executable, "-m", "frontend", "launch", "claude", f"--url={api.url}/v1", "--", "-p", "--", "--url"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}) as process:
+        out, _ = process.communicate(timeout=DEADLINE_S)
+    pid, arguments, environment = json.loads(out)
+    assert (pid, arguments) == (process.pid, ["-p", "--", "--url"])
+    first = next(iter(ChatClient(api.url).models()))
+    names = ("ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "CLAUDE_CODE_MAX_CONTEXT_TOKENS")
+    assert [environment[name] for name in names] == [api.url, first, "2048"]
 
 
 def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
