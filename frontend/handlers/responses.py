@@ -34,18 +34,21 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> web.Response:
 
 
 async def _chat_call(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> Call[ChatCompletionRequest]:
-    chat = Call(call.request, responses_to_chat(call.body), call.name, call.headers)
-    return await _truncated(chat) if call.body.truncation == "auto" else chat
+    chat = Call(call.request, responses_to_chat(call.body, call.name), call.name, call.headers)
+    if call.body.truncation != "auto":
+        return chat
+    window = call.name.model.parameters.context_window
+    limit = call.body.max_output_tokens if isinstance(call.body, ResponsesRequest) else None
+    return await _truncated(chat, window - (limit or window // _SHARE_OF_ANSWER))
 
 
-async def _truncated(call: Call[ChatCompletionRequest]) -> Call[ChatCompletionRequest]:
-    """Leave out as few of the oldest turns as give the answer room in the context window; the last turn stays.
+async def _truncated(call: Call[ChatCompletionRequest], max_tokens: int) -> Call[ChatCompletionRequest]:
+    """Leave out as few of the oldest turns as make the prompt fit into so many tokens; the last turn stays.
 
     A turn begins with a message of the user. The instructions before the first one stay.
     """
-    chat, window = call.body, call.name.model.parameters.context_window
+    chat = call.body
     starts = [index for index, message in enumerate(chat.messages) if message.role == "user"]
-    room = chat.max_completion_tokens or window // _SHARE_OF_ANSWER
 
     def from_turn(number: int) -> Call[ChatCompletionRequest]:
         messages = chat.messages[: starts[0]] + chat.messages[starts[number] :]
@@ -55,7 +58,7 @@ async def _truncated(call: Call[ChatCompletionRequest]) -> Call[ChatCompletionRe
     while low < high:
         middle = (low + high) // 2 if low else 0  # most conversations fit
         try:
-            fits = await num_prompt_tokens(from_turn(middle)) + room <= window
+            fits = await num_prompt_tokens(from_turn(middle)) <= max_tokens
         except ContextLengthExceeded:
             fits = False
         low, high = (low, middle) if fits else (middle + 1, high)

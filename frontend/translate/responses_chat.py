@@ -11,6 +11,7 @@ from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPa
 from frontend.protocol.reading import error_from_validation
 from frontend.protocol.responses import InputTokensRequest, ResponseItem, ResponsePart, ResponsesRequest, ResponseTool
 from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall
+from frontend.triton.models import ModelName
 
 _CALLS = {"function_call", "custom_tool_call"}
 _SYSTEM = ("system", "developer")
@@ -18,8 +19,8 @@ _SYSTEM = ("system", "developer")
 type _Placed = tuple[str, ResponseItem]  # an item and its place in the body
 
 
-def responses_to_chat(body: InputTokensRequest) -> ChatCompletionRequest:
-    """Return the chat that a request means.
+def responses_to_chat(body: InputTokensRequest, name: ModelName) -> ChatCompletionRequest:
+    """Return the chat that a request means. Without a limit the answer may fill the context window, as OpenAI's does.
 
     Raises:
         APIError: a rule of chats is broken.
@@ -28,7 +29,10 @@ def responses_to_chat(body: InputTokensRequest) -> ChatCompletionRequest:
     if isinstance(body, ResponsesRequest):
         names = ("temperature", "top_p", "stream", "service_tier")
         fields = {each: getattr(body, each) for each in names}
-        fields |= {"max_completion_tokens": body.max_output_tokens}
+        limit = body.max_output_tokens
+        if limit is None:
+            limit, fields["context_length_exceeded_behavior"] = name.model.parameters.context_window, "truncate"
+        fields["max_completion_tokens"] = limit
         if body.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     try:

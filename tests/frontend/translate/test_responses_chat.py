@@ -46,12 +46,12 @@ PNG = "data:image/png;base64,eA=="
 
 
 def of_responses(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
-    body = read(ResponsesRequest, RESPONSE | fields)[0]
-    return _only(chat_to_requests(responses_to_chat(body), name, Settings().request_defaults()))
+    body = read(ResponsesRequest, RESPONSE | {"max_output_tokens": 9} | fields)[0]
+    return _only(chat_to_requests(responses_to_chat(body, name), name, Settings().request_defaults()))
 
 
 def of_chat(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
-    return _only(chat_to_requests(chat(**fields), name, Settings().request_defaults()))
+    return _only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults()))
 
 
 def _only(requests: list[GenerationRequest]) -> GenerationRequest:
@@ -226,6 +226,13 @@ ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "func
 )
 def test_a_field_has_the_meaning_of_the_chats(fields: dict[str, Any], meant: dict[str, Any]) -> None:
     assert of_responses(**fields) == of_chat(messages=[{"role": "user", "content": "hi"}], **meant)
+
+
+def test_without_a_limit_the_answer_may_fill_the_window() -> None:
+    """Chats end after 256 tokens by default, which cut the edits of agents: they send no limit."""
+    params = of_responses(max_output_tokens=None).params
+    assert params == of_chat(max_tokens=2048, context_length_exceeded_behavior="truncate").params
+    assert PLAIN.model.parameters.context_window == 2048
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ OURS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def reply_to(**fields: Any) -> ResponsesReply:
     body = read(ResponsesRequest, RESPONSE | fields)[0]
-    return ResponsesReply(body, responses_to_chat(body), NAME, 1)
+    return ResponsesReply(body, responses_to_chat(body, NAME), NAME, 1)
 
 
 def events_of(reply: ResponsesReply, chunks: Sequence[GenerationChunk]) -> list[dict[str, Any]]:

@@ -42,7 +42,8 @@ def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> byte
 
 def responses_reply() -> ResponsesReply:
     body = read(ResponsesRequest, RESPONSE | {"stream": True})[0]
-    return ResponsesReply(body, responses_to_chat(body), ModelName(requested='a "model"', model=DEMO), 1)
+    name = ModelName(requested='a "model"', model=DEMO)
+    return ResponsesReply(body, responses_to_chat(body, name), name, 1)
 
 
 def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
