@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from PIL import Image
@@ -40,7 +41,7 @@ class Load:
     pause_s: float = 0.0  # of each stream of a closed loop, before each request
     warmup_s: float = 0.5
     window_s: float = 3.0
-    is_chat: bool = True
+    api: Literal["chat/completions", "completions", "responses", "messages"] = "chat/completions"
     has_image: bool = False  # each chat shows another picture
     reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
@@ -120,22 +121,19 @@ def prompts(load: Load) -> Iterator[str]:
 
 def requests(load: Load, target: Target) -> Iterator[bytes]:
     """Yield endless HTTP requests, each with another prompt."""
-    fields = {
-        "model": target.model,
-        "max_tokens": load.num_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if load.ignores_eos:
-        fields["ignore_eos"] = True
-    path = f"{target.base_path}/v1/{'chat/completions' if load.is_chat else 'completions'}"
+    fields: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": True}
+    fields["max_output_tokens" if load.api == "responses" else "max_tokens"] = load.num_tokens
+    if load.api in ("chat/completions", "completions"):
+        fields["stream_options"] = {"include_usage": True}
+        if load.ignores_eos:
+            fields["ignore_eos"] = True
+    path = f"{target.base_path}/v1/{load.api}"
+    name = {"completions": "prompt", "responses": "input"}.get(load.api, "messages")
     host, port = target.address
     for prompt in prompts(load):
         message = (
             message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}
         )
-        asked = {"messages": [message]} if load.is_chat else {"prompt": prompt}
-        body = json.dumps(fields | asked).encode()
+        body = json.dumps(fields | {name: prompt if load.api == "completions" else [message]}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
         yield b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body)

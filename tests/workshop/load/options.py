@@ -122,11 +122,10 @@ def _add_load_options(group: argparse._ArgumentGroup) -> None:
     add("--warmup-s", "warmup_s", float, "before the measured window (0.5)")
     add("--window-s", "window_s", float, "the measured window (3)")
     group.add_argument(
-        "--completions",
-        dest="is_chat",
-        action="store_false",
+        "--api",
+        choices=("chat/completions", "completions", "responses", "messages"),
         default=argparse.SUPPRESS,
-        help="use /v1/completions instead of chats",
+        help="the endpoint, behind /v1/ (chat/completions)",
     )
     group.add_argument(
         "--may-stop",

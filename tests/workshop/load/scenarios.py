@@ -82,7 +82,7 @@ _PACED = 1e3 / 30  # ms: 30 tokens a second
 _CHATS_AT_PACE = Load(
     num_streams=256, num_tokens=210, requests_per_stream=1, itl_ms=_PACED, ramp_s=1.0, warmup_s=2.0, window_s=4.5
 )
-_COMPLETIONS = Load(num_tokens=128, prompt_words=24, warmup_s=1.0, window_s=3.0, is_chat=False)
+_COMPLETIONS = Load(num_tokens=128, prompt_words=24, warmup_s=1.0, window_s=3.0, api="completions")
 
 
 def _beside_dynamo(label: str, load: Load) -> tuple[Point, ...]:
@@ -94,6 +94,15 @@ def _beside_dynamo(label: str, load: Load) -> tuple[Point, ...]:
 def _unpaced(num_streams: int) -> tuple[Point, ...]:
     load = Load(num_streams=num_streams, num_tokens=200, warmup_s=1.0, window_s=3.0)
     return _beside_dynamo(f"{num_streams} streams", load)
+
+
+def _apis(num_streams: int, num_tokens: int) -> tuple[Point, ...]:
+    """Return the same load on each API for chats."""
+    load = Load(num_streams=num_streams, num_tokens=num_tokens, warmup_s=1.0, window_s=3.0)
+    return tuple(
+        Point(label=api, load=replace(load, api=api), setup=Setup(peer=DYNAMO))
+        for api in ("chat/completions", "responses", "messages")
+    )
 
 
 def _cpu_engine(setup: Setup, nums_streams: Sequence[int], load: Load) -> tuple[Point, ...]:
@@ -163,6 +172,18 @@ SUITE = (
             Bound(point=f"{num_streams} streams, {OURS}", metric="tokens_per_chunk", at_most=8)
             for num_streams in (1, 16, 64, 256)
         ),
+    ),
+    Scenario(
+        name="apis",
+        title="The APIs for chats, 64 streams of 200 tokens",
+        points=_apis(64, 200),
+        metrics=(*_COST, "tokens_per_chunk", "cost_to_first"),
+    ),
+    Scenario(
+        name="apis-short",
+        title="The APIs for chats, requests of one token, 32 clients",
+        points=_apis(32, 1),
+        metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, "cost_to_first"),
     ),
     Scenario(
         name="first-token",
@@ -266,7 +287,7 @@ SUITE = (
         name="images",
         title="CPU engine, demo model in f16: chats with a new picture each, one token, against llama.cpp's own server",
         points=_cpu_engine(
-            Setup(max_sequences=16), (1, 8), replace(_COMPLETIONS, num_tokens=1, has_image=True, is_chat=True)
+            Setup(max_sequences=16), (1, 8), replace(_COMPLETIONS, num_tokens=1, has_image=True, api="chat/completions")
         ),
         metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, "ratio_to_peer"),
     ),

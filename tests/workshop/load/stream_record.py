@@ -16,6 +16,8 @@ from tests.workshop.load.http_stream import Exchange
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _LINE_END = re.compile(rb"\r?\n")
 
+_LAST_EVENTS = ("response.completed", "response.incomplete", "message_stop")  # in place of [DONE]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecord:
@@ -50,40 +52,56 @@ def read_stream(exchange: Exchange, num_tokens: int, *, may_stop_early: bool) ->
         may_stop_early: whether the model may end before that.
     """
     times_s, chars, usage_tokens = [], [], 0
-    finish_reason, last_event, error = None, b"", exchange.error or _status_error(exchange)
+    finish_reason, has_ended, error = None, False, exchange.error or _status_error(exchange)
     if not error:
-        for time_s, last_event in timed_events(exchange.pieces):
-            if last_event == b"[DONE]":
+        for time_s, data in timed_events(exchange.pieces):
+            has_ended = data == b"[DONE]"
+            if has_ended:
                 continue
             try:
-                event = orjson.loads(last_event)
+                event = orjson.loads(data)
             except orjson.JSONDecodeError:
-                error = f"an event that is not JSON: {last_event[:200]!r}"
+                error = f"an event that is not JSON: {data[:200]!r}"
                 break
-            if "error" in event:
-                error = f"an error event: {event['error']}"
+            if event.get("error") or event.get("type") == "error":
+                error = f"an error event: {event}"
                 break
-            usage_tokens = (event.get("usage") or {}).get("completion_tokens", usage_tokens)
-            for choice in event.get("choices", ()):
-                finish_reason = choice.get("finish_reason") or finish_reason
-                if text := _text(choice):
-                    times_s.append(time_s)
-                    chars.append(len(text))
+            has_ended = event.get("type") in _LAST_EVENTS
+            text, usage, reason = _parts(event)
+            usage_tokens = usage.get("completion_tokens", usage.get("output_tokens", usage_tokens))
+            finish_reason = reason or finish_reason
+            if text:
+                times_s.append(time_s)
+                chars.append(len(text))
     return StreamRecord(
         sent_s=exchange.sent_s,
         ended_s=exchange.ended_s,
         chunk_times_s=tuple(times_s),
         chunk_chars=tuple(chars),
         num_tokens=usage_tokens,
-        error=error or _wrong_end(finish_reason, last_event, usage_tokens, num_tokens, may_stop_early),
+        error=error or _wrong_end(finish_reason, has_ended, usage_tokens, num_tokens, may_stop_early),
     )
 
 
-def _text(choice: dict[str, Any]) -> str:
-    if "delta" in choice:
-        delta = choice["delta"]
-        return delta.get("content") or delta.get("reasoning_content") or ""
-    return choice.get("text") or ""
+def _parts(event: dict[str, Any]) -> tuple[str, dict[str, Any], str | None]:
+    """Return an event's text, token counts and finish reason, each as far as it has one."""
+    match event.get("type"):
+        case None:
+            choice: dict[str, Any] = next(iter(event.get("choices", ())), {})
+            delta = choice.get("delta") or {"content": choice.get("text")}
+            text = delta.get("content") or delta.get("reasoning_content") or ""
+            return text, event.get("usage") or {}, choice.get("finish_reason")
+        case "response.output_text.delta" | "response.reasoning_text.delta":
+            return event["delta"], {}, None
+        case "content_block_delta":
+            delta = event["delta"]
+            return delta.get("text") or delta.get("thinking") or "", {}, None
+        case "response.completed" | "response.incomplete" as name:
+            return "", event["response"]["usage"], "stop" if name == "response.completed" else "length"
+        case "message_delta":
+            return "", event["usage"], "length" if event["delta"]["stop_reason"] == "max_tokens" else "stop"
+        case _:
+            return "", {}, None
 
 
 def _status_error(exchange: Exchange) -> str:
@@ -94,10 +112,10 @@ def _status_error(exchange: Exchange) -> str:
 
 
 def _wrong_end(
-    finish_reason: str | None, last_event: bytes, usage_tokens: int, num_tokens: int, may_stop_early: bool
+    finish_reason: str | None, has_ended: bool, usage_tokens: int, num_tokens: int, may_stop_early: bool
 ) -> str:
-    if last_event != b"[DONE]":
-        return "the stream ended without [DONE]"
+    if not has_ended:
+        return "the stream ended without its last event"
     if finish_reason == "length" and usage_tokens == num_tokens:
         return ""
     if finish_reason == "stop" and may_stop_early and 0 < usage_tokens <= num_tokens:

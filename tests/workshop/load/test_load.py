@@ -210,15 +210,33 @@ def test_events_are_the_same_in_any_pieces() -> None:
         assert [data for _, data in timed_events(pieces)] == whole
 
 
+def response_events(status: str) -> list[bytes]:
+    delta = event({"type": "response.output_text.delta", "delta": "a"})
+    return [delta, event({"type": f"response.{status}", "response": {"error": None, "usage": {"output_tokens": 3}}})]
+
+
+def message_events(stop_reason: str) -> list[bytes]:
+    delta = event({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}})
+    end = event({"type": "message_delta", "delta": {"stop_reason": stop_reason}, "usage": {"output_tokens": 3}})
+    return [delta, end, event({"type": "message_stop"})]
+
+
 @pytest.mark.parametrize(
     ("events", "error"),
     [
         (chat_events(["a", "b", "c"]), ""),
-        (chat_events(["a", "b", "c"])[:-1], "without [DONE]"),
+        (chat_events(["a", "b", "c"])[:-1], "without its last event"),
         (chat_events(["a"], num_tokens=2), "after 2 tokens by usage, 3 requested"),
         (chat_events(["a"], num_tokens=3, finish_reason="stop"), "finish_reason stop"),
         ([event({"error": {"message": "no room"}}), event("[DONE]")], "no room"),
         ([event("{"), event("[DONE]")], "not JSON"),
+        (response_events("incomplete"), ""),
+        (response_events("completed"), "finish_reason stop"),
+        (response_events("incomplete")[:-1], "without its last event"),
+        ([event({"type": "error", "message": "no room"})], "no room"),
+        (message_events("max_tokens"), ""),
+        (message_events("end_turn"), "finish_reason stop"),
+        (message_events("max_tokens")[:-1], "without its last event"),
     ],
 )
 def test_a_wrong_stream_names_its_mistake(events: list[bytes], error: str) -> None:
