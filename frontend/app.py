@@ -52,8 +52,9 @@ from frontend.triton.replica import Replica
 CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-# Paths of Ollama's API to ours.
+# Paths of other APIs, those of OpenAI's store and Ollama's, to what to use.
 _OTHER_APIS = (
+    (re.compile("(|/v1)/(responses|conversations)(/.*)?"), "/v1/responses with the whole conversation, none is stored"),
     (re.compile("/api/(chat|generate)"), "/v1/chat/completions"),
     (re.compile("/api/(tags|ps|show)"), "/v1/models"),
     (re.compile("/api/version"), "/version"),

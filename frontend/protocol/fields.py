@@ -23,8 +23,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "moderation": (),
     "store": (False,),
-    "prompt_cache_retention": ("in_memory",),
-    "prompt_cache_options": ({},),
     "chat_template": (),
     "prompt_logprobs": (),
     "use_beam_search": (False,),
@@ -34,7 +32,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
 }
 
-HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": ()}
+# How long OpenAI keeps a prompt; here the engine's memory decides.
+CACHE_HINTS: dict[str, tuple[Any, ...]] = {"prompt_cache_retention": ("in_memory",), "prompt_cache_options": ({},)}
+HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": (), **CACHE_HINTS}
 
 # Peers' names: the field to use instead, and the values that change nothing.
 OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {

@@ -39,13 +39,20 @@ class ReasoningText(TypedDict):
     text: str
 
 
+class SummaryText(TypedDict):
+    """Text of the model's thinking, for a client that asks for a summary."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
 class Reasoning(TypedDict):
-    """The model's thinking; there is no summary."""
+    """The model's thinking, as content or as a summary."""
 
     id: str
     type: Literal["reasoning"]
     status: ItemStatus
-    summary: list[Any]
+    summary: list[SummaryText]
     content: list[ReasoningText]
     encrypted_content: NotRequired[str]  # if the request includes it: the thinking in an opaque form
 
@@ -188,6 +195,14 @@ class PartEvent(_OfItem):
     part: OutputText | ReasoningText
 
 
+class SummaryPartEvent(_OfItem):
+    """The beginning or the end of a summary's part."""
+
+    type: Literal["response.reasoning_summary_part.added", "response.reasoning_summary_part.done"]
+    summary_index: int
+    part: SummaryText
+
+
 class TopTextLogprob(TypedDict):
     """A likely token at this position."""
 
@@ -237,6 +252,22 @@ class ReasoningTextDone(_OfItem):
     text: str
 
 
+class SummaryTextDelta(_OfItem):
+    """More of a summary."""
+
+    type: Literal["response.reasoning_summary_text.delta"]
+    summary_index: int
+    delta: str
+
+
+class SummaryTextDone(_OfItem):
+    """The whole summary."""
+
+    type: Literal["response.reasoning_summary_text.done"]
+    summary_index: int
+    text: str
+
+
 class CallDelta(_OfItem):
     """More of a call's arguments or input."""
 
@@ -275,6 +306,9 @@ ResponseStreamEvent = Annotated[
     | OutputTextDone
     | ReasoningTextDelta
     | ReasoningTextDone
+    | SummaryPartEvent
+    | SummaryTextDelta
+    | SummaryTextDone
     | CallDelta
     | ArgumentsDone
     | InputDone

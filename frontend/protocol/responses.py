@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.fields import CACHE_HINTS
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
@@ -35,6 +36,7 @@ _ITEMS: Forms = {
     "custom_tool_call": (("call_id", "name", "input"), ()),
     "custom_tool_call_output": (("call_id", "output"), ()),
 }
+CALLS = ("function_call", "custom_tool_call")
 _THOUGHTS = {"summary_text", "reasoning_text"}
 _SEAL = "conch:"
 _TOOLS = ("function", "custom")
@@ -108,13 +110,6 @@ class ResponseItem(TypedBody):
     def ignored_keywords(self) -> Iterator[str]:
         if self.encrypted_content is not None and opened_thinking(self.encrypted_content) is None:
             yield "encrypted_content"
-
-    @model_validator(mode="after")
-    def _check_reference(self) -> Self:
-        # The AI SDK refers to thinking in place of sending it. Most templates leave earlier thinking out anyway.
-        if self.type == "item_reference" and not (self.id or "").startswith("rs_"):
-            raise broken_rule("id", f"{self.id} is not stored here: send the item itself, or `store: false` in the SDK")
-        return self
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
@@ -234,11 +229,11 @@ class ResponseText(Body):
 
 
 class ReasoningConfig(Body):
-    """How long the model thinks. The answer has the thinking itself, and no summary of it."""
-
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": (), "generate_summary": ()}
+    """How long the model thinks, and whether the answer has the thinking as a summary. It is never abridged."""
 
     effort: Annotated[str | None, Field(max_length=32)] = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # deprecated name
 
 
 class ResponseStreamOptions(Body):
@@ -260,13 +255,11 @@ class InputTokensRequest(ModelBody):
         "prompt": (),
         "moderation": (),
         "context_management": ([],),
-        "prompt_cache_retention": ("in_memory",),
-        "prompt_cache_options": ({},),
     }
     instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("previous_response_id", "conversation"), "input with the whole conversation: nothing is stored"
     )
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,)}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,), **CACHE_HINTS}
 
     input: Annotated[
         list[ResponseItem],
@@ -296,6 +289,13 @@ class InputTokensRequest(ModelBody):
     def _check_input(self) -> Self:
         if all(item.is_skipped for item in self.input):
             raise broken_rule("input", "has no item of a type that is served here")
+        next_types = [*(item.type for item in self.input[1:]), ""]
+        for index, (item, next_type) in enumerate(zip(self.input, next_types, strict=True)):
+            # The AI SDK refers to thinking, and to text before a call: the conversation goes on without them.
+            is_skipped = next_type in CALLS or (item.id or "").startswith("rs_")
+            if item.type == "item_reference" and not is_skipped:
+                rule = f"{item.id} is not stored here: send the item itself (the AI SDK does with `store: false`)"
+                raise broken_rule(f"input[{index}].id", rule)
         return self
 
     def thinking_controls(self) -> Iterator[tuple[str, str]]:
@@ -312,6 +312,10 @@ class InputTokensRequest(ModelBody):
     @property
     def effort(self) -> str | None:
         return None if self.reasoning is None else self.reasoning.effort
+
+    @property
+    def summary(self) -> str | None:
+        return None if self.reasoning is None else self.reasoning.summary or self.reasoning.generate_summary
 
 
 class ResponsesRequest(InputTokensRequest):

@@ -9,11 +9,17 @@ from pydantic import ValidationError
 
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl, PlacedPart
 from frontend.protocol.reading import error_from_validation
-from frontend.protocol.responses import InputTokensRequest, ResponseItem, ResponsePart, ResponsesRequest, ResponseTool
+from frontend.protocol.responses import (
+    CALLS,
+    InputTokensRequest,
+    ResponseItem,
+    ResponsePart,
+    ResponsesRequest,
+    ResponseTool,
+)
 from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall
 from frontend.triton.models import ModelName
 
-_CALLS = {"function_call", "custom_tool_call"}
 _SYSTEM = ("system", "developer")
 
 type _Placed = tuple[str, ResponseItem]  # an item and its place in the body
@@ -78,7 +84,7 @@ def _turns(items: Iterable[_Placed]) -> Iterator[list[_Placed]]:
     turn: list[_Placed] = []
     for placed in items:
         types = {item.type for _, item in turn}
-        goes_on = placed[1].type in _CALLS or bool(types & _CALLS) or "message" not in types
+        goes_on = placed[1].type in CALLS or bool(types & {*CALLS}) or "message" not in types
         if turn and not (goes_on and _is_of_model(placed[1]) and _is_of_model(turn[0][1])):
             yield turn
             turn = []
@@ -88,7 +94,7 @@ def _turns(items: Iterable[_Placed]) -> Iterator[list[_Placed]]:
 
 
 def _is_of_model(item: ResponseItem) -> bool:
-    return item.type == "reasoning" or item.type in _CALLS or item.role == "assistant"
+    return item.type == "reasoning" or item.type in CALLS or item.role == "assistant"
 
 
 def _assistant(turn: Sequence[_Placed]) -> ChatMessage:
@@ -96,7 +102,7 @@ def _assistant(turn: Sequence[_Placed]) -> ChatMessage:
     for place, item in turn:
         if item.type == "message":
             parts += _content(f"{place}.content", item.content or ())
-    calls = [_past_call(item) for _, item in turn if item.type in _CALLS]
+    calls = [_past_call(item) for _, item in turn if item.type in CALLS]
     thoughts = "\n\n".join(filter(None, (item.thinking() for _, item in turn if item.type == "reasoning")))
     return ChatMessage(
         role="assistant", content=parts or None, reasoning_content=thoughts or None, tool_calls=calls or None

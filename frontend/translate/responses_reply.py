@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -20,17 +21,47 @@ from frontend.translate.reply import Event, Reply, chat_parser
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 
-# By the type of an item: the prefix of its id, and of its events, and the field with its text.
-_KINDS: Mapping[str, tuple[str, str, str]] = {
-    "message": ("msg", "response.output_text", "text"),
-    "reasoning": ("rs", "response.reasoning_text", "text"),
-    "function_call": ("fc", "response.function_call_arguments", "arguments"),
-    "custom_tool_call": ("ctc", "response.custom_tool_call_input", "input"),
-}
-# The type of an item with parts to the type of its only part.
-_PART_TYPES = {"message": "output_text", "reasoning": "reasoning_text"}
-# The kind of an answer's part, as the parser names it, to the type of its item.
-_ITEM_TYPES = {"content": "message", "reasoning": "reasoning"}
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an item is written.
+
+    Args:
+        item: its type.
+        prefix: of its id.
+        events: the prefix of the events with pieces of its text.
+        text: the field with its text, in the last of these events and in an item without parts.
+        part: the type of its only part; empty: it has none.
+        parts: the field with its parts.
+        part_events: the prefix of the events of a part.
+        part_index: the field with the number of the part.
+    """
+
+    item: str
+    prefix: str
+    events: str
+    text: str = "text"
+    part: str = ""
+    parts: str = "content"
+    part_events: str = "response.content_part"
+    part_index: str = "content_index"
+
+
+_MESSAGE = _Form("message", "msg", "response.output_text", part="output_text")
+_THINKING = _Form("reasoning", "rs", "response.reasoning_text", part="reasoning_text")
+# Many clients show a summary alone, so one who asks for it gets the whole thinking as its text.
+_SUMMARY = _Form(
+    "reasoning",
+    "rs",
+    "response.reasoning_summary_text",
+    part="summary_text",
+    parts="summary",
+    part_events="response.reasoning_summary_part",
+    part_index="summary_index",
+)
+_FUNCTION_CALL = _Form("function_call", "fc", "response.function_call_arguments", "arguments")
+_CUSTOM_CALL = _Form("custom_tool_call", "ctc", "response.custom_tool_call_input", "input")
+_EMPTY_MESSAGE: Mapping[str, Any] = {"role": "assistant", "content": []}
 
 
 class ResponsesReply(Reply):
@@ -48,13 +79,14 @@ class ResponsesReply(Reply):
     def __init__(self, body: ResponsesRequest, chat: ChatCompletionRequest, name: ModelName, created: int) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
         self._parser = chat_parser(chat, name)
+        self._thinking = _SUMMARY if body.summary else _THINKING
         self._is_sealed = body.has_encrypted_content
         self._has_no_text = chat.must_call()
         self._has_logprobs = bool(chat.logprobs)
         self._is_plain = not (chat.may_call() or self._has_logprobs)
         self._frame = _frame(body, chat, self.id, name.requested, created)
         self._output: list[dict[str, Any]] = []
-        self._open_type = ""  # the last item's while it is open; empty: none is open
+        self._open: _Form | None = None  # the last item's while it is open
         self._pieces: list[str] = []  # texts of the open item
         self._logprobs: list[TokenLogprob] = []  # of its tokens
         self._unsent: list[TokenLogprob] = []  # of tokens whose text is not sent yet
@@ -67,7 +99,7 @@ class ResponsesReply(Reply):
     def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
         """See Reply."""
         part = self._parser.plain_part(chunk) if self._is_plain and chunk.text else None
-        if part is None or _ITEM_TYPES[part] != self._open_type:
+        if part is None or self._open is not (_MESSAGE if part == "content" else self._thinking):
             return None
         self._pieces.append(chunk.text)
         return f"{part} {len(self._output)}"
@@ -84,7 +116,7 @@ class ResponsesReply(Reply):
         events = [event for parsed in self._parser.read(chunk) for event in self._events_of(parsed)]
         if chunk.finish_reason is not None:
             if not self._output:
-                events += self._opening("message", _message())
+                events += self._opening(_MESSAGE, _EMPTY_MESSAGE)
             is_cut = chunk.finish_reason is FinishReason.LENGTH
             events += self._closing(is_complete=self._is_text and not is_cut)
             status = "incomplete" if is_cut else "completed"
@@ -124,99 +156,96 @@ class ResponsesReply(Reply):
     @property
     def _is_text(self) -> bool:
         """Whether a text or thinking is open. Only the parser says that a call is complete."""
-        return self._open_type in _PART_TYPES
+        return self._open is not None and self._open.part != ""
 
     def _events_of(self, parsed: OutputDelta) -> Iterator[Event]:
         match parsed:
             case TextDelta(text):
                 if not self._has_no_text:
-                    yield from self._extended("message", text)
+                    yield from self._extended(_MESSAGE, text)
             case ReasoningDelta(text):
-                yield from self._extended("reasoning", text)
+                yield from self._extended(self._thinking, text)
             case CallBegin(_, name):
                 yield from self._closing(is_complete=self._is_text)
-                kind, field = ("custom_tool_call", "input") if parsed.is_custom else ("function_call", "arguments")
-                call = {"call_id": f"call_{secrets.token_hex(12)}", "name": name, field: ""}
-                yield from self._opening(kind, call)
+                form = _CUSTOM_CALL if parsed.is_custom else _FUNCTION_CALL
+                call = {"call_id": f"call_{secrets.token_hex(12)}", "name": name, form.text: ""}
+                yield from self._opening(form, call)
             case ArgumentsDelta(_, text):
                 self._pieces.append(text)
                 yield self._delta(text)
             case CallEnd():
                 yield from self._closing(is_complete=True)
 
-    def _extended(self, kind: str, text: str) -> Iterator[Event]:
-        """Add text to an item, the open one if it is of this type."""
-        if kind != self._open_type:
+    def _extended(self, form: _Form, text: str) -> Iterator[Event]:
+        """Add text to an item, the open one if it has this form."""
+        if form is not self._open:
             yield from self._closing(is_complete=self._is_text)
-            yield from self._opening(kind, _message() if kind == "message" else {"summary": [], "content": []})
+            yield from self._opening(form, _EMPTY_MESSAGE if form is _MESSAGE else {"summary": [], "content": []})
         self._pieces.append(text)
         logprobs: list[TokenLogprob] = []
-        if kind == "message":
+        if form is _MESSAGE:
             logprobs, self._unsent = self._unsent, []
             self._logprobs += logprobs
         yield self._delta(text, logprobs)
 
-    def _opening(self, kind: str, fields: Mapping[str, Any]) -> Iterator[Event]:
+    def _opening(self, form: _Form, fields: Mapping[str, Any]) -> Iterator[Event]:
         """Begin an item."""
-        self._open_type = kind
-        item = {"id": f"{_KINDS[kind][0]}_{secrets.token_hex(16)}", "type": kind, **fields}
-        if kind != "custom_tool_call":  # OpenAI's has no status
+        self._open = form
+        item = {"id": f"{form.prefix}_{secrets.token_hex(16)}", "type": form.item, **fields}
+        if form is not _CUSTOM_CALL:  # OpenAI's has no status
             item["status"] = "in_progress"
         self._output.append(item)
         yield {"type": "response.output_item.added", **self._index(), "item": {**item}}
-        if kind in _PART_TYPES:
-            yield {"type": "response.content_part.added", **self._place(), "part": self._part("", [])}
+        if form.part:
+            yield {"type": f"{form.part_events}.added", **self._place(form), "part": self._part(form, "", [])}
 
     def _delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Event:
-        event = {"type": f"{_KINDS[self._open_type][1]}.delta", **self._place(), "delta": text}
-        return event | {"logprobs": _short(logprobs)} if self._open_type == "message" else event
+        form = self._open
+        assert form is not None, "text belongs to an item"
+        event = {"type": f"{form.events}.delta", **self._place(form), "delta": text}
+        return event | {"logprobs": _short(logprobs)} if form is _MESSAGE else event
 
     def _closing(self, *, is_complete: bool) -> Iterator[Event]:
         """End the open item."""
-        if not self._open_type:
+        form = self._open
+        if form is None:
             return
-        _, prefix, field = _KINDS[self._open_type]
         text, logprobs = "".join(self._pieces), self._logprobs + self._unsent
-        done = {"type": f"{prefix}.done", **self._place(), field: text}
-        yield done | {"logprobs": _short(logprobs)} if self._open_type == "message" else done
-        if self._is_text:
-            yield {"type": "response.content_part.done", **self._place(), "part": self._part(text, logprobs)}
-        place = self._index()
-        item = self._close_item("completed" if is_complete else "incomplete")
-        yield {"type": "response.output_item.done", **place, "item": item}
+        done = {"type": f"{form.events}.done", **self._place(form), form.text: text}
+        yield done | {"logprobs": _short(logprobs)} if form is _MESSAGE else done
+        if form.part:
+            yield {"type": f"{form.part_events}.done", **self._place(form), "part": self._part(form, text, logprobs)}
+        self._close_item("completed" if is_complete else "incomplete")
+        yield {"type": "response.output_item.done", **self._index(), "item": self._output[-1]}
 
-    def _close_item(self, status: str) -> dict[str, Any]:
+    def _close_item(self, status: str) -> None:
         """Complete the open item with its text."""
-        if not self._open_type:
-            return {}
+        form = self._open
+        if form is None:
+            return
         item, text = self._output[-1], "".join(self._pieces)
-        if self._is_text:
-            item["content"] = [self._part(text, self._logprobs + self._unsent)]
-            if self._open_type == "reasoning" and self._is_sealed:
-                item["encrypted_content"] = sealed_thinking(text)
+        if form.part:
+            item[form.parts] = [self._part(form, text, self._logprobs + self._unsent)]
         else:
-            item[_KINDS[self._open_type][2]] = text
+            item[form.text] = text
+        if form is self._thinking and self._is_sealed:
+            item["encrypted_content"] = sealed_thinking(text)
         if "status" in item:
             item["status"] = status
-        if self._open_type != "reasoning":
+        if form is not self._thinking:
             self._unsent = []
-        self._open_type, self._pieces, self._logprobs = "", [], []
-        return item
+        self._open, self._pieces, self._logprobs = None, [], []
 
     def _index(self) -> dict[str, Any]:
         return {"output_index": len(self._output) - 1}
 
-    def _place(self) -> dict[str, Any]:
+    def _place(self, form: _Form) -> dict[str, Any]:
         place = {"item_id": self._output[-1]["id"], **self._index()}
-        return place | {"content_index": 0} if self._is_text else place
+        return place | {form.part_index: 0} if form.part else place
 
-    def _part(self, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        part = {"type": _PART_TYPES[self._open_type], "text": text}
-        return part | {"annotations": [], "logprobs": [*logprobs]} if self._open_type == "message" else part
-
-
-def _message() -> dict[str, Any]:
-    return {"role": "assistant", "content": []}
+    def _part(self, form: _Form, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        part = {"type": form.part, "text": text}
+        return part | {"annotations": [], "logprobs": [*logprobs]} if form is _MESSAGE else part
 
 
 def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, model: str, created: int) -> Response:
@@ -242,7 +271,7 @@ def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, m
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": body.effort, "summary": None},
+        "reasoning": {"effort": body.effort, "summary": body.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": chat.tier() or "default",
         "temperature": body.temperature,

@@ -322,6 +322,8 @@ async def test_aiohttps_own_refusals_have_the_envelope(
         ("/api/chat", "/v1/chat/completions"),
         ("/api/tags", "/v1/models"),
         ("/api/version", "/version"),
+        ("/v1/responses/compact", "/v1/responses with the whole conversation, none is stored"),
+        ("/conversations", "/v1/responses with the whole conversation, none is stored"),
     ],
 )
 async def test_the_404_of_another_api_names_ours(serve: Serve, path: str, ours: str) -> None:

@@ -14,6 +14,7 @@ from tests.frontend.bodies import RESPONSE, read, refusal
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CUSTOM = {"type": "custom", "name": "c"}
 USER = {"role": "user", "content": "hi"}
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 
 
 def item(**fields: Any) -> dict[str, Any]:
@@ -84,11 +85,15 @@ def test_what_needs_a_store_is_refused_with_what_to_do(name: str) -> None:
         ({"store": True}, ["store"]),
         ({"store": False, "text": {"verbosity": "medium"}, "reasoning": {}}, []),
         ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
-        ({"reasoning": {"summary": "auto"}}, ["reasoning.summary"]),
+        ({"prompt_cache_retention": "24h"}, ["prompt_cache_retention"]),
         ({"include": ["reasoning.encrypted_content", "web_search_call.results"]}, ["include[1]"]),
         ({"tools": [TOOL, {"type": "web_search", "filters": 5}]}, ["tools[1]"]),
         (item(type="web_search_call", status=5), ["input[1]"]),
         (item(type="item_reference", id="rs_1"), ["input[1]"]),
+        (
+            {"input": [USER, {"type": "item_reference", "id": "msg_1"}, CALL]},
+            ["input[1]"],
+        ),
         (item(type="reasoning", summary=[], encrypted_content="gAAAA"), ["input[1].encrypted_content"]),
         (item(type="reasoning", summary=[], encrypted_content=sealed_thinking("a")), []),
         (item(role="assistant", content="a", id="msg_1", status="completed", phase="final_answer"), []),

@@ -61,7 +61,7 @@ def put_together(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         kind = added["item"]["type"]
         if kind in ("message", "reasoning"):
             part = next(place)
-            assert (part["type"], part["part"]["text"]) == ("response.content_part.added", "")
+            assert part["type"].endswith("_part.added") and part["part"]["text"] == ""
         text = ""
         for event in place:
             assert event["item_id"] == added["item"]["id"]
@@ -71,7 +71,7 @@ def put_together(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         assert text in event.values()
         if kind in ("message", "reasoning"):
             part = next(place)
-            assert (part["type"], part["part"]["text"]) == ("response.content_part.done", text)
+            assert part["type"].endswith("_part.done") and part["part"]["text"] == text
         done = next(place)
         assert (done["type"], done["output_index"]) == ("response.output_item.done", index)
         yield done["item"]
@@ -89,11 +89,18 @@ def shown(items: Sequence[Any]) -> list[Any]:
     reason=st.sampled_from(FinishReason),
     fields=st.sampled_from([{}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "required"}]),
     include=st.sampled_from([[], ["reasoning.encrypted_content"]]),
+    reasoning=st.sampled_from([{}, {"summary": "auto"}]),
 )
 def test_a_stream_adds_up_to_the_whole_answer(
-    thinking: str, answer: str, places: set[int], reason: FinishReason, fields: dict[str, Any], include: list[str]
+    thinking: str,
+    answer: str,
+    places: set[int],
+    reason: FinishReason,
+    fields: dict[str, Any],
+    include: list[str],
+    reasoning: dict[str, str],
 ) -> None:
-    fields = fields | {"include": include}
+    fields = fields | {"include": include, "reasoning": reasoning}
     [chunk] = chunks_of(thinking, answer, set(), reason)
     whole = reply_to(**fields).whole([chunk])
     checked_response(whole)
@@ -171,6 +178,17 @@ def test_the_thinking_comes_in_an_opaque_form_too_if_it_is_included() -> None:
         assert [part.text for part in thinking.content] == ["Hm."]
         sealed = thinking.encrypted_content
         assert (None if sealed is None else opened_thinking(sealed)) == ("Hm." if include else None)
+
+
+@pytest.mark.parametrize("name", ["summary", "generate_summary"])
+def test_the_thinking_is_the_summary_of_a_client_that_asks_for_one(name: str) -> None:
+    """The AI SDK, Codex and LiteLLM show a summary alone."""
+    [chunk] = chunks_of("<think>Hm.</think>", "Hi.", set(), FinishReason.STOP)
+    answer = checked_response(reply_to(reasoning={name: "concise"}).whole([chunk]))
+    thinking = answer.output[0]
+    assert thinking.type == "reasoning"
+    assert ([part.text for part in thinking.summary], thinking.content) == (["Hm."], [])
+    assert answer.reasoning is not None and answer.reasoning.summary == "concise"
 
 
 def token(text: str) -> TokenLogprob:
