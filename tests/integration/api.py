@@ -141,7 +141,7 @@ class Api:
         return str(self.post("/detokenize", {"model": self.subject.model, "tokens": token_ids}).body["prompt"])
 
     def events(self, endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """Stream an answer and return its events; the last one must be [DONE]."""
+        """Stream an answer and return its events; [DONE] must end it where OpenAI's API has it."""
         request = urllib.request.Request(
             self.url + endpoint,
             data=json.dumps(body | {"stream": True}).encode(),
@@ -149,9 +149,11 @@ class Api:
         )
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             assert response.headers["Content-Type"].startswith("text/event-stream")
-            lines = response.read().decode().split("\n\n")
-        assert lines[-2:] == ["data: [DONE]", ""], lines[-2:]
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+            lines = response.read().decode().splitlines()
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        if endpoint in (CHAT, COMPLETIONS):
+            assert data.pop() == "[DONE]"
+        return [json.loads(each) for each in data]
 
 
 def question_body(endpoint: str, question: str = QUESTION) -> dict[str, Any]:
