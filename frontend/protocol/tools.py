@@ -18,7 +18,7 @@ from model_repository.structured_output.pattern import MAX_PATTERN_CHARS
 # The fields of a tool, and of what names one, by its type.
 _TOOLS: Forms = {"function": (("function",), ()), "custom": (("custom",), ())}
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # 64 for OpenAI, 128 for Anthropic
 
 
 class FunctionDefinition(Body):

@@ -121,7 +121,7 @@ def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> 
     lead=st.text(),
     calls=st.lists(
         st.tuples(
-            st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True),
+            st.from_regex(r"[a-zA-Z0-9_-]{1,128}", fullmatch=True),
             st.dictionaries(
                 st.from_regex(r"[a-zA-Z0-9_.$@/-]{1,9}", fullmatch=True),
                 st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=2),

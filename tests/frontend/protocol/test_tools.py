@@ -34,7 +34,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [5]}, "tools[0]"),
     ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
-    *(({"tools": [named(name)]}, "tools[0].function.name") for name in ("", "two words", "x" * 65, 'a"b')),
+    *(({"tools": [named(name)]}, "tools[0].function.name") for name in ("", "two words", "x" * 129, 'a"b')),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tools": [TIME] * (MAX_TOOLS + 1)}, "tools"),
     ({"functions": [TIME["function"]] * (MAX_TOOLS + 1)}, "functions"),

@@ -38,7 +38,8 @@ async def traced(
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     body: dict[str, Any] = {"model": "org/demo", "max_tokens": 10, "stream": True}
-    body |= {"prompt": "a secret", "n": n} if path == "/v1/completions" else {"messages": [USER]}
+    asked: dict[str, Any] = {"/v1/completions": {"prompt": "a secret", "n": n}, "/v1/responses": {"input": "a secret"}}
+    body |= asked.get(path, {"messages": [USER]})
     async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
         await (await http.post(path, json=body, headers=headers)).read()
     await runner.cleanup()
@@ -74,8 +75,8 @@ async def test_a_request_is_a_span_below_its_callers_with_its_phases_below_it(re
     assert b"an answer" not in everything
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_a_chat_of_either_api_is_a_chat(receiver: Receiver, path: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_chat_of_each_api_is_a_chat(receiver: Receiver, path: str) -> None:
     assert attributes((await traced(receiver, FakeTriton([DONE]), path=path))["chat org/demo"])
 
 
