@@ -36,7 +36,8 @@ class Drain:
         """Refuse new requests from now on. A second call does nothing."""
         if not self.is_draining:
             self.is_draining = True
-            logger.warning("draining: %d requests are in flight, new ones are refused", self._num_requests)
+            level = logging.WARNING if self._num_requests else logging.INFO
+            logger.log(level, "draining: %d requests are in flight, new ones are refused", self._num_requests)
             self._tell_others()
 
     @contextlib.contextmanager

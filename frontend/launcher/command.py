@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import time
@@ -22,6 +23,8 @@ from frontend.terminal import Colour, coloured
 from model_repository.system.repeating import repeated
 
 LOG_FILE = "serve.log"
+# Lines of the frontend that a person must see: failed requests, crashes, reloads.
+_TOLD = re.compile(r'\[frontend\] (?:WARNING|ERROR|CRITICAL) |.*"level": ?"(?:WARNING|ERROR|CRITICAL)"')
 
 
 def serve(
@@ -43,13 +46,16 @@ def serve(
     streams = [err]  # these get the launcher's own lines; the last one has the children's log too
 
     def log(line: str) -> None:
-        _write(line, streams[-1])
+        if _TOLD.match(line):
+            notify(line)
+        else:
+            _write(line, streams[-1])
 
     def notify(line: str) -> None:
         for stream in streams:
             _write(line, stream)
 
-    launcher = Launcher(settings, log, notify, has_request_lines=not err.isatty())
+    launcher = Launcher(settings, log, notify)
     _call_at_signals(launcher.interrupt)
     try:
         with ExitStack() as stack, launcher:

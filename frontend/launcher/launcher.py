@@ -33,7 +33,6 @@ from frontend.launcher.triton_server import (
 )
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
-from frontend.telemetry.log_lines import NO_REQUEST_LINES
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
@@ -140,7 +139,6 @@ class Launcher:
     Args:
         log: called with each line of the children's logs, from other threads.
         notify: called with each line of the launcher's own, from other threads too; None: `log`.
-        has_request_lines: the frontend logs a line for each request.
     """
 
     triton: Child
@@ -153,11 +151,8 @@ class Launcher:
         settings: LauncherSettings,
         log: Callable[[str], None],
         notify: Callable[[str], None] | None = None,
-        *,
-        has_request_lines: bool = True,
     ) -> None:
         self._settings = settings
-        self._has_request_lines = has_request_lines
         self._log = log
         self._notify = notify or log
         self._named = json_line if settings.frontend.log_format == "json" else text_line
@@ -336,8 +331,6 @@ class Launcher:
         environment = {**installation.environment, KEY_VARIABLE: key}
         self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key)
         environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
-        if not self._has_request_lines:
-            environment[NO_REQUEST_LINES] = "1"
         self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str, **options: Any) -> Child:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -13,8 +12,6 @@ import orjson
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 REQUEST_LOGGER = "frontend.app"  # a stable name for filters of request lines
-# Set by `serve` in a terminal: the log has no line for each request.
-NO_REQUEST_LINES = "CONCH_NO_REQUEST_LINES"
 _FIELDS = "fields"  # attribute of a log record: returns what replaces the message in JSON
 
 
@@ -42,8 +39,6 @@ def configure_logging(log_format: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    if NO_REQUEST_LINES in os.environ:
-        logging.getLogger(REQUEST_LOGGER).setLevel(logging.WARNING)
 
 
 def log_fields(

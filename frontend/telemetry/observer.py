@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -76,7 +77,7 @@ class Observer:
             self._count_stream(facts, facts.stream, total_s)
         if self.tracer is not None:
             self.tracer.end(facts, method=request.method, endpoint=endpoint, status=status)
-        level = logging.DEBUG if request.path.startswith(("/health", "/metrics")) else logging.INFO
+        level = _level(request, status if facts.error is None else facts.error.status)
         if logger.isEnabledFor(level):
             _log(level, request, status, total_s)
 
@@ -170,6 +171,14 @@ class Observer:
             if usage is not None and usage.num_output_tokens > 1:
                 per_token_s = phases.decode_s / (usage.num_output_tokens - 1)
                 metrics.observe(definitions.TIME_PER_OUTPUT_TOKEN, per_token_s, model)
+
+
+def _level(request: web.Request, status: int) -> int:
+    """Return the level of a request's line; `status` is the error's, also behind the status of a stream."""
+    if request.path.startswith(("/health", "/metrics")):
+        return logging.DEBUG
+    is_failure = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE
+    return logging.WARNING if is_failure else logging.INFO
 
 
 def _log(level: int, request: web.Request, status: int, total_s: float) -> None:

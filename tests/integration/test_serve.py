@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
 import signal
-from contextlib import AbstractContextManager
+import subprocess
+import sys
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +24,7 @@ from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import PACED_MODEL
 from tests.launching import FREE_PORTS, Command, running
 from tests.processes import command_line, is_running
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STAGES = 3
 
@@ -104,6 +108,41 @@ def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_
         assert "triton runs, but answers no health check any more: killed" in serve.log
         serve.process.send_signal(signal.SIGINT)
         assert serve.status() == 0
+
+
+def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_repository: Path, tmp_path: Path) -> None:
+    terminal, its_end = pty.openpty()
+    command = [sys.executable, "-m", "frontend", "serve", f"--repository={paced_repository}", f"--state-dir={tmp_path}"]
+    with (
+        subprocess.Popen([*command, *FREE_PORTS], stdout=its_end, stderr=its_end) as process,
+        open(terminal, "rb", 0) as output,
+    ):
+        os.close(its_end)
+        text = ""
+
+        def shows(*words: str) -> bool:
+            nonlocal text
+            assert select.select([output], [], [], DEADLINE_S)[0], text
+            text += output.read(4096).decode()
+            return all(word in text for word in words)
+
+        while not shows("curl ", "\r\n\r\n"):
+            pass
+        assert "WARNING" not in text
+        url = re.findall(r"Ready:\S* (http\S+)", text)[0]
+        assert answers(url)
+        log = (tmp_path / "serve.log").read_text()
+        assert log.count(" POST /v1/completions ") == 1 and "status=200" in log
+        assert "POST" not in text.replace("/v1/chat/completions", "")
+        [engine] = [pid for pid in marked_pids(mark_of(process.pid)) if b"__engine" in command_line(pid)]
+        os.kill(engine, signal.SIGKILL)
+        while not shows("reloading synthetic--paced__engine", "is well again"):
+            pass
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            with suppress(OSError):  # Linux reports the end of the other side as an error
+                text += output.read(4096).decode()
+        assert process.returncode == 0
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:
