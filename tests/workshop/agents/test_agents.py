@@ -1,0 +1,140 @@
+"""Agents and SDKs do a task of two tools against Conch, as people start them. Only the model is a double."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
+from build_engines.render import ServeOptions, render_artifacts, write_repository
+from frontend.launcher.launcher import Launcher
+from frontend.settings import Settings
+from tests.integration.stack import DEMO_CHECKPOINT
+from tests.launching import free_port, launcher_settings, running
+from tests.workshop.agents import reply_runtime
+
+HERE = Path(__file__).parent
+INSTALLED = Path(sys.prefix, "agents")  # by `make agents`
+PYTHON = (INSTALLED / "python" / "bin" / "python", HERE / "python_clients.py")
+CONCH = str(Path(sys.prefix, "bin", "conch"))
+NODE = ("node", "--input-type=module", "-")  # imports from the current folder
+MODEL = "played"
+CONTEXT_WINDOW = 200_000  # Claude Code's first prompt has 30,000 of the demo model's tokens
+
+PYTHON_CLIENTS = (
+    *("openai_agents", "openai_agents_streamed", "pydantic_ai_openai", "pydantic_ai_anthropic"),
+    *("langchain_openai", "langchain_openai_responses", "langchain_anthropic"),
+    *("litellm_openai", "litellm_responses", "litellm_anthropic", "litellm_messages", "litellm_messages_openai"),
+)
+NODE_CLIENTS = ("openai", "openai_streamed", "openai_unstored", "anthropic", "anthropic_streamed")
+AGENTS: Mapping[str, tuple[str, ...]] = {  # arguments for one task without questions
+    "claude": ("--print", "--permission-mode", "acceptEdits"),
+    "codex": ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    "opencode": ("run",),
+}
+PROXIED_CLIENTS = ("openai_agents_streamed", "langchain_openai", "langchain_anthropic")
+PROXIED_APIS = ("openai", "anthropic")  # of the proxy's requests
+
+if not INSTALLED.is_dir():
+    pytest.skip(f"needs the programs in {INSTALLED}, which `make agents` installs", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server whose model plays replies, and thinks unless a request forbids it."""
+    folder = tmp_path_factory.mktemp("server")
+    checkpoint, repository = folder / "checkpoint", folder / "repository"
+    shutil.copytree(DEMO_CHECKPOINT, checkpoint, ignore=shutil.ignore_patterns("*.safetensors"))
+    _replace(checkpoint / "config.json", ": 2048", f": {CONTEXT_WINDOW}")
+    _replace(checkpoint / "tokenizer_config.json", "if enable_thinking", "if enable_thinking is not false")
+    artifact = build(CpuSpec(model_id=MODEL, runtime=reply_runtime.NAME, checkpoint=checkpoint), folder / "artifacts")
+    write_repository(render_artifacts({artifact: ServeOptions()}), repository)
+    settings = launcher_settings(repository, folder / "state", Settings())
+    with (folder / "serve.log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
+        [door] = repository.glob("*__engine/1/model.py")  # the launcher has compared it with ours
+        door.write_text(f"{door.read_text()}\nimport {reply_runtime.__name__}\n")
+        launcher.start()
+        launcher.wait_until_ready()
+        yield launcher.url
+
+
+@pytest.fixture(scope="module")
+def proxy_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of LiteLLM's proxy in front of the server."""
+    folder, port = tmp_path_factory.mktemp("proxy"), free_port()
+    deployments = [
+        {"model_name": api, "litellm_params": {"model": f"{api}/{MODEL}", "api_base": base, "api_key": "none"}}
+        for api, base in zip(PROXIED_APIS, (f"{url}/v1", url), strict=True)
+    ]
+    (folder / "config.yaml").write_text(json.dumps({"model_list": deployments}))
+    program = INSTALLED / "python" / "bin" / "litellm"
+    args = (program, "--config", folder / "config.yaml", "--host", "127.0.0.1", "--port", str(port))
+    environment = _environment(folder, LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true")
+    with running(folder, "litellm", args=args, env=environment) as command:
+        command.wait_for("Uvicorn running")
+        yield f"http://127.0.0.1:{port}"
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def _environment(home: Path, **variables: str) -> Mapping[str, str]:
+    """Return an environment without the user's own settings of these programs. LiteLLM asks the network for prices."""
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **variables}
+
+
+def _output(args: Sequence[str | Path], folder: Path, source: str = "", **variables: str) -> str:
+    """Run a program in a folder with a text as its input, and return its output, once it has succeeded."""
+    environment = _environment(folder, **variables)
+    done = subprocess.run(args, cwd=folder, env=environment, input=source, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _check_task(output: str) -> None:
+    end = json.loads(output.splitlines()[-1])
+    assert end == {"answer": "The code in note.txt is 4217.", "called": ["list_files", "read_file note.txt"]}
+
+
+@pytest.mark.parametrize("client", PYTHON_CLIENTS)
+def test_a_python_sdk_does_the_task(url: str, client: str, tmp_path: Path) -> None:
+    _check_task(_output([*PYTHON, client, url, MODEL], tmp_path))
+
+
+@pytest.mark.parametrize("api", PROXIED_APIS)
+@pytest.mark.parametrize("client", PROXIED_CLIENTS)
+def test_an_sdk_does_the_task_through_litellms_proxy(proxy_url: str, client: str, api: str, tmp_path: Path) -> None:
+    _check_task(_output([*PYTHON, client, proxy_url, api], tmp_path))
+
+
+@pytest.mark.parametrize("client", NODE_CLIENTS)
+def test_vercels_ai_sdk_does_the_task(url: str, client: str) -> None:
+    source = (HERE / "node_clients.mjs").read_text()
+    _check_task(_output([*NODE, client, url, MODEL], INSTALLED / "node", source))
+
+
+@pytest.mark.parametrize("program", AGENTS)
+def test_a_coding_agent_edits_a_file(url: str, program: str, tmp_path: Path) -> None:
+    """Skip where the program does not start."""
+    path = os.pathsep.join((str(INSTALLED / "node" / "node_modules" / ".bin"), os.environ["PATH"]))
+    environment = _environment(tmp_path, PATH=path)
+    try:
+        subprocess.run([program, "--version"], env=environment, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"{program} does not start here: {exc}")
+    note = tmp_path / "note.txt"
+    note.write_text("hello\n")
+    launch = (CONCH, "launch", program, MODEL, "--url", url, "--", *AGENTS[program])
+    output = _output([*launch, "Replace hello by goodbye in note.txt"], tmp_path, PATH=path)
+    assert (output.splitlines()[-1], note.read_text()) == ("I have replaced it.", "goodbye\n")
