@@ -38,10 +38,10 @@ DURATIONS = $(if $(RESULTS),--durations=50 --junitxml=$(RESULTS)/$(1).xml)
 OR_NONE = $(if $(ARGS),|| [ $$? = 5 ])# -k may pick tests of one kind alone
 
 quick: lint  ## before each commit: formatting, lint, types, and every test that starts no server
-	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration $(IN_GROUPS) $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration --ignore=tests/workshop/agents $(IN_GROUPS) $(ARGS)
 
 test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
-	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
+	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" --ignore=tests/workshop/agents $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
 	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
