@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from frontend.gateway.keys_command import add_actions
+from frontend.launcher.models import MODEL_OPTIONS
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
@@ -175,6 +176,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("of the models, as for `conch build`, which has more")
+    for flag, (metavar, text) in MODEL_OPTIONS.items():
+        group.add_argument(flag, action=_ForBuild, dest="model_options", default=[], metavar=metavar, help=text)
     repository_help = "Repository that build_engines rendered. (default: repository in the state folder)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     _add_triton_options(command, "triton-")
@@ -192,12 +196,21 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     add_options(command, DEFAULT_FRONTEND, without={"triton_endpoints"})
 
 
+class _ForBuild(argparse.Action):
+    """Keeps an option as it is written, for `build`."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, value: object, flag: str | None = None) -> None:
+        namespace.model_options = [*namespace.model_options, f"{flag}={value}"]
+
+
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:
     state_help = "Folder for files of the running server, used by one `serve` at a time. (default: .conch)"
     command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help=state_help)
-    free = "; 0 is any free port" if prefix else ""
-    _add_number(command, f"--{prefix}grpc-port", 8001, f"Port of Triton's gRPC{free}.")
-    _add_number(command, f"--{prefix}metrics-port", 8002, f"Port of Triton's metrics{free}.")
+    for name, port in (("grpc", 8001), ("metrics", 8002)):
+        # `serve` has a frontend that knows the port.
+        usual, note = (None, f"{port} if it is free, else any") if prefix else (port, str(port))
+        port_help = f"Port of Triton's {'gRPC' if name == 'grpc' else name}. (default: {note})"
+        command.add_argument(f"--{prefix}{name}-port", type=int, metavar="N", default=usual, help=port_help)
     http_help = "Port of Triton's own HTTP API, on loopback; no part of Conch uses it. (default: closed)"
     command.add_argument(f"--{prefix}http-port", type=int, metavar="N", help=http_help)
     binary_help = "The tritonserver to run. (default: an installed one)"
@@ -226,6 +239,8 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
 
     if options.models and options.repository:
         raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
+    if options.model_options and not options.models:
+        raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is built with it")
     settings = LauncherSettings(
         repository=options.repository or options.state_dir / "repository",
         state_dir=options.state_dir,
@@ -242,7 +257,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     )
     _check(settings.frontend)
     check_state_dir(options.state_dir)
-    status = build_models(options.models, options.state_dir)
+    status = build_models(options.models, options.state_dir, options.model_options)
     if status:
         return status
     return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)

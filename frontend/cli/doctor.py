@@ -75,13 +75,12 @@ def _limits() -> str:
 
 
 def _ports(state_dir: Path) -> str:
-    """Return whether the usual ports are free, or which process serves this state folder."""
+    """Return whether the usual port is free, or which process serves this state folder."""
     if (state_dir / FILE_NAME).exists():
         try:
             with locked(state_dir):
                 pass
         except AlreadyServing as exc:
             return str(exc)
-    flags = {"--port": 8000, "--triton-grpc-port": 8001, "--triton-metrics-port": 8002}
-    ports = free_ports([PortChoice(flag, ADDRESS, port) for flag, port in flags.items()])
-    return f"{', '.join(map(str, ports.values()))} are free"
+    [port] = free_ports([PortChoice("--port", ADDRESS, 8000)]).values()
+    return f"{port} is free"

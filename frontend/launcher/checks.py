@@ -33,11 +33,12 @@ _LIMITS = (
 
 
 class PortChoice(NamedTuple):
-    """A port, and the flag that sets it; 0 is any free port."""
+    """A port, and the flag that sets it; 0 is any free port. One that nobody chose may be another if it is in use."""
 
     flag: str
     host: str
     port: int
+    is_chosen: bool = True
 
 
 def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
@@ -46,9 +47,9 @@ def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
     Raises:
         PortInUse: a chosen port is in use.
     """
-    named_first = sorted(choices, key=lambda choice: choice.port == 0)
+    chosen_first = sorted(choices, key=lambda choice: (choice.port == 0, not choice.is_chosen))
     with ExitStack() as stack:
-        return {choice.flag: stack.enter_context(_bound(choice)) for choice in named_first}
+        return {choice.flag: stack.enter_context(_bound(choice)) for choice in chosen_first}
 
 
 def check_repository(repository: Path) -> None:
@@ -114,7 +115,12 @@ def _bound(choice: PortChoice) -> Iterator[int]:
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a lingering connection does not hold a port
         try:
-            listener.bind((choice.host, choice.port))
+            try:
+                listener.bind((choice.host, choice.port))
+            except OSError:
+                if choice.is_chosen:
+                    raise
+                listener.bind((choice.host, 0))
             listener.listen()
         except OSError as exc:
             raise PortInUse(

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
+from frontend.launcher.triton_server import ADDRESS
 from frontend.terminal import Colour, coloured
 from model_repository.system.repeating import repeated
 
@@ -71,7 +72,9 @@ def serve(
             if talk is not None:
                 return _talk(launcher, lambda: talk(launcher.url, model_ids[0]))
             ready = coloured("Ready:", Colour.GREEN, out)
-            _write(f"\n{ready} {_first_steps(launcher.url, model_ids, has_keys=bool(settings.frontend.key_file))}", out)
+            grpc = f"{ADDRESS}:{launcher.triton_ports.grpc}"
+            steps = _first_steps(launcher.url, grpc, model_ids, has_keys=bool(settings.frontend.key_file))
+            _write(f"\n{ready} {steps}", out)
             launcher.watch()
     except Interrupted:
         return 0
@@ -148,11 +151,11 @@ def _write(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _first_steps(url: str, model_ids: list[str], has_keys: bool) -> str:
+def _first_steps(url: str, grpc: str, model_ids: list[str], has_keys: bool) -> str:
     body = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
     headers = f"-H 'Content-Type: application/json'{key}"
     return (
-        f"{url} serves {', '.join(model_ids)}. Ctrl-C stops it. Try:\n\n"
+        f"{url} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it. Try:\n\n"
         f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(body))}\n"
     )

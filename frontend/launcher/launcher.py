@@ -84,8 +84,8 @@ class LauncherSettings:
     state_dir: Path
     environment: Mapping[str, str]  # the launcher's; the children inherit it
     frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
-    triton_grpc_port: int = 8001
-    triton_metrics_port: int = 8002
+    triton_grpc_port: int | None = None  # None: 8001 if it is free, else any
+    triton_metrics_port: int | None = None  # None: 8002 if it is free, else any
     triton_http_port: int | None = None  # None: closed
     tritonserver: Path | None = None  # None: an installed one
     ready_timeout_s: float = 120.0
@@ -106,9 +106,9 @@ class LauncherSettings:
         for choice in self.port_choices():
             if not 0 <= choice.port <= 65535:
                 raise SettingsError(f"{choice.flag}={choice.port}: must be a whole number from 0 to 65535")
-        named = [choice.port for choice in self.port_choices() if choice.port]
-        if len(set(named)) < len(named):
-            clash = ", ".join(f"{choice.flag}={choice.port}" for choice in self.port_choices())
+        named = [choice for choice in self.port_choices() if choice.port and choice.is_chosen]
+        if len({choice.port for choice in named}) < len(named):
+            clash = ", ".join(f"{choice.flag}={choice.port}" for choice in named)
             raise SettingsError(f"{clash}: each port can be used once only")
         if self.max_restarts < 0:
             raise SettingsError(f"--max-restarts={self.max_restarts}: must not be negative")
@@ -123,11 +123,15 @@ class LauncherSettings:
         frontend = self.frontend
         return [
             PortChoice("--port", frontend.host, frontend.port),
-            PortChoice("--triton-grpc-port", ADDRESS, self.triton_grpc_port),
-            PortChoice("--triton-metrics-port", ADDRESS, self.triton_metrics_port),
+            _triton_port("--triton-grpc-port", self.triton_grpc_port, 8001),
+            _triton_port("--triton-metrics-port", self.triton_metrics_port, 8002),
             *(PortChoice("--triton-http-port", ADDRESS, port) for port in (self.triton_http_port,) if port is not None),
             *([PortChoice("--admin-port", frontend.admin_host, frontend.admin_port)] if frontend.admin_port else []),
         ]
+
+
+def _triton_port(flag: str, port: int | None, usual: int) -> PortChoice:
+    return PortChoice(flag, ADDRESS, usual if port is None else port, is_chosen=port is not None)
 
 
 class Launcher:

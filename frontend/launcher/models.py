@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+# Options of `build` that `serve` and `run` take for their models: the name of the value, and the meaning.
+MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
+    "--context-window": ("N", "Tokens of prompt and completion."),
+    "--max-sequences": ("N", "Requests that the model answers at the same time."),
+    "--precision": ("NAME", "Precision of the matrices, such as q8_0."),
+    "--alias": ("NAME", "Further name of the model; repeatable."),
+    "--tool-call-format": ("NAME", "Format of the model's tool calls."),
+    "--default": ("NAME=VALUE", "Value for requests without this field, such as temperature=0.7; repeatable."),
+}
 
-def build_models(models: Sequence[str], state_dir: Path) -> int:
+
+def build_models(models: Sequence[str], state_dir: Path, options: Sequence[str] = ()) -> int:
     """Build each model unless its artifact is there, and render the repository of all in the state folder.
 
     Args:
         models: for `build_engines build`; none: nothing is built.
+        options: its options, of MODEL_OPTIONS.
 
     Returns:
         the exit status; if it is not 0, build_engines has written the reason to stderr.
     """
     if not models:
         return 0
-    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, f"--state-dir={state_dir}"]
+    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, *options, f"--state-dir={state_dir}"]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode

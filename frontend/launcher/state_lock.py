@@ -31,7 +31,7 @@ def locked(state_dir: Path) -> Iterator[TextIO]:
             if holder and _is_alive(holder["pid"]):
                 raise AlreadyServing(
                     f"process {holder['pid']} already serves {state_dir} at {holder['url']}: "
-                    "`conch chat` talks to it; for another server, choose another --state-dir and other ports"
+                    "`conch chat` talks to it; for another server, choose another --state-dir and --port"
                 )
             time.sleep(_POLL_S)
         file.truncate(0)

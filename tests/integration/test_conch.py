@@ -58,6 +58,11 @@ class Terminal:
         )
         os.close(end)
 
+    @property
+    def pid(self) -> int:
+        """The command's."""
+        return self._process.pid
+
     def wait_for(self, text: str) -> None:
         """Read until this text comes. The next call searches behind it."""
         while (found := self.text.find(text, self._seen)) < 0:
@@ -73,7 +78,7 @@ class Terminal:
 
     def kill(self, number: signal.Signals, child: bytes = b"") -> None:
         """Send a signal to the command, or to its child with these words."""
-        pid = self._process.pid
+        pid = self.pid
         if child:
             pid = next(each.pid for each in psutil.Process(pid).children() if child in command_line(each.pid))
         os.kill(pid, number)
@@ -132,6 +137,23 @@ def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(t
     terminal.kill(signal.SIGTERM)
     assert terminal.status() == 0
     assert "[triton]" not in terminal.text and "Traceback" not in terminal.text
+
+
+def test_a_model_is_served_with_its_options(tmp_path: Path) -> None:
+    options = ("--context-window", "512", "--max-sequences=2", "--alias", "mine", "--default", "temperature=0.5")
+    terminal = Terminal("serve", "demo", *options, f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("curl ")
+    url = re.findall(r"(http://\S+) serves demo", terminal.text)[0]
+    card = Api(url).get("/v1/models/mine").body
+    assert (card["root"], card["max_model_len"], card["default_parameters"]) == ("demo", 512, {"temperature": 0.5})
+    terminal.kill(signal.SIGINT)
+    assert terminal.status() == 0
+
+
+def test_an_option_of_a_model_goes_with_a_model(tmp_path: Path) -> None:
+    terminal = Terminal("serve", "--precision", "q8_0", f"--state-dir={tmp_path}")
+    assert terminal.status() == 2
+    assert " --precision=q8_0: goes with a MODEL, which is built with it" in terminal.text
 
 
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
@@ -22,9 +18,10 @@ from build_engines.__main__ import main
 from frontend.launcher.guard import MARK, marked_pids
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import PACED_MODEL
+from tests.integration.test_conch import Terminal
 from tests.launching import FREE_PORTS, Command, running
 from tests.processes import command_line, is_running
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 NUM_STAGES = 3
 
@@ -111,38 +108,22 @@ def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_
 
 
 def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_repository: Path, tmp_path: Path) -> None:
-    terminal, its_end = pty.openpty()
-    command = [sys.executable, "-m", "frontend", "serve", f"--repository={paced_repository}", f"--state-dir={tmp_path}"]
-    with (
-        subprocess.Popen([*command, *FREE_PORTS], stdout=its_end, stderr=its_end) as process,
-        open(terminal, "rb", 0) as output,
-    ):
-        os.close(its_end)
-        text = ""
-
-        def shows(*words: str) -> bool:
-            nonlocal text
-            assert select.select([output], [], [], DEADLINE_S)[0], text
-            text += output.read(4096).decode()
-            return all(word in text for word in words)
-
-        while not shows("curl ", "\r\n\r\n"):
-            pass
-        assert "WARNING" not in text
-        url = re.findall(r"Ready:\S* (http\S+)", text)[0]
-        assert answers(url)
-        log = (tmp_path / "serve.log").read_text()
-        assert log.count(" POST /v1/completions ") == 1 and "status=200" in log
-        assert "POST" not in text.replace("/v1/chat/completions", "")
-        [engine] = [pid for pid in marked_pids(mark_of(process.pid)) if b"__engine" in command_line(pid)]
-        os.kill(engine, signal.SIGKILL)
-        while not shows("reloading synthetic--paced__engine", "is well again"):
-            pass
-        process.send_signal(signal.SIGINT)
-        while process.poll() is None:
-            with suppress(OSError):  # Linux reports the end of the other side as an error
-                text += output.read(4096).decode()
-        assert process.returncode == 0
+    terminal = Terminal("serve", f"--repository={paced_repository}", f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("curl ")
+    terminal.wait_for("\r\n\r\n")
+    assert "WARNING" not in terminal.text
+    url = re.findall(r"Ready:\S* (http\S+)", terminal.text)[0]
+    assert answers(url)
+    line = " POST /v1/completions "
+    log = wait_until(lambda: (tmp_path / "serve.log").read_text(), "there is a log")
+    assert log.count(line) == 1 and "status=200" in log
+    [engine] = [pid for pid in marked_pids(mark_of(terminal.pid)) if b"__engine" in command_line(pid)]
+    os.kill(engine, signal.SIGKILL)
+    terminal.wait_for("reloading synthetic--paced__engine")
+    terminal.wait_for("is well again")
+    assert line not in terminal.text
+    terminal.kill(signal.SIGINT)
+    assert terminal.status() == 0
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:

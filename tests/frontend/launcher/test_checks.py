@@ -85,6 +85,17 @@ def test_a_port_that_is_named_is_never_chosen_for_another():
     assert free_ports([PortChoice("--any", HOST, 0), PortChoice("--named", HOST, named)])["--named"] == named
 
 
+def test_a_port_that_nobody_chose_gives_way():
+    """A second server on a machine needed an option for each of its ports."""
+    with socket.create_server((HOST, 0)) as listener:
+        usual = listener.getsockname()[1]
+        other = free_ports([PortChoice("--a", HOST, usual, is_chosen=False)])["--a"]
+        assert other not in (0, usual)
+    assert free_ports([PortChoice("--a", HOST, usual, is_chosen=False)]) == {"--a": usual}
+    both = free_ports([PortChoice("--a", HOST, usual, is_chosen=False), PortChoice("--b", HOST, usual)])
+    assert both["--b"] == usual != both["--a"]
+
+
 def test_a_port_that_lingers_after_a_connection_counts_as_free():
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]

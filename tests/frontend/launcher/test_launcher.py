@@ -208,7 +208,7 @@ def test_tritons_http_goes_without_tls(repository, tmp_path):
 
 
 def test_a_port_can_be_used_once_only(repository, tmp_path):
-    with pytest.raises(SettingsError, match="each port can be used once only"):
+    with pytest.raises(SettingsError, match=r"^--port=8000, --triton-grpc-port=8000: each port can be used once only"):
         LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)
 
 
