@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from build_engines.errors import BuildError
+from model_repository.system.command_parser import CommandParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,12 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     # The import takes a second. Inside main(), Ctrl-C ends the program cleanly during it.
     from build_engines.commands import adapter, build, list, plan, render, verify
 
-    parser = argparse.ArgumentParser(prog="conch", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser = CommandParser(prog="conch", description=__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in (list, plan, build, adapter, verify, render):
         command.add_to(commands)
     return parser

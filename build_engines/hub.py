@@ -35,6 +35,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT, _ETAG = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40,64}")  # an ETag is a sha1 or a sha256
 _NUM_DOWNLOADS = 8  # concurrent ones, as in the library
 _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
+# A page of the hub, as people paste it, or Ollama's name of a model there.
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:huggingface\.co|hf\.co)/(?P<repository>[\w.-]+/[\w.-]+?)"
+    r"(?:/(?:tree|blob|resolve)/(?P<revision>[^/?:]+)(?:/(?P<file>[^?:]+\.gguf))?)?/?(?P<variant>:[^?]+)?(?:\?.*)?"
+)
+
+
+def reference_of_address(text: str) -> str:
+    """Return OWNER/NAME[@REVISION][:VARIANT] of a hub's address; any other text as it is."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        return text
+    revision = found["revision"] or "main"
+    variant = f":{found['file']}" if found["file"] else found["variant"] or ""
+    return found["repository"] + (f"@{revision}" if revision != "main" else "") + variant
 
 
 @dataclass(frozen=True, slots=True)

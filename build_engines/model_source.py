@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -18,7 +20,7 @@ from build_engines.checkpoint import read_json
 from build_engines.cpu_spec import MATRIX_PRECISIONS
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError
-from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_checkpoint
+from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_checkpoint, reference_of_address
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
@@ -58,6 +60,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
     Raises:
         BuildError: there is no such model, or it can be neither served nor converted.
     """
+    model = reference_of_address(model)
     path, found = Path(model), HubReference.find(model)
     if model == "demo":
         configs = sorted(DEMO.glob("adapters/*/adapter_config.json"))
@@ -68,11 +71,13 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
             adapters={f"demo-{config.parent.name}": config.parent for config in configs},
             precision=precision or "f32",
         )
+    if path.is_dir() and (file := _only_gguf(path)) is not None:
+        path = file
     if path.is_dir():
         _check_id(path.resolve().name, f"--checkpoint {shlex.quote(model)}")
         return ModelSource(model_id=path.resolve().name, checkpoint=path, precision=precision or "f16")
     if path.suffix.lower() == ".gguf" and (path.exists() or found is None or found.variant is None):
-        _check_id(path.stem, f"--gguf {shlex.quote(model)}")
+        _check_id(path.stem, f"--gguf {shlex.quote(str(path))}")
         return ModelSource(model_id=path.stem, gguf=path, precision=_of_kv_cache(precision))
     if path.is_file():
         raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
@@ -85,6 +90,20 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         raise BuildError(f"{model}: no such folder, nor OWNER/NAME of the hub")
     suffix = "" if found.variant is None else f":{found.variant}"
     return _of_hub(f"{found.repository}{suffix}", found, precision, digests)
+
+
+def _only_gguf(folder: Path) -> Path | None:
+    """Return the model of a folder with GGUF files alone; None: it is a checkpoint.
+
+    Raises:
+        BuildError: it has several models.
+    """
+    names = _first_parts(path.name for path in folder.glob("*.gguf"))
+    if not names or (folder / "config.json").exists():
+        return None
+    if len(names) > 1:
+        raise BuildError(f"{folder}: name one of its GGUF files: {', '.join(names[:_MAX_NAMES])}")
+    return folder / names[0]
 
 
 def gguf_source(model_id: str, given: str, precision: str | None, digests: Digests) -> ModelSource:
@@ -138,6 +157,8 @@ def _entry(model: str) -> ModelEntry | None:
     except CatalogError as exc:
         if "/" in model:
             return None
+        if difflib.get_close_matches(model, ["demo"]):
+            raise BuildError(f"{model}: no such model; did you mean demo?") from exc
         raise BuildError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
 
 
@@ -159,9 +180,13 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
 
 
 def _models(repository: HubRepository) -> list[str]:
+    return _first_parts(repository.sizes)
+
+
+def _first_parts(names: Iterable[str]) -> list[str]:
     """Return the GGUF files of models, of a split one its first."""
     found = []
-    for name in repository.sizes:
+    for name in names:
         part = PART_NAME.fullmatch(name)
         is_first = part is None or int(part["number"]) == 1
         if name.endswith(".gguf") and is_first and "mmproj" not in name:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
-from typing import NoReturn
 
 from frontend.gateway.keys_command import add_actions
 from frontend.launcher.models import MODEL_OPTIONS
@@ -24,14 +23,7 @@ from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings
 from frontend.settings import Settings, SettingsError
 from frontend.terminal import Colour, coloured
 from frontend.triton.endpoints import Endpoints
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports an error in one line, without the list of options."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (--help lists the options)\n")
-
+from model_repository.system.command_parser import CommandParser
 
 _CONCH = "conch"
 _URL = "http://127.0.0.1:8000"
@@ -76,14 +68,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> CommandParser:
     prog = _CONCH if Path(sys.argv[0]).name == _CONCH else "python -m frontend"
-    parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
+    parser = CommandParser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
     parser.add_argument("--version", action="version", version=f"conch {version('conch')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add_command(name: str, text: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, epilog=f"example: {prog} {name}{example}")
+    def add_command(name: str, text: str, example: str) -> CommandParser:
+        command: CommandParser = commands.add_parser(
+            name, help=text, description=text, epilog=f"example: {prog} {name}{example}"
+        )
+        return command
 
     command = add_command("serve", "Run tritonserver and the frontend until Ctrl-C.", " demo")
     models_help = (
@@ -308,7 +303,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if all(each.is_well for each in found) else 1
 
 
-def _completion(commands: argparse._SubParsersAction[_Parser], options: argparse.Namespace) -> None:
+def _completion(commands: argparse._SubParsersAction[CommandParser], options: argparse.Namespace) -> None:
     from frontend.cli.shell_completion import script
 
     helps = {name: parser.format_help() for name, parser in commands.choices.items() if name not in _BUILD_COMMANDS}

@@ -23,7 +23,7 @@ _LISTS = (
 
 def add_actions(command: argparse.ArgumentParser) -> None:
     """Add the actions of `keys` to the command line."""
-    actions = command.add_subparsers(required=True, metavar="ACTION")
+    actions = command.add_subparsers(metavar="ACTION")
 
     def add_action(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=text)

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from build_engines.__main__ import main
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.hub import HubReference, checkpoint_folder
+from build_engines.hub import HubReference, checkpoint_folder, reference_of_address
 from build_engines.model_source import DEMO, ModelSource, find_source, gguf_source
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
 
@@ -35,6 +35,25 @@ def test_a_reference_names_a_repository_a_revision_and_a_variant(
     text: str, repository: str, revision: str, variant: str | None
 ) -> None:
     assert HubReference.find(text) == HubReference(repository, revision, variant)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("https://huggingface.co/a/b.c", "a/b.c"),
+        ("huggingface.co/a/b/", "a/b"),
+        ("hf.co/a/b:Q8_0", "a/b:Q8_0"),
+        ("https://huggingface.co/a/b/tree/main", "a/b"),
+        ("https://huggingface.co/a/b/tree/v1", "a/b@v1"),
+        ("https://huggingface.co/a/b/blob/main/sub/b-Q8_0.gguf", "a/b:sub/b-Q8_0.gguf"),
+        ("https://huggingface.co/a/b/resolve/v1/b.gguf?download=true", "a/b@v1:b.gguf"),
+        ("a/b:Q8_0", "a/b:Q8_0"),
+        ("https://example.com/a/b", "https://example.com/a/b"),
+        ("folder/hf.co/a/b", "folder/hf.co/a/b"),
+    ],
+)
+def test_a_page_of_the_hub_is_a_reference_as_people_paste_it(text: str, reference: str) -> None:
+    assert reference_of_address(text) == reference
 
 
 @pytest.mark.parametrize("text", ["", "folder", "a/b/c", "a/b@", "/abs/path", "a/b@x@y", "a/b:Q4_K_M"])
@@ -304,3 +323,15 @@ def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_the_digest_in_a_list(l
 def test_a_list_of_another_shape_is_one_line(lies: Lies, entry: dict[str, Any]) -> None:
     """The error was a TypeError of the library."""
     assert "\n" not in lies.refusal(lies=entry)
+
+
+def test_a_folder_with_gguf_files_alone_is_its_only_model(tmp_path: Path) -> None:
+    for name in ("mine-Q8_0.gguf", "mmproj-F16.gguf"):
+        (tmp_path / name).touch()
+    source = find_source(str(tmp_path), None, Digests(tmp_path / "digests"))
+    assert (source.model_id, source.gguf) == ("mine-Q8_0", tmp_path / "mine-Q8_0.gguf")
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(BuildError, match=r"name one of its GGUF files: mine-Q8_0\.gguf, other\.gguf"):
+        find_source(str(tmp_path), None, Digests(tmp_path / "digests"))
+    (tmp_path / "config.json").touch()
+    assert find_source(str(tmp_path), None, Digests(tmp_path / "digests")).checkpoint == tmp_path

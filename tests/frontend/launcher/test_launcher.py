@@ -181,7 +181,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_everything(repository, server,
         ("--port=many", "argument --port: invalid int value: 'many'"),
         ("--triton-grpc-port=-1", "--triton-grpc-port=-1: must be"),
         ("--ready-timeout-s=nan", "--ready-timeout-s=nan: must be"),
-        ("--colour=red", "unrecognized arguments: --colour=red"),
+        ("--colour=red", "--colour: no such option of serve"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_status_2(capsys, argument, problem):

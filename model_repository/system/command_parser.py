@@ -1,0 +1,52 @@
+"""The parser of both command lines: an error is one line, with the nearest command or option."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses a command and its options."""
+
+    commands: argparse._SubParsersAction[Any]
+
+    def add_subparsers(self, **options: Any) -> argparse._SubParsersAction[Any]:
+        """Add the commands."""
+        self.commands = super().add_subparsers(required=True, **options)
+        return self.commands
+
+    def parse_args(  # type: ignore[override]
+        self, words: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Return the options of a command; end the program with status 2 at the first mistake."""
+        words = sys.argv[1:] if words is None else list(words)
+        command = words[0] if words else ""
+        if command and not command.startswith("-") and command not in self.commands.choices:
+            self.error(f"{command}: no such command{_did_you_mean(command, self.commands.choices)}")
+        options, unknown = self.parse_known_args(words, namespace)
+        if unknown:
+            known = self.commands.choices[command].flags() if command in self.commands.choices else self.flags()
+            flag = unknown[0].partition("=")[0]
+            is_flag = flag.startswith("-")
+            rule = f"no such option of {command}{_did_you_mean(flag, known)}" if is_flag else "one word too many"
+            self.error(f"{flag}: {rule}")
+        return options
+
+    def flags(self) -> list[str]:
+        """Return the options of the command, and those of its own commands."""
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        own = self.commands.choices.values() if hasattr(self, "commands") else ()
+        return [*flags, *(flag for command in own for flag in command.flags())]
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        self.exit(2, f"error: {message} (--help lists the options)\n")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
