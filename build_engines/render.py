@@ -263,6 +263,10 @@ def _fitted(
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
             manifest = dataclasses.replace(manifest, context_window=window)
             own = dataclasses.replace(own, max_sequences=num_sequences)
+        if model.bytes_per_token:
+            num_needed = model.weight_bytes + num_sequences * window * model.bytes_per_token
+            text = "memory      %s: %d x %s tokens, %.1f GB with the weights"
+            logger.info(text, manifest.model_id, num_sequences, f"{window:,}", num_needed / 1e9)
         fitted[folder] = (manifest, own)
     return fitted
 

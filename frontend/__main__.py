@@ -265,6 +265,7 @@ def _run(options: argparse.Namespace) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
         return chat(client, model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
 
+    options.model_options = ["--max-sequences=1", *options.model_options]  # one conversation; a later one wins
     return _serve(options, talk)
 
 

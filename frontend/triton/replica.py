@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5  # failures in a row after which a model gets no requests at an endpoint
 BREAKER_PAUSE_S = 1.0  # time to the next trial
+START_S = 10.0  # a Triton that starts beside the frontend listens by then
 _TRIAL_TIMEOUT_S = 30.0  # time for a trial's one token
 
 
@@ -120,6 +121,7 @@ class Replica:
         self._breakers: dict[str, CircuitBreaker] = {}  # key: ensemble
         self._trials: set[asyncio.Task[None]] = set()
         self._logged: set[str] = set()  # reasons why the endpoint is not reached; empty while it is
+        self._quiet_until_s = clock() + START_S
 
     def state_of(self, ensemble: str, lora_name: str = "") -> str | None:
         """Return `ready`, or one word for the reason why a model gets no requests here; None: it is not served here.
@@ -189,12 +191,15 @@ class Replica:
         error = self.models.error
         if isinstance(error, TritonUnreachable):
             reason = error.reason or error.message
-            if reason not in self._logged:
+            if reason not in self._logged and self._clock() >= self._quiet_until_s:
                 self._logged.add(reason)
                 logger.warning("%s is not reached %s: %s", self.endpoint, self._settings.triton_security, reason)
-        elif error is None and self._logged:
-            self._logged.clear()
-            logger.info("%s is reached again", self.endpoint)
+        elif error is None:
+            if self.models.latest.by_ensemble:
+                self._quiet_until_s = 0.0
+            if self._logged:
+                self._logged.clear()
+                logger.info("%s is reached again", self.endpoint)
 
     def start_trials(self) -> None:
         """Start the trials that are due."""

@@ -113,6 +113,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
 
 def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:
     terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("demo: 1 x 2,048 tokens, ")
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
     for typed in ("What is the capital of France?\n", "\x1b[A\n"):  # the second is the arrow key up
