@@ -65,6 +65,7 @@ class FunctionCallItem(TypedDict):
     status: ItemStatus
     call_id: str
     name: str
+    namespace: NotRequired[str]  # of the tool, if it has one
     arguments: str
 
 
@@ -75,6 +76,7 @@ class CustomCallItem(TypedDict):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
+    namespace: NotRequired[str]
     input: str
 
 

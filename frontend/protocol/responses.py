@@ -31,9 +31,9 @@ _PARTS: Forms = {
 _ITEMS: Forms = {
     "message": (("role", "content"), ()),
     "reasoning": ((), ("summary", "content", "encrypted_content")),
-    "function_call": (("call_id", "name", "arguments"), ()),
+    "function_call": (("call_id", "name", "arguments"), ("namespace",)),
     "function_call_output": (("call_id", "output"), ()),
-    "custom_tool_call": (("call_id", "name", "input"), ()),
+    "custom_tool_call": (("call_id", "name", "input"), ("namespace",)),
     "custom_tool_call_output": (("call_id", "output"), ()),
 }
 CALLS = ("function_call", "custom_tool_call")
@@ -92,6 +92,7 @@ class ResponseItem(TypedBody):
     encrypted_content: str | None = None
     call_id: str | None = None
     name: FunctionName | None = None
+    namespace: FunctionName | None = None
     arguments: str | None = None
     input: str | None = None
     output: Parts | None = None
@@ -119,6 +120,11 @@ class ResponseItem(TypedBody):
                 if (part.type in _THOUGHTS) != is_thought:
                     raise broken_rule(f"{name}[{index}].type", f"does not go with an item of the type {self.type}")
         return self
+
+
+def name_in(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a tool of a namespace."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def sealed_thinking(text: str) -> str:
@@ -157,12 +163,17 @@ class GrammarFormat(TypedBody):
     definition: str | None = None
 
 
+def _only_served(value: Any) -> Any:
+    return reduced(value, (*_TOOLS, "namespace")) if isinstance(value, list) else value
+
+
 class ResponseTool(TypedBody):
-    """A tool of the client. OpenAI's own tools have other types; they are skipped and listed."""
+    """A tool of the client, or several in a namespace. Other types are OpenAI's own tools: skipped and listed."""
 
     forms: ClassVar[Forms] = {
         "function": (("name",), ("description", "parameters", "strict")),
         "custom": (("name",), ("description", "format")),
+        "namespace": (("name", "tools"), ("description",)),
     }
     schema_fields = ("parameters",)
 
@@ -172,10 +183,18 @@ class ResponseTool(TypedBody):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
     format: GrammarFormat | None = None
+    tools: Annotated[
+        list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_only_served)
+    ] = None
 
     @property
     def is_skipped(self) -> bool:
-        return self.type not in _TOOLS
+        return self.type not in self.forms
+
+    def ignored_keywords(self) -> Iterator[str]:
+        yield from super().ignored_keywords()
+        if self.type == "namespace" and self.description is not None:  # the model sees the functions alone
+            yield "description"
 
 
 class NamedResponseTool(TypedBody):
@@ -272,7 +291,7 @@ class InputTokensRequest(ModelBody):
         list[ResponseTool] | None,
         FailFast(),
         Field(max_length=MAX_TOOLS),
-        BeforeValidator(lambda value: reduced(value, _TOOLS) if isinstance(value, list) else value),
+        BeforeValidator(_only_served),
     ] = None
     tool_choice: Annotated[
         ResponseToolChoice | None,
@@ -304,6 +323,14 @@ class InputTokensRequest(ModelBody):
 
     def past_thinking(self) -> Iterator[str]:
         return (f"input[{index}]" for index, item in enumerate(self.input) if item.type == "reasoning")
+
+    def offered_tools(self) -> Iterator[tuple[str, str, ResponseTool]]:
+        """Yield the functions and custom tools, each with its name for the model and its namespace, or an empty one."""
+        for tool in self.tools or ():
+            for inner in tool.tools or () if tool.type == "namespace" else (tool,):
+                if inner.type in _TOOLS:
+                    namespace = (tool.name or "") if inner is not tool else ""
+                    yield name_in(namespace, inner.name or ""), namespace, inner
 
     @property
     def text_format(self) -> ResponseTextFormat | None:

@@ -16,6 +16,7 @@ from frontend.protocol.responses import (
     ResponsePart,
     ResponsesRequest,
     ResponseTool,
+    name_in,
 )
 from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall
 from frontend.triton.models import ModelName
@@ -110,7 +111,7 @@ def _assistant(turn: Sequence[_Placed]) -> ChatMessage:
 
 
 def _past_call(item: ResponseItem) -> PastToolCall:
-    identity, name = item.call_id or "", item.name or ""
+    identity, name = item.call_id or "", name_in(item.namespace, item.name or "")
     if item.type == "function_call":
         function = PastFunctionCall(name=name, arguments=item.arguments or "")
         return PastToolCall(id=identity, function=function)
@@ -132,7 +133,7 @@ def _content(place: str, parts: Iterable[ResponsePart]) -> list[ContentPart]:
 
 
 def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
-    tools = [_tool(tool) for tool in body.tools or () if not tool.is_skipped]
+    tools = [_tool(name, tool) for name, _, tool in body.offered_tools()]
     choice = body.tool_choice
     if not tools and (choice is None or choice.type in ("auto", "none")):
         return {}
@@ -149,8 +150,8 @@ def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
     return fields | {"tool_choice": value}
 
 
-def _tool(tool: ResponseTool) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": tool.name, "description": tool.description}
+def _tool(name: str, tool: ResponseTool) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": name, "description": tool.description}
     if tool.type == "function":
         described |= {"parameters": tool.parameters, "strict": tool.strict}
     elif tool.format is not None and tool.format.type == "grammar":

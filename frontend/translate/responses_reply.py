@@ -15,7 +15,7 @@ from frontend.protocol.answers import TokenLogprob
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.response_objects import Response, ResponseError, ResponseUsage, TextLogprob
-from frontend.protocol.responses import ResponsesRequest, sealed_thinking
+from frontend.protocol.responses import ResponsesRequest, ResponseTool, sealed_thinking
 from frontend.translate.logprobs import chat_logprobs
 from frontend.translate.reply import Event, Reply, chat_parser
 from frontend.triton.models import ModelName
@@ -80,6 +80,7 @@ class ResponsesReply(Reply):
         self.id = f"resp_{secrets.token_hex(16)}"
         self._parser = chat_parser(chat, name)
         self._thinking = _SUMMARY if body.summary else _THINKING
+        self._namespaces = {called: (space, tool.name) for called, space, tool in body.offered_tools() if space}
         self._is_sealed = body.has_encrypted_content
         self._has_no_text = chat.must_call()
         self._has_logprobs = bool(chat.logprobs)
@@ -168,8 +169,9 @@ class ResponsesReply(Reply):
             case CallBegin(_, name):
                 yield from self._closing(is_complete=self._is_text)
                 form = _CUSTOM_CALL if parsed.is_custom else _FUNCTION_CALL
-                call = {"call_id": f"call_{secrets.token_hex(12)}", "name": name, form.text: ""}
-                yield from self._opening(form, call)
+                space, own_name = self._namespaces.get(name, ("", name))
+                call = {"call_id": f"call_{secrets.token_hex(12)}", "name": own_name, form.text: ""}
+                yield from self._opening(form, call | ({"namespace": space} if space else {}))
             case ArgumentsDelta(_, text):
                 self._pieces.append(text)
                 yield self._delta(text)
@@ -277,12 +279,21 @@ def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, m
         "temperature": body.temperature,
         "text": {"format": _dumped(form) if form else {"type": "text"}},
         "tool_choice": "auto" if choice is None else choice.word or _dumped(choice),
-        "tools": [_dumped(tool) for tool in body.tools or () if not tool.is_skipped],
+        "tools": _tools(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _tools(tools: Sequence[ResponseTool]) -> list[dict[str, Any]]:
+    """Return those that are served."""
+    return [
+        _dumped(tool) | ({} if tool.tools is None else {"tools": _tools(tool.tools)})
+        for tool in tools
+        if not tool.is_skipped
+    ]
 
 
 def _dumped(body: Body) -> dict[str, Any]:

@@ -162,6 +162,20 @@ def test_calls_have_arguments_or_the_input_itself() -> None:
     assert (custom.name, custom.input) == ("type", 'a\n"é')
 
 
+def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
+    """Codex has the tools of MCP servers in namespaces."""
+    space = {"type": "namespace", "name": "maps", "description": "Places.", "tools": [TOOLS[0], {"type": "x"}]}
+    call = HERMES.calls_text([("maps__get_weather", "{}")])
+    answer = answered(call, tools=[space])
+    [item] = answer.output
+    assert item.type == "function_call" and (item.namespace, item.name) == ("maps", "get_weather")
+    asked = read(ResponsesRequest, RESPONSE | {"tools": [space], "input": [item.to_dict()]})
+    assert asked[1] == ["tools[0].description", "tools[0].tools[1]"]
+    [message] = responses_to_chat(asked[0], NAME).messages
+    assert message.tool_calls is not None and message.tool_calls[0].function is not None
+    assert message.tool_calls[0].function.name == "maps__get_weather"
+
+
 def test_the_tokens_are_counted() -> None:
     usage = answered("a").usage
     assert usage is not None
