@@ -25,7 +25,7 @@ class Capability(StrEnum):
     LOGIT_BIAS = "logit_bias"
     MIROSTAT = "mirostat"
     MIN_TOKENS = "min_tokens"
-    LOGPROBS = "logprobs"  # drawn tokens' and an echoed prompt's
+    LOGPROBS = "logprobs"  # drawn tokens' and the prompt's
     BAD_WORDS = "bad_words"
     ALLOWED_TOKEN_IDS = "allowed_token_ids"
     THINKING_BUDGET = "thinking_budget"
@@ -53,7 +53,7 @@ def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
         message = params.sampling if hasattr(params.sampling, capability) else params
         if getattr(message, capability) != neutral and capability not in HINTS:
             yield capability
-    if params.has_logprobs:
+    if params.has_logprobs or params.num_prompt_logprobs is not None:
         yield Capability.LOGPROBS
     if callable_tools(request.prompt) is not None:
         yield Capability.STRUCTURED_OUTPUT

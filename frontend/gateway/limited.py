@@ -41,6 +41,7 @@ from frontend.settings import Settings
 from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.rules import num_kept_tokens
 
 _LEASE = web.RequestKey("lease", Lease)
 
@@ -104,7 +105,10 @@ class Limits:
         max_tokens = params.max_tokens
         if max_tokens >= window:  # no limit: few completions are as long
             max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
-        nums_prompt_tokens = [_num_tokens(each.prompt, window) for each in generations[::num_per_prompt]]
+        nums_prompt_tokens = [
+            num_kept_tokens(each.params, _num_tokens(each.prompt, window), window)
+            for each in generations[::num_per_prompt]
+        ]
         num_prompt_tokens = sum(nums_prompt_tokens)
         first = AdmissionRequest(
             sender=sender_of(request),

@@ -245,6 +245,8 @@ async def _prompt_lengths(request: web.Request, completion: CompletionRequest, n
     """Return the number of characters of each prompt if offsets of log probabilities begin behind the prompt."""
     if completion.logprobs is None or completion.echo:
         return ()
+    if completion.truncate_prompt_tokens is not None:  # only the tokenizer stage knows the rest of the prompt
+        return [0] * len(completion.prompt)
 
     async def length(prompt: Prompt) -> int:
         if isinstance(prompt, str):

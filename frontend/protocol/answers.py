@@ -49,6 +49,14 @@ class CompletionLogprobs(TypedDict):
     top_logprobs: list[dict[str, float] | None]
 
 
+class PromptLogprob(TypedDict):
+    """A token that could be at a place of the prompt."""
+
+    logprob: float
+    rank: int | None  # 1 is the likeliest token
+    decoded_token: str
+
+
 class CompletionChoice(TypedDict):
     """A completion, or a piece of it."""
 
@@ -59,6 +67,7 @@ class CompletionChoice(TypedDict):
     stop_reason: StopReason
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]  # a stream has it in a choice's first piece
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]  # by token id; None: the first token
 
 
 class TextCompletion(TypedDict):
@@ -169,6 +178,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]  # by token id; None: the first token
 
 
 class Delta(TypedDict, total=False):

@@ -24,10 +24,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "store": (False,),
     "chat_template": (),
-    "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1,),
-    "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
 }
@@ -148,6 +147,7 @@ class GenerationBody(ModelBody):
             description="truncate: max_tokens is lowered to the rest of the context window; error: 400",
         ),
     ] = None
+    truncate_prompt_tokens: Annotated[int | None, declared("truncate_prompt_tokens", examples=[3])] = None
     # Sampling.
     temperature: Annotated[float | None, declared("temperature", examples=[0], description="0 is greedy")] = None
     top_p: Annotated[float | None, declared("top_p", examples=[0.5])] = None
@@ -210,6 +210,14 @@ class GenerationBody(ModelBody):
     ebnf: Annotated[
         str | None, Field(examples=['root ::= "a"'], description="structured_outputs.grammar by SGLang's name")
     ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        declared(
+            "top_logprobs",
+            examples=[2],
+            description="log probabilities of the prompt's tokens and of this number of likeliest ones, as in vLLM",
+        ),
+    ] = None
     return_token_ids: Annotated[
         bool | None, Field(examples=[True], description="choices have their token ids and the prompt's, as in vLLM")
     ] = None
@@ -264,6 +272,8 @@ class GenerationBody(ModelBody):
         for name in ("stream_options", "stream_interval_ms"):
             if getattr(self, name) is not None and not self.stream:
                 raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
+        if self.prompt_logprobs is not None and self.stream:
+            raise broken_rule("prompt_logprobs", "`prompt_logprobs` can only be used when `stream` is False")
         if self.priority and self.service_tier not in (None, "auto", self.tier()):
             raise broken_rule("priority", f"means service_tier {self.tier()}, but {self.service_tier} is given")
         return self

@@ -22,7 +22,7 @@ from frontend.protocol.answers import (
     ToolCall,
 )
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.translate.logprobs import chat_logprobs
+from frontend.translate.logprobs import chat_logprobs, prompt_logprobs
 from frontend.translate.reply import Reply, chat_parser, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
@@ -113,6 +113,8 @@ class ChatReply(Reply):
             whole["service_tier"] = self._service_tier
         if chunks[0].prompt_token_ids:
             whole["prompt_token_ids"] = list(chunks[0].prompt_token_ids)
+        if chunks[0].prompt_logprobs:
+            whole["prompt_logprobs"] = prompt_logprobs(chunks[0].prompt_logprobs)
         return whole
 
     def _whole_choice(self, index: int, chunk: GenerationChunk) -> ChatChoice:

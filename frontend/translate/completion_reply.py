@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from frontend.protocol.answers import CompletionChoice, TextCompletion, Usage
 from frontend.protocol.completion import CompletionRequest
-from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob
+from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob, prompt_logprobs
 from frontend.translate.reply import Reply, padding, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
@@ -86,8 +86,11 @@ class CompletionReply(Reply):
         """Return the answer without a stream, from one chunk for each completion."""
         choices: list[CompletionChoice] = []
         for start in range(0, len(chunks), self.num_per_prompt):
+            scores = prompt_logprobs(chunks[start].prompt_logprobs)
             for index in self._chosen(chunks, start):
                 choices.append(self._choice(len(choices), index, chunks[index]))
+                if scores:
+                    choices[-1]["prompt_logprobs"] = scores
         self._usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
         completion = self._completion(choices)
         completion["usage"] = self._usage()

@@ -1,4 +1,4 @@
-"""Log probabilities in the two shapes of OpenAI's API."""
+"""Log probabilities in the two shapes of OpenAI's API, and those of prompts in vLLM's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 from frontend.protocol import answers
-from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs
+from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs, PromptLogprob
 from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # OpenAI's stand-in for minus infinity, and for a token that is not among the likely ones
@@ -98,6 +98,24 @@ class CompletionLogprobsWriter:
         except UnicodeDecodeError:
             return 1
         return 0
+
+
+def prompt_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, PromptLogprob] | None]:
+    """Return the log probabilities of a prompt's tokens, by token id: each token's own, then the likely ones.
+
+    Source: `prompt_logprobs` in vLLM's answers. Ids are names already, so `return_tokens_as_token_ids` changes nothing.
+    """
+    return [
+        None
+        if item.logprob is None
+        else {str(item.token_id): _ranked(item.logprob, item.rank, item.token_bytes)}
+        | {str(each.token_id): _ranked(each.logprob, rank, each.token_bytes) for rank, each in enumerate(item.top, 1)}
+        for item in logprobs
+    ]
+
+
+def _ranked(logprob: float, rank: int | None, token_bytes: bytes) -> PromptLogprob:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_bytes.decode("utf-8", "replace")}
 
 
 def mean_logprob(chunk: GenerationChunk) -> float:

@@ -34,7 +34,7 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.contract.rules import prompt_too_long
+from model_repository.contract.rules import num_kept_tokens, prompt_too_long
 from model_repository.model_parameters import API_SAMPLING, REASONING_FIELDS, THINKING_FIELD, RequestDefaults
 
 _SWITCHES = ("enable_thinking", "thinking")  # a chat template's: Qwen3's and others', DeepSeek-V3.1's
@@ -65,7 +65,8 @@ def chat_to_requests(
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
-    _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
+    if chat.truncate_prompt_tokens is None:
+        _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(prompt=prompt, params=params, images=_images(chat, may_fetch), request_id=request_id)
     return _repeated(request, chat.n or 1)
 
@@ -94,10 +95,13 @@ def completion_to_requests(
     for text_or_ids in completion.prompt:
         prompt: Prompt
         if isinstance(text_or_ids, list):
-            check_num_tokens(len(text_or_ids), "prompt", name.model)
-            prompt = TokenPrompt(tuple(text_or_ids))
+            # Truncated before it is sent: a body may have millions of ids.
+            num_kept = num_kept_tokens(params, len(text_or_ids), name.model.parameters.context_window)
+            check_num_tokens(num_kept, "prompt", name.model)
+            prompt = TokenPrompt(tuple(text_or_ids[-num_kept:]))
         else:
-            _check_num_chars(len(text_or_ids), "prompt", name.model)
+            if completion.truncate_prompt_tokens is None:
+                _check_num_chars(len(text_or_ids), "prompt", name.model)
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
         request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
@@ -224,6 +228,7 @@ def _params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         include_stop=defaults.include_stop_str_in_output if include_stop is None else include_stop,
         ignore_eos=bool(body.ignore_eos),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
         overflow=ContextOverflow.TRUNCATE if fills_window else overflow,
         sampling=_sampling(body, defaults),
         structured_output=_structured_output(body),
@@ -232,6 +237,7 @@ def _params(
         thinking_budget=_thinking_budget(body, name, limit),
         has_logprobs=num_logprobs is not None,
         num_top_logprobs=num_logprobs or 0,
+        num_prompt_logprobs=body.prompt_logprobs,
         has_token_ids=bool(body.return_token_ids),
         has_usage=body.stream_options is not None and bool(body.stream_options.continuous_usage_stats),
         has_timing=True,  # metrics and the header Server-Timing need it
@@ -241,12 +247,14 @@ def _params(
 
 
 def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequest]:
-    """Return a request for each choice. Choice i draws with `seed + i`."""
+    """Return a request for each choice. Choice i draws with `seed + i`. The prompt's log probabilities come once."""
     params, sampling = request.params, request.params.sampling
     requests = []
     for index in range(num_drawn):
         own_sampling = replace(sampling, seed=(sampling.seed + index) & _UINT64)
         own = replace(params, cancel_key=secrets.token_hex(16), sampling=own_sampling)
+        if index:
+            own = replace(own, num_prompt_logprobs=None)
         requests.append(replace(request, params=own))
     return requests
 

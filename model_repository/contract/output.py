@@ -52,14 +52,16 @@ class DrawnLogprob(Struct, frozen=True, array_like=True):
 
     logprob: float | None  # None: of the first token of a prompt, or not reported
     top: tuple[tuple[int, float], ...] = ()  # token id and log probability, most likely first
+    rank: int | None = None  # a prompt token's place among all tokens; the most likely one has 1
 
 
 class DeltaDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The parts of a token delta that few requests ask for."""
 
-    prompt_token_ids: tuple[int, ...] = ()  # first delta only, with echo or has_token_ids
+    prompt_token_ids: tuple[int, ...] = ()  # first delta only, with echo, has_token_ids or prompt_logprobs
     echo: tuple[bytes, ...] = ()  # first delta only, with echo: the bytes of each prompt token
     logprobs: tuple[DrawnLogprob, ...] = ()  # the echoed tokens', then the delta's
+    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # first delta only, with num_prompt_logprobs
     cum_logprob: float | None = None  # last delta only
     has_token_ids: bool = False
     has_special_tokens: bool = False  # show special tokens in the text: only for /detokenize
@@ -112,8 +114,9 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
     token_id: int
     token_bytes: bytes  # its part of the text: the bytes of all tokens of a chunk concatenate to the chunk's text
-    logprob: float | None  # None: the first token of an echoed prompt
+    logprob: float | None  # None: the first token of a prompt
     top: tuple[TopLogprob, ...] = ()  # most likely first
+    rank: int | None = None  # a prompt token's place among all tokens; the most likely one has 1
 
 
 class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
@@ -168,6 +171,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
             doc="characters of text_output, behind an echoed prompt, that are the model's thinking, with its markers"
         ),
     ] = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # the frontend's: no tensor carries them
 
     @property
     def is_text(self) -> bool:

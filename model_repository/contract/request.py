@@ -24,6 +24,7 @@ MAX_IMAGES = 16
 IMAGE_MARKER = "<image>"  # the place of an image in a prompt's text
 IMAGE_PLACE = -1  # the same among the token ids that the engine gets
 MAX_BATCH_REQUESTS = 32  # a batch is one message
+MAX_TOP_LOGPROBS = 20
 MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens wait
 
 _NotEmpty = Annotated[str, Meta(min_length=1)]
@@ -193,6 +194,14 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         bool, TensorSpec("include_stop_str_in_output", doc="true: the text keeps the stop word that ended it")
     ] = False
     ignore_eos: Annotated[bool, TensorSpec(doc="true: the model's own end tokens do not end the completion")] = False
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        TensorSpec(
+            low=-1,
+            doc="the prompt keeps only this number of its last tokens; -1: those that max_tokens leave of the context "
+            "window",
+        ),
+    ] = None
     overflow: Annotated[
         ContextOverflow,
         TensorSpec(
@@ -221,8 +230,15 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = False
     num_top_logprobs: Annotated[
         int,
-        TensorSpec("top_logprobs", low=0, high=20, doc="with return_log_probs: the number of most likely tokens"),
+        TensorSpec(
+            "top_logprobs",
+            low=0,
+            high=MAX_TOP_LOGPROBS,
+            doc="with return_log_probs: the number of most likely tokens",
+        ),
     ] = 0
+    # Likely tokens for each prompt token; None: the prompt is not scored. A gRPC client asks for an echo instead.
+    num_prompt_logprobs: int | None = None
     has_token_ids: Annotated[
         bool, TensorSpec("return_token_ids", doc="true: the ids of the text's and the prompt's tokens")
     ] = False
@@ -350,6 +366,12 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     thinking: Thinking | None = None  # None: all text is the answer
     grammar_bytes: int = 0  # memory of the compiled structured output; 0: not known
     request_id: str = ""
+
+    @property
+    def num_scored_logprobs(self) -> int | None:
+        """The number of most likely tokens for each prompt token's log probability; None: the prompt has none."""
+        counts = (self.params.num_logprobs if self.echo else None, self.params.num_prompt_logprobs)
+        return max((count for count in counts if count is not None), default=None)
 
 
 class RequestBatch(Struct, frozen=True):

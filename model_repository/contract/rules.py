@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 
 from model_repository.contract.request import (
+    MAX_TOP_LOGPROBS,
     ChatPrompt,
     ContextOverflow,
     GenerationRequest,
     OutputFormat,
     Params,
     Prompt,
+    TextPrompt,
     ToolUse,
 )
 from model_repository.contract.spec import TensorSpec, set_fields
@@ -59,7 +61,43 @@ def check_request(request: GenerationRequest) -> None:
         raise InvalidRequest("needs stream to be true", "stream_interval_ms")
     if request.images and params.is_echo:
         raise InvalidRequest("a prompt with images has no echo", "images")
+    if params.num_prompt_logprobs is not None:
+        _check_prompt_logprobs(params.num_prompt_logprobs, has_images=bool(request.images))
+    if params.truncate_prompt_tokens is not None:
+        _check_truncation(params.truncate_prompt_tokens, request)
     _check_structured_output(params)
+
+
+def _check_prompt_logprobs(count: int, *, has_images: bool) -> None:
+    if has_images:
+        raise InvalidRequest("a prompt with images has none", "prompt_logprobs")
+    if not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"{count} must be at least 0 and at most {MAX_TOP_LOGPROBS}", "prompt_logprobs")
+
+
+def _check_truncation(num_tokens: int, request: GenerationRequest) -> None:
+    rule = ""
+    if num_tokens == 0:
+        rule = "0 must be at least 1, or -1"
+    elif request.images:
+        rule = "a prompt with images is not truncated: it could lose one"
+    elif isinstance(request.prompt, TextPrompt) and request.prompt.suffix:
+        rule = "a prompt with a suffix is not truncated: it would lose its first marker"
+    if rule:
+        raise InvalidRequest(rule, "truncate_prompt_tokens")
+
+
+def num_kept_tokens(params: Params, num_prompt_tokens: int, context_window: int) -> int:
+    """Return the number of a prompt's last tokens that `truncate_prompt_tokens` keeps.
+
+    A `max_tokens` that fills the context window would leave no prompt, so -1 then leaves room for one token.
+    """
+    limit = params.truncate_prompt_tokens
+    if limit is None:
+        return num_prompt_tokens
+    if limit == -1:
+        limit = context_window - (params.max_tokens if params.max_tokens < context_window else 1)
+    return min(limit, num_prompt_tokens)
 
 
 def fitting_max_tokens(params: Params, num_prompt_tokens: int, context_window: int, field: str) -> int:

@@ -88,6 +88,11 @@ class Detokenizer:
             text=_decode(details.echo) + text,
             token_ids=token_ids if is_listed else (),
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
+            prompt_logprobs=self._logprobs(
+                details.prompt_token_ids,
+                map(self._shown.__getitem__, details.prompt_token_ids),
+                details.prompt_logprobs,
+            ),
             num_prompt_tokens=len(echo_token_ids) if is_listed else 0,
             prompt_token_ids=details.prompt_token_ids if details.has_token_ids else (),
             finish_reason=delta.finish_reason,
@@ -104,7 +109,7 @@ class Detokenizer:
         if not drawn:
             return ()
         return tuple(
-            TokenLogprob(token_id, piece, item.logprob, self._top(item.top))
+            TokenLogprob(token_id, piece, item.logprob, self._top(item.top), item.rank)
             for token_id, piece, item in zip(token_ids, pieces, drawn, strict=True)
         )
 

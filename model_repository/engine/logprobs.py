@@ -13,10 +13,16 @@ from model_repository.contract.output import DrawnLogprob
 type Logits = Sequence[float] | npt.NDArray[np.float32]
 
 
-def token_logprob(logits: Logits, token_id: int, num_top: int) -> DrawnLogprob:
-    """Return a token's natural-log probability and the `num_top` most likely tokens. Of equals, lower ids win."""
+def token_logprob(logits: Logits, token_id: int, num_top: int, *, is_ranked: bool = False) -> DrawnLogprob:
+    """Return a token's natural-log probability and the `num_top` most likely tokens. Of equals, lower ids win.
+
+    Args:
+        is_ranked: also return the token's place among all.
+    """
     values = _log_softmax(logits)
-    return DrawnLogprob(float(values[token_id]), _most_likely(values, num_top))
+    own = values[token_id]
+    rank = 1 + int((values > own).sum() + (values[:token_id] == own).sum()) if is_ranked else None
+    return DrawnLogprob(float(own), _most_likely(values, num_top), rank)
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:

@@ -64,7 +64,7 @@ class StepOutput:
     token_id: int | None = None
     num_cached_tokens: int = 0  # prompt tokens with reused KV tokens
     logprob: DrawnLogprob | None = None  # the token's, if requested
-    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, if an echo requests them
+    prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, with ranks, if requested
     error: StageError | None = None  # only this sequence has failed
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 

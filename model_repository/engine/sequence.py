@@ -60,12 +60,14 @@ class EngineSequence:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._has_echo = bool(request.echo)  # not sent yet
-        self._has_prompt = self._has_echo or request.params.has_token_ids  # the prompt's token ids are not sent yet
+        has_scores = request.params.num_prompt_logprobs is not None
+        # The prompt's token ids are not sent yet.
+        self._has_prompt = self._has_echo or request.params.has_token_ids or has_scores
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
         self._logprobs: deque[DrawnLogprob] = deque()  # all tokens that are not sent yet
         self._cum_logprob = 0.0  # sum over the tokens sent
         self._lists_tokens = request.params.has_token_ids or request.params.num_logprobs is not None
-        self._has_details = self._has_echo or self._lists_tokens
+        self._has_details = self._has_prompt or self._lists_tokens
         interval_ms = request.params.stream_interval_ms
         self._max_wait_s = None if interval_ms is None else interval_ms / 1e3
 
@@ -198,10 +200,19 @@ class EngineSequence:
         details = DeltaDetails(
             prompt_token_ids=request.prompt_token_ids if has_prompt else (),
             echo=request.echo if has_echo else (),
-            logprobs=(*self._prompt_logprobs, *logprobs) if has_echo else tuple(logprobs),
+            logprobs=(*self._scores(request.params.num_logprobs), *logprobs) if has_echo else tuple(logprobs),
+            prompt_logprobs=self._scores(request.params.num_prompt_logprobs) if has_prompt else (),
             cum_logprob=self._cum_logprob if has_logprobs and self.finish_reason is not None else None,
             has_token_ids=request.params.has_token_ids,
             stop_reason=self._stop_reason,
             timing=self._timing() if request.params.has_timing and self.finish_reason is not None else None,
         )
         return None if details == DeltaDetails() else details
+
+    def _scores(self, num_top: int | None) -> tuple[DrawnLogprob, ...]:
+        """Return the prompt's log probabilities with this number of likely tokens; None: without any."""
+        if num_top is None:
+            return ()
+        if num_top == self.request.num_scored_logprobs:
+            return self._prompt_logprobs
+        return tuple(DrawnLogprob(item.logprob, item.top[:num_top], item.rank) for item in self._prompt_logprobs)

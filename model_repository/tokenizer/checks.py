@@ -28,5 +28,7 @@ def check_capabilities(request: GenerationRequest, capabilities: Collection[str]
         if capability not in capabilities:
             # Calls of tools are a structured output, too.
             is_from_tools = capability is Capability.STRUCTURED_OUTPUT and callable_tools(request.prompt) is not None
-            field = "tools" if is_from_tools else BLAMED_INPUTS.get(capability, capability)
+            is_of_prompt = capability is Capability.LOGPROBS and not request.params.has_logprobs
+            blamed = "prompt_logprobs" if is_of_prompt else BLAMED_INPUTS.get(capability, capability)
+            field = "tools" if is_from_tools else blamed
             raise Unsupported(f"this model's runtime, {runtime}, cannot honour it", field)

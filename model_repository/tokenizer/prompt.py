@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -98,6 +98,15 @@ class PromptEncoder:
         return self._cache.get(
             (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
         )
+
+    def truncated(self, prompt: EncodedPrompt, num_tokens: int) -> EncodedPrompt:
+        """Return the prompt's last tokens. It still ends as the template wrote it, so the thinking stays as it is."""
+        if num_tokens >= len(prompt.token_ids):
+            return prompt
+        token_ids, echoed = prompt.token_ids[-num_tokens:], prompt.echo[-num_tokens:]
+        if echoed and not any(echoed):  # the first token of all may stand for the whole text
+            echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
+        return replace(prompt, token_ids=token_ids, echo=echoed)
 
     def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
         token_ids: Sequence[int]

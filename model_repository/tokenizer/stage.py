@@ -20,7 +20,13 @@ from model_repository.contract.request import (
     TokenizeAnswer,
     TokenizeRequest,
 )
-from model_repository.contract.rules import check_prompt, check_request, fitting_max_tokens, printable_id
+from model_repository.contract.rules import (
+    check_prompt,
+    check_request,
+    fitting_max_tokens,
+    num_kept_tokens,
+    printable_id,
+)
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
@@ -29,7 +35,7 @@ from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities
 from model_repository.tokenizer.constraint import CheckedOutput, is_new_message, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
-from model_repository.tokenizer.text_limit import check_num_bytes, window_limit
+from model_repository.tokenizer.text_limit import check_num_bytes, truncated_limit, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
 
@@ -68,6 +74,7 @@ class TokenizerStage:
         self._prompts = PromptEncoder(files, byte_table, *formats, has_images=has_images)
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(model.context_window, tokens)
+        self._truncated_limit = truncated_limit(self._limit)
         self._check_constraint = check
         self._sign = sign
         # Refusals are kept too, so that repeated bad requests cost no further time.
@@ -121,23 +128,24 @@ class TokenizerStage:
         output, grammar_bytes = self._constraint(request, may_wait=may_wait)
         self._check(request)
         field = prompt_field(request.prompt)
+        params, window = request.params, self._model.context_window
+        limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         prompt = self._prompts.encode(
-            request.prompt, num_images=len(request.images), is_echo=request.params.is_echo, limit=self._limit
+            request.prompt, num_images=len(request.images), is_echo=params.is_echo, limit=limit
         )
+        prompt = self._prompts.truncated(prompt, num_kept_tokens(params, len(prompt.token_ids), window))
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)
         return EngineRequest(
             prompt_token_ids=prompt.token_ids,
-            max_tokens=fitting_max_tokens(request.params, len(prompt.token_ids), self._model.context_window, field),
-            params=request.params,
+            max_tokens=fitting_max_tokens(params, len(prompt.token_ids), window, field),
+            params=params,
             images=request.images,
-            end_token_ids=() if request.params.ignore_eos else prompt.end_token_ids,
+            end_token_ids=() if params.ignore_eos else prompt.end_token_ids,
             echo=prompt.echo,
             structured_output=output,
-            thinking=None
-            if prompt.thinking is None
-            else replace(prompt.thinking, budget=request.params.thinking_budget),
+            thinking=None if prompt.thinking is None else replace(prompt.thinking, budget=params.thinking_budget),
             grammar_bytes=grammar_bytes,
             request_id=request.request_id,
         )

@@ -28,6 +28,18 @@ def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
     return check
 
 
+def truncated_limit(fits: TextLimit) -> TextLimit:
+    """Return the limit of a prompt that is truncated: one that cannot fit must be short enough to be only tokenized."""
+
+    def check(text: str, field: str) -> None:
+        try:
+            fits(text, field)
+        except PromptTooLong:
+            check_num_bytes(text, field)
+
+    return check
+
+
 def check_num_bytes(text: str, field: str) -> None:
     """Refuse a text that is too long to be only tokenized."""
     num_bytes = len(text.encode("utf-8", "surrogatepass"))

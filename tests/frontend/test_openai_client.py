@@ -8,11 +8,12 @@ from typing import Any
 import openai
 import pydantic
 import pytest
+from msgspec.structs import replace
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from frontend.errors import EngineFailed
-from model_repository.contract.output import FinishReason, GenerationChunk
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from model_repository.contract.request import ChatPrompt
 from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.vocabulary import Vocabulary
@@ -108,3 +109,16 @@ async def test_every_answer_can_be_sent_back(
     said = sent.split("<|im_start|>assistant\n")[1].partition("<|im_end|>")[0]
     arguments = text.partition('"arguments": ')[2].removesuffix("}\n</tool_call>")
     assert said.startswith(text[:11]) and arguments in said
+
+
+async def test_a_prompts_log_probabilities_are_extra_fields(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
+    triton.script = [
+        replace(WHOLE[0], prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)))
+    ]
+    asked = {"prompt_logprobs": 1}
+    expected = [None, {"6": {"logprob": -1.0, "rank": 3, "decoded_token": "b"}}]
+    chat = await client.chat.completions.create(model=DEMO.id, messages=[USER], extra_body=asked)
+    text = await client.completions.create(model=DEMO.id, prompt="hi", extra_body=asked)
+    for answer, place in ((chat, chat), (text, text.choices[0])):
+        type(answer).model_validate(answer.model_dump(), strict=True)
+        assert (place.model_extra or {})["prompt_logprobs"] == expected

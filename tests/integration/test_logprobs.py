@@ -60,6 +60,27 @@ def test_a_long_prompt_is_scored_over_several_steps(api: Api, raw_model: RawMode
     assert reported == pytest.approx(list(raw[range(len(ids) - 1), ids[1:]]), abs=1e-3)
 
 
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
+def test_a_prompts_own_log_probabilities_equal_those_of_its_echo(api: Api, raw_model: RawModel, endpoint: str) -> None:
+    fields = {"max_tokens": 1, "return_token_ids": True}
+    api.ask(endpoint, **fields)  # its KV tokens are kept, and must not be used
+    answer = api.ask(endpoint, prompt_logprobs=4, **fields)
+    place = answer.body if endpoint == CHAT else answer.choice
+    ids, (first, *scored) = place["prompt_token_ids"], place["prompt_logprobs"]
+    assert first is None
+    echoed = api.post(
+        COMPLETIONS, {"model": "demo", "prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 4}
+    ).choice
+    own = [each[str(token_id)] for each, token_id in zip(scored, ids[1:], strict=True)]
+    assert [each["logprob"] for each in own] == pytest.approx(echoed["logprobs"]["token_logprobs"][1:], abs=1e-4)
+    for row, token_id, each, likely in zip(raw_model.logprobs(ids), ids[1:], own, scored, strict=False):
+        assert each["logprob"] == pytest.approx(row[token_id], abs=1e-3)
+        assert abs(each["rank"] - 1 - (row > row[token_id] + 1e-3).sum()) <= (abs(row - row[token_id]) <= 1e-3).sum()
+        assert each["decoded_token"] == api.text_of_tokens([token_id])
+        assert len(likely) == (4 if each["rank"] <= 4 else 5)
+    assert answer.text == api.ask(endpoint, **fields).text  # without the prompt
+
+
 def test_mirostat_holds_the_surprise_near_targets_below_the_models_own(api: Api, raw_model: RawModel) -> None:
     prompt, temperature = tokenize(api, "zq xv"), 1.5
 

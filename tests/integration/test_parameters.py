@@ -396,6 +396,45 @@ def _tells_log_probabilities(api: Api, endpoint: str) -> None:
         assert logprobs["text_offset"][0] == len(api.subject.prompt_text)
 
 
+@effect("prompt_logprobs")
+def _tells_log_probabilities_of_the_prompt(api: Api, endpoint: str) -> None:
+    answer = api.ask(endpoint, prompt_logprobs=2, return_token_ids=True)
+    place = answer.body if endpoint == CHAT else answer.choice
+    assert answer.text == api.subject.answer
+    first, *others = place["prompt_logprobs"]
+    _, *ids = place["prompt_token_ids"]
+    assert first is None
+    assert [next(iter(scored)) for scored in others] == list(map(str, ids))
+    for scored, token_id in zip(others, ids, strict=True):
+        ranks = {each["rank"]: each["logprob"] for each in scored.values()}
+        assert {1, 2, scored[str(token_id)]["rank"]} == set(ranks)
+        assert [ranks[rank] for rank in sorted(ranks)] == sorted(ranks.values(), reverse=True)
+    refused = api.ask(endpoint, prompt_logprobs=2, stream=True)
+    assert (refused.status, refused.error["param"]) == (400, "prompt_logprobs")
+
+
+@effect("truncate_prompt_tokens")
+def _keeps_the_end_of_the_prompt(api: Api, endpoint: str) -> None:
+    fields = {"return_token_ids": True, "max_tokens": 4}
+
+    def prompt_of(answer: Answer) -> list[int]:
+        ids: list[int] = (answer.body if endpoint == CHAT else answer.choice)["prompt_token_ids"]
+        assert answer.body["usage"]["prompt_tokens"] == len(ids)
+        return ids
+
+    whole = prompt_of(api.ask(endpoint, **fields))
+    kept = api.ask(endpoint, truncate_prompt_tokens=3, **fields)
+    assert prompt_of(kept) == whole[-3:]
+    assert kept.text == api.ask(COMPLETIONS, prompt=whole[-3:], max_tokens=4).text
+    long = "one two three " * 8000
+    assert api.ask(endpoint, long, **fields).error["code"] == "context_length_exceeded"
+    assert prompt_of(api.ask(endpoint, long, truncate_prompt_tokens=3, **fields)) == whole[-3:]
+    [card] = [each for each in api.get("/v1/models").body["data"] if each["id"] == api.subject.model]
+    fitted = api.ask(endpoint, long, truncate_prompt_tokens=-1, **fields)
+    assert fitted.body["usage"]["prompt_tokens"] == card["max_model_len"] - 4
+    assert api.ask(endpoint, truncate_prompt_tokens=0).error["param"] == "truncate_prompt_tokens"
+
+
 @effect("echo")
 def _begins_with_the_prompt(api: Api, endpoint: str) -> None:
     assert api.ask(endpoint, echo=True).text == api.subject.prompt_text + api.subject.answer

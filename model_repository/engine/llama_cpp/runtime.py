@@ -52,7 +52,7 @@ class _Sequence:
     request: EngineRequest
     sampler: TokenSampler
     context: Context | None = None  # None: it waits for a context
-    prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # so far, for an echo
+    prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # so far
 
 
 class LlamaCppRuntime:
@@ -144,7 +144,7 @@ class LlamaCppRuntime:
             constraint=prepared.constraint,
         )
         self._sequences[sequence] = _Sequence(request, sampler)
-        is_scored = bool(request.echo) and request.params.num_logprobs is not None
+        is_scored = request.num_scored_logprobs is not None
         # Keyed by weights, not name: a new adapter of the same name must not reuse the old one's KV tokens.
         adapter = self._adapters.key_of(request.params.lora_name)
         prompt = request.prompt_token_ids if prepared.prompt is None else prepared.prompt.token_ids
@@ -249,13 +249,13 @@ class LlamaCppRuntime:
     def _score(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> None:
         """Record the log probabilities of the prompt tokens that follow the tokens of the chunk."""
         sequence = self._sequences[chunk.running.job.sequence]
-        scores = sequence.prompt_logprobs
+        scores, num_top = sequence.prompt_logprobs, sequence.request.num_scored_logprobs or 0
         if not scores:
             scores.append(DrawnLogprob(None))  # the first token follows nothing
         begin = chunk.position + 1
         following = sequence.request.prompt_token_ids[begin : begin + len(chunk.token_ids)]
         for row, token_id in enumerate(following, first_row):
-            scores.append(_logprob(context, row, token_id, sequence.request))
+            scores.append(token_logprob(context.get_logits_ith(row), token_id, num_top, is_ranked=True))
 
     def _draw(self, context: llama.LlamaContext, chunk: Chunk, row: int) -> StepOutput:
         """Draw the next token of a chunk's sequence; an error here fails only this sequence."""
@@ -268,8 +268,8 @@ class LlamaCppRuntime:
                 token_id = sequence.sampler.draw(context, row)
             except StageError as error:
                 return StepOutput(number, error=error)
-            if sequence.request.params.num_logprobs is not None:
-                logprob = _logprob(context, row, token_id, sequence.request)
+            if (num_top := sequence.request.params.num_logprobs) is not None:
+                logprob = token_logprob(context.get_logits_ith(row), token_id, num_top)
         return StepOutput(
             number,
             token_id,
@@ -372,7 +372,3 @@ def _context_params(config: EngineConfig, num_slots: int, num_threads: int) -> l
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
     return params
-
-
-def _logprob(context: llama.LlamaContext, row: int, token_id: int, request: EngineRequest) -> DrawnLogprob:
-    return token_logprob(context.get_logits_ith(row), token_id, request.params.num_logprobs or 0)

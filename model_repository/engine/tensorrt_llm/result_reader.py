@@ -45,7 +45,7 @@ class ResultReader:
         """Compute the prompt's log probabilities, once, while they are wanted; too slow for an event loop."""
         request = self._request
         scores = _prompt_logprobs(
-            result.context_logits, request.prompt_token_ids, request.params.num_logprobs or 0, self._vocab_size
+            result.context_logits, request.prompt_token_ids, request.num_scored_logprobs or 0, self._vocab_size
         )
         self._prompt_logprobs = tuple(itertools.takewhile(lambda _: is_wanted(), scores))
         self._is_scored = True
@@ -132,7 +132,7 @@ def _drawn_logprob(entry: Mapping[int, Any], token_id: int, num_top: int) -> Dra
 def _prompt_logprobs(
     context_logits: Any, prompt_token_ids: Sequence[int], num_top: int, vocab_size: int
 ) -> Iterator[DrawnLogprob]:
-    """Yield the log probability of each prompt token; a token takes milliseconds, too slow for an event loop.
+    """Yield the log probability and rank of each prompt token; a token takes milliseconds, too slow for an event loop.
 
     TensorRT-LLM's own `prompt_logprobs` hold only the most likely tokens, often without the prompt's own.
 
@@ -141,4 +141,4 @@ def _prompt_logprobs(
     """
     yield DrawnLogprob(None)  # the first token follows nothing
     for row, token_id in enumerate(prompt_token_ids[1:]):
-        yield token_logprob(to_array(context_logits[row])[:vocab_size], token_id, num_top)
+        yield token_logprob(to_array(context_logits[row])[:vocab_size], token_id, num_top, is_ranked=True)

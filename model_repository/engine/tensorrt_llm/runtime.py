@@ -127,7 +127,7 @@ class TensorRtLlmRuntime:
             make_params,
             reader,
             # An abort of such a stream ends the process (TensorRT-LLM issue 10810).
-            can_abort=not (is_engine and request.params.num_logprobs is not None),
+            can_abort=not (is_engine and (request.params.num_logprobs is not None or is_scored(request))),
             edits_logits=edits_logits,
             # The PyTorch backend counts one row of logits for each request, and a scored one has a row for each token.
             shifts_rows=not is_engine and is_scored(request),
@@ -139,10 +139,11 @@ class TensorRtLlmRuntime:
         self._admit()
 
     def _logits_bytes(self, request: EngineRequest) -> int:
-        """Return the memory that an engine takes for logits as the request starts: of all tokens that it may draw."""
-        if self._options.backend is not Backend.ENGINE or request.params.num_logprobs is None:
+        """Return the memory that an engine takes as the request starts: logits of tokens to draw, and of the prompt."""
+        if self._options.backend is not Backend.ENGINE:
             return 0
-        num_tokens = max(1, request.max_tokens) + (len(request.prompt_token_ids) if is_scored(request) else 0)
+        num_tokens = 0 if request.params.num_logprobs is None else max(1, request.max_tokens)
+        num_tokens += len(request.prompt_token_ids) if is_scored(request) else 0
         return num_tokens * self._vocab_size * LOGIT_BYTES
 
     def _check(self, request: EngineRequest, has_images: bool) -> None:
@@ -153,12 +154,14 @@ class TensorRtLlmRuntime:
             raise Unsupported(
                 "log probabilities of the prompt need an engine that was built to gather context logits, "
                 "and the option prompt_logprobs=true",
-                "return_log_probs",
+                "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs",
             )
         if self._logits_bytes(request) > MAX_LOGITS_BYTES:
             num_tokens = MAX_LOGITS_BYTES // (self._vocab_size * LOGIT_BYTES)
             rule = f"with log probabilities this model has memory for {num_tokens} tokens"
-            raise InvalidRequest(f"{request.max_tokens}: {rule}, with an echo the prompt included", "max_tokens")
+            raise InvalidRequest(
+                f"{request.max_tokens}: {rule}, those of the prompt included if it has any", "max_tokens"
+            )
 
     def _admit(self) -> None:
         """Start the waiting calls for which there is room, in their order.

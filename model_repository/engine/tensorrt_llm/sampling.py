@@ -137,7 +137,7 @@ def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:
 
 def is_scored(request: EngineRequest) -> bool:
     """Whether the log probabilities of the prompt's tokens are requested."""
-    return bool(request.echo) and request.params.num_logprobs is not None
+    return request.num_scored_logprobs is not None
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:

@@ -96,6 +96,8 @@ async def test_a_finished_request_costs_the_engines_count(serve: Serve, stream: 
         ("/v1/completions", {"prompt": ["a" * 15 + "\u20ac" * 5] * 2}, 20 + 200),
         ("/v1/completions", {"prompt": [1] * 40, "metadata": {"a": "a" * 60_000}}, 40 + 100),
         ("/v1/completions", {"prompt": "a" * 90, "nobody": "a" * 60_000, "user": "a" * 60_000}, 30 + 100),
+        ("/v1/completions", {"prompt": [1] * 40, "truncate_prompt_tokens": 5}, 5 + 100),
+        ("/v1/completions", {"prompt": [1] * 5000, "truncate_prompt_tokens": -1}, WINDOW),
         ("/v1/completions", {"prompt": "a <image>", "images": [IMAGE]}, 3 + 100),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 60_000}]}, WINDOW + 100),
     ],

@@ -154,7 +154,12 @@ async def test_each_prompt_of_a_list_is_checked_before_its_stream_begins(serve: 
 async def test_token_prompts_are_measured_only_for_the_offsets_of_log_probabilities(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton)
-    unmeasured = {"prompt": [[1, 2], [3]]}, {"prompt": [1], "logprobs": 1, "echo": True}, {"prompt": "a", "logprobs": 1}
+    unmeasured: list[dict[str, Any]] = [
+        {"prompt": [[1, 2], [3]]},
+        {"prompt": [1], "logprobs": 1, "echo": True},
+        {"prompt": "a", "logprobs": 1},
+        {"prompt": [1], "logprobs": 1, "truncate_prompt_tokens": 5},
+    ]
     for fields in unmeasured:
         await http.post("/v1/completions", json=COMPLETION | fields)
     assert triton.detokenized == []

@@ -131,3 +131,11 @@ def test_the_prompts_token_ids_are_there_once_as_in_vllm() -> None:
     last = replace(LAST, token_ids=(5,), prompt_token_ids=(1, 2))
     assert whole(reply_to(return_token_ids=True), last)["prompt_token_ids"] == [1, 2]
     assert "prompt_token_ids" not in whole(reply_to(), LAST)
+
+
+def test_the_prompts_log_probabilities_are_at_the_top_as_in_vllm() -> None:
+    scored = replace(LAST, prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)))
+    answer = whole(reply_to(n=2, prompt_logprobs=0), scored, LAST)
+    assert answer["prompt_logprobs"] == [None, {"6": {"logprob": -1.0, "rank": 3, "decoded_token": "b"}}]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["c", "c"]
+    assert "prompt_logprobs" not in whole(reply_to(), LAST)

@@ -143,3 +143,18 @@ def test_each_choice_has_the_prompts_token_ids_as_in_vllm() -> None:
     (event,) = events_of(reply_to(stream=True, **fields), (0, chunk))
     for choice in (event["choices"][0], whole(reply_to(**fields), chunk)["choices"][0]):
         assert (choice["prompt_token_ids"], choice["token_ids"]) == ([1, 2], [5])
+
+
+def test_each_choice_has_the_log_probabilities_of_its_prompt_as_in_vllm() -> None:
+    scored = replace(
+        drawn("a", -3.0), prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3))
+    )
+    other = replace(scored, prompt_logprobs=scored.prompt_logprobs[:1])
+    best = drawn("b", -1.0)
+    fields = {"prompt": ["p", "q"], "n": 1, "best_of": 2, "prompt_logprobs": 0}
+    answer = whole(reply_to(**fields), scored, best, other, best)
+    assert [(choice["text"], choice["prompt_logprobs"]) for choice in answer["choices"]] == [
+        ("b", [None, {"6": {"logprob": -1.0, "rank": 3, "decoded_token": "b"}}]),
+        ("b", [None]),
+    ]
+    assert "prompt_logprobs" not in whole(reply_to(), LAST)["choices"][0]

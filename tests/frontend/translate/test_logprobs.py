@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from frontend.translate.logprobs import CompletionLogprobsWriter, chat_logprobs, mean_logprob
+from frontend.translate.logprobs import CompletionLogprobsWriter, chat_logprobs, mean_logprob, prompt_logprobs
 from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
 NO_CHANCE = float("-inf")
@@ -59,6 +59,24 @@ def test_tokens_are_named_by_their_ids_as_vllm_does() -> None:
     assert lists["tokens"] == ["token_id:1", "token_id:1"]
     assert lists["top_logprobs"] == [{"token_id:2": -0.25, "token_id:1": -0.5}, {"token_id:1": -1.0}]
     assert lists["text_offset"] == [0, 1]
+
+
+def test_a_prompts_tokens_have_vllms_form() -> None:
+    top = TopLogprob(7, b"x", -0.5), TopLogprob(1, b"\xe2", -2.0)
+    items = [
+        TokenLogprob(5, b"a", None),
+        TokenLogprob(9, b"b", NO_CHANCE, top, 30),
+        TokenLogprob(1, b"\xe2", -2.0, top, 2),
+    ]
+    first, second, third = prompt_logprobs(items)
+    likely = {
+        "7": {"logprob": -0.5, "rank": 1, "decoded_token": "x"},
+        "1": {"logprob": -2.0, "rank": 2, "decoded_token": "\ufffd"},
+    }
+    assert first is None
+    assert second == {"9": {"logprob": -9999.0, "rank": 30, "decoded_token": "b"}} | likely
+    assert third == likely
+    assert (list(second or ()), list(third or ())) == (["9", "7", "1"], ["1", "7"])  # a token's own comes first
 
 
 def test_json_has_no_infinity() -> None:

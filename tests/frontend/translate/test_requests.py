@@ -8,7 +8,7 @@ import msgspec.structs
 import pytest
 from msgspec.structs import replace
 
-from frontend.errors import UnsupportedValue
+from frontend.errors import ContextLengthExceeded, UnsupportedValue
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests, ignored_fields, tokenize_to_prompt
@@ -87,6 +87,7 @@ def test_every_other_shared_field_arrives(translated: Any) -> None:
             stop_token_ids=[5],
             include_stop_str_in_output=True,
             ignore_eos=True,
+            truncate_prompt_tokens=9,
             context_length_exceeded_behavior="error",
             structured_outputs={"regex": "a"},
             return_token_ids=True,
@@ -104,6 +105,7 @@ def test_every_other_shared_field_arrives(translated: Any) -> None:
         stop_token_ids=(5,),
         include_stop=True,
         ignore_eos=True,
+        truncate_prompt_tokens=9,
         overflow=ContextOverflow.ERROR,
         structured_output=StructuredOutput(OutputFormat.REGEX, "a"),
         has_token_ids=True,
@@ -185,6 +187,35 @@ def test_log_probabilities_are_for_the_answer_or_to_rank(
     translated: Any, fields: dict[str, Any], num_logprobs: int | None
 ) -> None:
     assert {request.params.num_logprobs for request in translated(**fields)} == {num_logprobs}
+
+
+@BOTH
+def test_only_the_first_choice_of_a_prompt_scores_it(translated: Any) -> None:
+    counts = [request.params.num_prompt_logprobs for request in translated(n=3, prompt_logprobs=0)]
+    assert counts == [0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("translated", "prompt"),
+    [
+        (of_completion, {"prompt": "a" * (2048 * 256 + 1)}),
+        (of_completion, {"prompt": [1] * 2049}),
+        (of_chat, {"messages": "a" * (2048 * 256 + 1)}),
+    ],
+)
+def test_a_prompt_that_will_be_truncated_is_not_too_long(translated: Any, prompt: dict[str, Any]) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        translated(**prompt)
+    assert params_of(translated(**prompt, truncate_prompt_tokens=5)).truncate_prompt_tokens == 5
+
+
+@pytest.mark.parametrize(("truncate_prompt_tokens", "num_kept"), [(5, 5), (-1, 2032)])
+def test_token_ids_are_truncated_before_they_are_sent(truncate_prompt_tokens: int, num_kept: int) -> None:
+    """A body may have millions of them."""
+    requests = of_completion(prompt=[*range(5000)], truncate_prompt_tokens=truncate_prompt_tokens)
+    assert one(requests).prompt == TokenPrompt(tuple(range(5000 - num_kept, 5000)))
+    with pytest.raises(ContextLengthExceeded):
+        of_completion(prompt=[*range(5000)], truncate_prompt_tokens=4000)
 
 
 @pytest.mark.parametrize(

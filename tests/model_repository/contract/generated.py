@@ -115,6 +115,8 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         params,
         max_tokens=max_tokens,
         min_tokens=min(params.min_tokens, max_tokens),
+        num_prompt_logprobs=None,  # no gRPC client's
+        truncate_prompt_tokens=params.truncate_prompt_tokens or None,
         num_top_logprobs=params.num_top_logprobs if params.has_logprobs else 0,
         stream_interval_ms=params.stream_interval_ms if params.is_stream else None,
         structured_output=output,

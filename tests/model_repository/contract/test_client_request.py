@@ -161,6 +161,23 @@ def test_an_integer_that_fits_no_tensor_is_refused(top_k: int) -> None:
     assert caught.value.field == "top_k"
 
 
+@pytest.mark.parametrize(
+    ("count", "images", "rule"),
+    [
+        (-1, (), "-1 must be at least 0 and at most 20"),
+        (21, (), "21 must be at least 0 and at most 20"),
+        (0, (b"a",), "a prompt with images has none"),
+    ],
+)
+def test_log_probabilities_of_a_prompt_have_rules_of_their_own(
+    count: int, images: tuple[bytes, ...], rule: str
+) -> None:
+    asked = GenerationRequest(prompt=TextPrompt("a"), params=Params(num_prompt_logprobs=count), images=images)
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(asked)
+    assert (caught.value.text, caught.value.field) == (rule, "prompt_logprobs")
+
+
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 FORMATS = "must be one of json, json_schema, regex, choice, ebnf_grammar"
@@ -186,6 +203,15 @@ def tools(function: Any) -> dict[str, Any]:
         ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, "bad_words: 257 elements: there may be 256"),
         ({"bad_words": ["é" * 65]}, "bad_words: a text of 65 characters: at most 64 are allowed"),
         ({"top_logprobs": [1]}, "top_logprobs: needs return_log_probs to be true"),
+        ({"truncate_prompt_tokens": [0]}, "truncate_prompt_tokens: 0 must be at least 1, or -1"),
+        (
+            {"truncate_prompt_tokens": [5], "suffix": ["b"]},
+            "truncate_prompt_tokens: a prompt with a suffix is not truncated",
+        ),
+        (
+            {"truncate_prompt_tokens": [5], "images": [b"a"]},
+            "truncate_prompt_tokens: a prompt with images is not truncated",
+        ),
         ({"stream_interval_ms": [1]}, "stream_interval_ms: needs stream to be true"),
         ({"logit_bias_values": [1]}, "logit_bias_values: 1 values for 0 of logit_bias_token_ids: there must be one"),
         ({"context_length_exceeded_behavior": ["cut"]}, "context_length_exceeded_behavior: 'cut' must be one of trunc"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from model_repository.contract.request import ContextOverflow, Params
-from model_repository.contract.rules import fitting_max_tokens
+from model_repository.contract.rules import fitting_max_tokens, num_kept_tokens
 from model_repository.errors import InvalidRequest, PromptTooLong
 
 
@@ -63,3 +63,15 @@ def test_min_tokens_must_fit() -> None:
         "[invalid_value] min_tokens: "
         "8 do not fit: the context window is 10 tokens, and the prompt has 3 tokens, which leaves 7"
     )
+
+
+@pytest.mark.parametrize(
+    ("truncate_prompt_tokens", "max_tokens", "num_kept"),
+    [(None, 4, 30), (3, 4, 3), (8, 4, 8), (40, 4, 30), (-1, 4, 6), (-1, 0, 10), (-1, 9, 1), (-1, 10, 9), (-1, 99, 9)],
+)
+def test_a_truncated_prompt_keeps_its_last_tokens(
+    truncate_prompt_tokens: int | None, max_tokens: int, num_kept: int
+) -> None:
+    """-1 is vLLM's: the context window without `max_tokens`. One that fills the window has room for one token."""
+    params = Params(truncate_prompt_tokens=truncate_prompt_tokens, max_tokens=max_tokens)
+    assert num_kept_tokens(params, 30, 10) == num_kept

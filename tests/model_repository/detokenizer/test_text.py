@@ -70,6 +70,17 @@ def test_log_probabilities_have_the_bytes_that_each_token_adds() -> None:
     )
 
 
+def test_the_prompts_own_log_probabilities_name_its_tokens_and_add_no_text() -> None:
+    scores = (DrawnLogprob(None), DrawnLogprob(-0.5, ((0, -0.25),), 2))
+    assert chunk(1, prompt_token_ids=(0, 1), prompt_logprobs=scores) == GenerationChunk(
+        text="Paris",
+        prompt_logprobs=(
+            TokenLogprob(0, b"<|end|>", None),
+            TokenLogprob(1, b"Paris", -0.5, (TopLogprob(0, b"<|end|>", -0.25),), 2),
+        ),
+    )
+
+
 def test_a_special_token_among_the_likely_ones_shows_its_string_and_the_drawn_one_adds_nothing() -> None:
     (found,) = chunk(0, logprobs=(DrawnLogprob(-1.0, ((0, -1.0), (5, -2.0))),)).logprobs
     assert found == TokenLogprob(0, b"", -1.0, (TopLogprob(0, b"<|end|>", -1.0), TopLogprob(5, b"<tool>", -2.0)))

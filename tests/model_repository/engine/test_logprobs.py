@@ -21,8 +21,9 @@ def test_the_most_likely_come_first_and_of_equal_ones_the_lower_ids(
     logits: list[int], num_top: int, data: st.DataObject
 ) -> None:
     token_id = data.draw(st.integers(0, len(logits) - 1))
-    drawn = token_logprob([float(item) for item in logits], token_id, num_top)
-    expected = sorted(range(len(logits)), key=lambda index: (-logits[index], index))[:num_top]
-    assert [index for index, _ in drawn.top] == expected
+    drawn = token_logprob([float(item) for item in logits], token_id, num_top, is_ranked=True)
+    expected = sorted(range(len(logits)), key=lambda index: (-logits[index], index))
+    assert [index for index, _ in drawn.top] == expected[:num_top]
+    assert drawn.rank == 1 + expected.index(token_id)
     assert dict(drawn.top).get(token_id, drawn.logprob) == drawn.logprob
     assert drawn.logprob == pytest.approx(logits[token_id] - np.log(np.exp(logits).sum()))

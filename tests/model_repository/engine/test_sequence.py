@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
 from model_repository.contract.request import EngineRequest
@@ -170,6 +171,25 @@ def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.LENGTH)
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
+
+
+@pytest.mark.parametrize("echo", [(), ECHO])
+def test_the_prompts_own_log_probabilities_come_once_apart_from_the_text(echo: tuple[bytes, ...]) -> None:
+    item = sequence(echo=echo, num_prompt_logprobs=1, is_stream=False)
+    item.add_output(StepOutput(5, ord("a"), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
+    item.add_output(StepOutput(5, EOS), 2.0)
+    delta = item.next_delta()
+    assert delta.token_ids == (ord("a"),)
+    assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=echo, prompt_logprobs=PROMPT_LOGPROBS)
+
+
+def test_an_echo_may_have_another_number_of_likely_tokens_than_the_prompts_own() -> None:
+    item = sequence(echo=ECHO, num_logprobs=0, num_prompt_logprobs=1, max_tokens=0, is_stream=False)
+    item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS), 1.0)
+    details = item.next_delta().details
+    assert details is not None
+    assert details.prompt_logprobs == PROMPT_LOGPROBS
+    assert details.logprobs == tuple(replace(each, top=()) for each in PROMPT_LOGPROBS)
 
 
 # --- log probabilities and token ids ---------------------------------------------------------------------------------

@@ -78,6 +78,16 @@ def test_a_capability_that_the_runtime_lacks_is_refused_by_the_name_of_its_input
     check_capabilities(NEEDS[capability], {capability}, "synthetic")
 
 
+def test_log_probabilities_of_the_prompt_alone_are_refused_by_their_own_name() -> None:
+    for params, field in (
+        (Params(num_prompt_logprobs=0), "prompt_logprobs"),
+        (Params(num_prompt_logprobs=0, has_logprobs=True), "return_log_probs"),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            check_capabilities(GenerationRequest(prompt=PROMPT, params=params), set(), "synthetic")
+        assert caught.value.field == field
+
+
 def test_a_structured_output_that_comes_from_tools_names_them() -> None:
     request = GenerationRequest(prompt=ChatPrompt((), tool_use=TOOLS), params=Params())
     with pytest.raises(Unsupported) as caught:

@@ -6,7 +6,7 @@ import pytest
 
 from model_repository.contract.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.errors import InvalidRequest, Unsupported
-from model_repository.tokenizer.prompt import PromptEncoder
+from model_repository.tokenizer.prompt import EncodedPrompt, PromptEncoder
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
     DEMO_FILES,
@@ -70,3 +70,11 @@ def test_token_ids_are_echoed_as_their_bytes() -> None:
 def test_a_chat_is_echoed_without_its_special_tokens() -> None:
     encoded = DEMO.encode(CHAT, is_echo=True)
     assert b"".join(encoded.echo) == b"user\nhi\nassistant\n"
+
+
+def test_a_truncated_text_whose_first_token_stood_for_all_is_echoed_as_the_bytes_of_the_rest() -> None:
+    byte_table = (b"a", b"b", b"c")
+    encoder = PromptEncoder(DEMO_FILES, byte_table, "hermes")
+    whole = EncodedPrompt(token_ids=(0, 1, 2), echo=(b"A\xcc\x81c", b"", b""))
+    assert encoder.truncated(whole, 2) == EncodedPrompt(token_ids=(1, 2), echo=(b"b", b"c"))
+    assert encoder.truncated(whole, 3) == whole

@@ -131,6 +131,39 @@ def test_a_text_that_cannot_fit_the_window_is_not_even_tokenized(
     assert message.startswith(f"{field}: {prompt_too_long(2048, 'at least ')}")
 
 
+def test_a_truncated_prompt_is_its_last_tokens_also_where_the_whole_does_not_fit() -> None:
+    text = "one two three " * 4000
+    whole = Vocabulary(DEMO_FILES.tokenizer).encode(text)
+    encoded = STAGE.encode(request(TextPrompt(text), truncate_prompt_tokens=5, max_tokens=3000, is_echo=True))
+    assert encoded.prompt_token_ids == tuple(whole[-5:])
+    assert encoded.max_tokens == MODEL.context_window - 5
+    assert encoded.echo == tuple(DEMO_BYTES[token_id] for token_id in whole[-5:])
+    fitted = STAGE.encode(request(TokenPrompt(tuple(whole)), truncate_prompt_tokens=-1, max_tokens=48))
+    assert (fitted.prompt_token_ids, fitted.max_tokens) == (tuple(whole[-2000:]), 48)
+    assert STAGE.encode(request(truncate_prompt_tokens=1000)) == replace(
+        STAGE.encode(request()), params=Params(truncate_prompt_tokens=1000)
+    )
+
+
+def test_a_truncated_prompt_that_ends_inside_the_thinking_still_does() -> None:
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"))
+    chat = ChatPrompt(
+        (*CHAT.messages, {"role": "assistant", "content": "<think>"}),
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    encoded = stage.encode(request(chat, truncate_prompt_tokens=1))
+    assert len(encoded.prompt_token_ids) == 1
+    assert encoded.thinking == stage.encode(request(chat)).thinking == Thinking(REASONING_FORMATS["think"], True)
+
+
+def test_a_text_to_truncate_may_be_as_long_as_one_that_fits_or_is_only_tokenized() -> None:
+    message = refusal(request(TextPrompt("a" * 600_000), truncate_prompt_tokens=5))
+    assert message == "text_input: 600000 bytes: at most 500000 are tokenized"
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, context_window=100_000))
+    assert len(stage.encode(request(TextPrompt("a" * 600_000), truncate_prompt_tokens=5)).prompt_token_ids) == 5
+
+
 def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

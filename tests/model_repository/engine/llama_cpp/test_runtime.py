@@ -19,7 +19,7 @@ from model_repository.contract.request import EngineRequest, OutputFormat, Param
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.runtime import EngineConfig, StepOutput
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
 from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
@@ -332,6 +332,22 @@ def test_an_echo_without_logprobs_reuses_kv_tokens(runtime: LlamaCppRuntime) -> 
     tokens_of(runtime, request())
     item = changed(request(), echo=(b"",) * len(PROMPT))
     assert complete(runtime, {1: item})[1] == {1: len(PROMPT) - 1}
+
+
+def test_a_prompt_is_scored_as_its_echo_is_and_never_from_kv_tokens(runtime: LlamaCppRuntime) -> None:
+    def scores(**fields: Any) -> StepOutput:
+        number = next(UNUSED)
+        runtime.submit(number, changed(request(), **fields))
+        outputs = [output for _ in PROMPT for output in runtime.step()][:1]
+        runtime.free(number)
+        return outputs[0]
+
+    echoed, own = scores(echo=(b"",) * len(PROMPT), num_logprobs=2), scores(num_prompt_logprobs=2)
+    assert own.prompt_logprobs == echoed.prompt_logprobs
+    assert len(own.prompt_logprobs) == len(PROMPT)
+    assert (own.num_cached_tokens, own.logprob) == (0, None)
+    ranks = [each.rank for each in own.prompt_logprobs]
+    assert ranks[0] is None and max(rank or 0 for rank in ranks) > 2
 
 
 def test_a_continued_conversation_goes_to_the_context_with_its_kv_tokens(contexts: LlamaCppRuntime) -> None:

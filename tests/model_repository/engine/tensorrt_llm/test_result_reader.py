@@ -119,8 +119,9 @@ def test_an_omitted_end_token_keeps_its_log_probability() -> None:
     assert [output.logprob for output in reader(num_logprobs=0).read(result)] == [DrawnLogprob(None)]
 
 
-def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
-    scored = reader(prompt_token_ids=(1, 2, 3), num_logprobs=1, echo=(b"a", b"b", b"c"))
+@pytest.mark.parametrize("asked", [{"num_logprobs": 1, "echo": (b"a", b"b", b"c")}, {"num_prompt_logprobs": 1}])
+def test_tokens_wait_for_the_prompts_log_probabilities(asked: dict[str, Any]) -> None:
+    scored = reader(prompt_token_ids=(1, 2, 3), **asked)
     result = Result().add(30)
     result.outputs[0].logprobs = [{30: SimpleNamespace(logprob=-1.0)}]
     assert not scored.can_score(result)
@@ -137,6 +138,7 @@ def test_tokens_wait_for_the_prompts_log_probabilities() -> None:
     assert (second.logprob, second.top[0][1]) == pytest.approx((math.log(0.3), math.log(0.4)), abs=1e-6)
     assert (third.logprob, third.top[0][1]) == pytest.approx((math.log(0.1), math.log(0.7)), abs=1e-6)
     assert (second.top[0][0], third.top[0][0]) == (3, 0)
+    assert (second.rank, third.rank) == (2, 4)
     assert scored.read(result.add(31))[0].prompt_logprobs == ()
 
 

@@ -46,6 +46,8 @@ def test_the_whole_prompt_is_scored_also_where_its_beginning_was_computed_before
     fields: dict[str, Any] = {"prompt_token_ids": LONG, "max_tokens": 0, "num_logprobs": 0, "echo": (b"",) * len(LONG)}
     plain = tiny.run(prompt_token_ids=LONG, max_tokens=1)
     [first], [second] = tiny.run(**fields), tiny.run(**fields)
+    [own] = tiny.run(prompt_token_ids=LONG, max_tokens=1, num_prompt_logprobs=0)
+    assert (own.prompt_logprobs, own.logprob) == (first.prompt_logprobs, None)
     assert plain[0].num_cached_tokens == 0
     assert len(second.prompt_logprobs) == len(LONG)
     assert first.prompt_logprobs == second.prompt_logprobs
@@ -82,6 +84,10 @@ def test_log_probabilities_need_their_switches(start: Callable[..., Tiny]) -> No
         off.submit(num_logprobs=0)
     with pytest.raises(Unsupported, match="built to gather context logits"):
         start(prompt_logprobs="false").submit(num_logprobs=0, echo=(b"", b"", b""))
+    with pytest.raises(Unsupported, match="built to gather context logits") as caught:
+        start(prompt_logprobs="false").submit(num_prompt_logprobs=0)
+    assert caught.value.field == "prompt_logprobs"
+    start(logprobs="false").submit(num_prompt_logprobs=0)
 
 
 def test_sequences_beyond_the_limit_wait_in_order(tiny: Tiny) -> None:
@@ -138,6 +144,8 @@ def test_an_engine_keeps_logits_only_within_its_memory(
     assert caught.value.field == "max_tokens"
     with pytest.raises(InvalidRequest):
         tiny.submit(max_tokens=198, **SCORED)
+    with pytest.raises(InvalidRequest):
+        tiny.submit(prompt_token_ids=(3,) * 201, num_prompt_logprobs=0)
     first, second, plain = (
         tiny.submit(max_tokens=150, **fields) for fields in ({"num_logprobs": 0}, {"num_logprobs": 0}, {})
     )

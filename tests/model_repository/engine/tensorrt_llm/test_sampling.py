@@ -62,6 +62,7 @@ GREEDY = {"top_k": 1, "temperature": None, "top_p": None}
         ({"num_logprobs": 0}, {"logprobs": 1, "return_context_logits": None}),
         ({"num_logprobs": 5}, {"logprobs": 5}),
         ({"num_logprobs": 0, "echo": ECHO}, {"return_context_logits": True}),
+        ({"num_prompt_logprobs": 5}, {"logprobs": None, "return_context_logits": True}),
         ({"echo": ECHO}, {"logprobs": None, "return_context_logits": None}),
         ({"ignore_eos": True}, {"stop_token_ids": None}),
     ],
