@@ -120,9 +120,12 @@ def running(tiny: Tiny) -> set[int]:
 
 
 @pytest.mark.engine_backend
-def test_an_engine_streams_log_probabilities_which_are_the_raw_ones_only_there(start: Callable[..., Tiny]) -> None:
+@pytest.mark.parametrize("asked", ["num_logprobs", "num_prompt_logprobs"])
+def test_an_engine_streams_log_probabilities_which_are_the_raw_ones_only_there(
+    start: Callable[..., Tiny], asked: str
+) -> None:
     tiny = start(backend="engine")
-    number = tiny.submit(max_tokens=240, num_logprobs=0, is_stream=False)
+    number = tiny.submit(max_tokens=240, is_stream=False, **{asked: 0})
     wait_until(lambda: number in tiny.runtime._loop._results, "it runs")
     result = tiny.runtime._loop._results[number]
     tiny.runtime.free(number)
