@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frontend.gateway.keys_command import add_actions
 from frontend.launcher.models import MODEL_OPTIONS
@@ -24,6 +25,22 @@ from frontend.settings import Settings, SettingsError
 from frontend.terminal import Colour, coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
+
+if TYPE_CHECKING:
+    from frontend.cli.chat_client import ChatClient
+
+
+class _Parser(CommandParser):
+    """Parses the commands that have a question too."""
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Take words behind an option for the question too: argparse of Python 3.12.1 leaves them."""
+        options, rest = super().parse_known_args(args, namespace)
+        if "question" in options and not any(word.startswith("-") for word in rest):
+            options.question += rest
+            rest = []
+        return options, rest
+
 
 _CONCH = "conch"
 _URL = "http://127.0.0.1:8000"
@@ -70,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> CommandParser:
     prog = _CONCH if Path(sys.argv[0]).name == _CONCH else "python -m frontend"
-    parser = CommandParser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
+    parser = _Parser(prog=prog, description="Serve models behind the OpenAI HTTP API.", epilog=_EXIT_STATUS)
     parser.add_argument("--version", action="version", version=f"conch {version('conch')}")
     commands = parser.add_subparsers(metavar="COMMAND")
 
@@ -91,11 +108,13 @@ def _parser() -> CommandParser:
 
     command = add_command("run", "Serve a model, and chat with it in the terminal until Ctrl-D.", " demo")
     command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
+    _add_chat_options(command)
     _add_serve_options(command)
     command.set_defaults(command=_run)
 
     text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
-    command = add_command("chat", text, f" --url {_URL} --model demo")
+    command = add_command("chat", text, f' --url {_URL} --model demo "What is the capital of France?"')
+    _add_chat_options(command)
     _add_url(command)
     command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
     command.set_defaults(command=_chat)
@@ -168,6 +187,16 @@ def _parser() -> CommandParser:
     command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
     command.set_defaults(command=_reference)
     return parser
+
+
+def _add_chat_options(command: argparse.ArgumentParser) -> None:
+    text = "Print the answer to this question, and end. Standard input follows it, unless that is a terminal."
+    command.add_argument("question", nargs="*", metavar="QUESTION", help=text)
+    text = "Standard input has a question, or a command such as `/set temperature 0`, in each line, not one question."
+    command.add_argument("--lines", action="store_true", help=text)
+    text = "Print the time to the first token, tokens/s and token counts of each answer on standard error."
+    command.add_argument("--stats", action="store_true", help=text)
+    command.add_argument("--plain", action="store_true", help="On a terminal too, print Markdown as it is.")
 
 
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
@@ -259,25 +288,59 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
 
 
 def _run(options: argparse.Namespace) -> int:
-    from frontend.cli.chat import ChatClient, chat
+    from frontend.cli.chat_client import ChatClient
+
+    question = _question(options)
 
     def talk(url: str, model: str) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
-        return chat(client, model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
+        return _talk(client, model, question, options)
 
     options.model_options = ["--max-sequences=1", *options.model_options]  # one conversation; a later one wins
     return _serve(options, talk)
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from frontend.cli.chat import ChatClient, chat
+    from frontend.cli.chat_client import ChatClient
 
     client = ChatClient(options.url, os.environ.get(_KEY_VARIABLE, ""))
-    return chat(client, options.model, sys.stdout, sys.stderr, is_interactive=sys.stdin.isatty())
+    return _talk(client, options.model, _question(options), options)
+
+
+def _question(options: argparse.Namespace) -> str:
+    """Return the only question of a chat; empty: questions are read line by line.
+
+    Raises:
+        SettingsError: options contradict each other, or there is no question.
+    """
+    question = " ".join(options.question)
+    if options.lines and question:
+        raise SettingsError("--lines: not together with QUESTION: write one of them")
+    if options.lines or sys.stdin.isatty():
+        return question
+    question = "\n\n".join(text for text in (question, sys.stdin.read().strip("\n")) if text)
+    if not question:
+        raise SettingsError("QUESTION: required, since standard input is empty")
+    return question
+
+
+def _talk(client: ChatClient, model: str, question: str, options: argparse.Namespace) -> int:
+    from frontend.cli.chat import chat
+
+    return chat(
+        client,
+        model,
+        sys.stdout,
+        sys.stderr,
+        question=question,
+        is_interactive=sys.stdin.isatty() and not question,
+        is_plain=options.plain,
+        has_stats=options.stats,
+    )
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from frontend.cli.chat import ChatClient, ChatFailed
+    from frontend.cli.chat_client import ChatClient, ChatFailed
     from frontend.cli.launch import launch
 
     key = os.environ.get(_KEY_VARIABLE, "")

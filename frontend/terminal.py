@@ -11,6 +11,7 @@ class Colour(IntEnum):
     """The numbers of ANSI's escape sequences."""
 
     BOLD = 1
+    DIM = 2
     RED = 31
     GREEN = 32
 

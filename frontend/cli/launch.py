@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
-from frontend.cli.chat import ChatClient, ChatFailed
+from frontend.cli.chat_client import ChatClient, ChatFailed
 from frontend.terminal import Colour, coloured
 
 _NO_KEY = "none"  # the agents refuse to start without a key

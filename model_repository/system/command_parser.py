@@ -26,13 +26,13 @@ class CommandParser(argparse.ArgumentParser):
         words = sys.argv[1:] if words is None else list(words)
         command = words[0] if words else ""
         if command and not command.startswith("-") and command not in self.commands.choices:
-            self.error(f"{command}: no such command{_did_you_mean(command, self.commands.choices)}")
+            self.error(f"{command}: no such command{did_you_mean(command, self.commands.choices)}")
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             known = self.commands.choices[command].flags() if command in self.commands.choices else self.flags()
             flag = unknown[0].partition("=")[0]
             is_flag = flag.startswith("-")
-            rule = f"no such option of {command}{_did_you_mean(flag, known)}" if is_flag else "one word too many"
+            rule = f"no such option of {command}{did_you_mean(flag, known)}" if is_flag else "one word too many"
             self.error(f"{flag}: {rule}")
         return options
 
@@ -47,6 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (--help lists the options)\n")
 
 
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the nearest of the known words, if one is near."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""

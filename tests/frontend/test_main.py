@@ -29,6 +29,20 @@ def test_every_command_has_examples_and_they_are_valid(monkeypatch: pytest.Monke
                     assert parser.parse_args(example) and example[0] == name
 
 
+@pytest.mark.parametrize(
+    "words", [["run", "demo", "What", "now?"], ["run", "--lines", "demo", "--port", "0", "What", "now?", "--stats"]]
+)
+def test_a_question_may_come_before_and_after_options(words: list[str]) -> None:
+    options = _parser().parse_args(words)
+    assert (options.models, options.question) == (["demo"], ["What", "now?"])
+
+
+def test_an_unknown_option_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["chat", "--nonsense", "What"])
+    assert capsys.readouterr().err.startswith("error: --nonsense: no such option of chat")
+
+
 def test_the_completion_knows_commands_options_and_files(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "frontend", "completion", "bash"]
     script = tmp_path / "completion"
@@ -45,6 +59,7 @@ def test_the_completion_knows_commands_options_and_files(tmp_path: Path) -> None
 
     assert completed("") >= {"serve", "run", "chat", "doctor", "build", "plan", "keys"}
     assert completed("ser") == {"serve"}
+    assert completed("chat", "--l") == {"--lines"}
     assert completed("serve", "--triton-h") == {"--triton-http-port", "--triton-hang-s"}
     assert completed("build", "demo", "--prec") == {"--precision"}
     assert completed("serve", "mo") == {"model.gguf"}

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +26,8 @@ import pytest
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
-from frontend.cli.chat import ChatClient, ChatFailed, Message, chat
+from frontend.cli.chat import chat
+from frontend.cli.chat_client import ChatClient, ChatFailed, Message, Piece
 from frontend.settings import SettingsError
 from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import Api
@@ -184,10 +186,10 @@ class RecordingClient(ChatClient):
         super().__init__(url)
         self.asked: list[list[Message]] = []
 
-    def answer(self, model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
+    def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Keep the messages and ask."""
-        self.asked.append(list(messages))
-        return super().answer(model, messages, max_tokens)
+        self.asked.append(list(body["messages"]))
+        return super().answer(body)
 
 
 def test_chat_remembers_the_conversation_and_goes_on_after_an_error(api: Api) -> None:
@@ -213,9 +215,9 @@ def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatc
     client, out = RecordingClient(api.url), io.StringIO()
     answer = client.answer
 
-    def interrupted(model: str, messages: list[Message], max_tokens: int) -> Iterator[str]:
-        pieces = answer(model, messages, max_tokens)
-        yield next(pieces) + next(pieces)
+    def interrupted(body: dict[str, Any]) -> Iterator[Piece]:
+        pieces = answer(body)
+        yield from (next(pieces), next(pieces))
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(client, "answer", interrupted)
@@ -228,20 +230,55 @@ def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatc
 def test_an_answer_may_fill_the_window(api: Api) -> None:
     client = ChatClient(api.url)
     assert client.models()["demo"] == 2048
-    list(client.answer("demo", [{"role": "user", "content": "Count from 1 to 20."}], 3))
+    question = {"role": "user", "content": "Count from 1 to 20."}
+    list(client.answer({"model": "demo", "messages": [question], "max_tokens": 3}))
     assert client.finish_reason == "length"
 
 
 def test_a_script_gets_answers_alone(api: Api) -> None:
-    def ask(question: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def ask(text: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "frontend", "chat", f"--url={api.url}", *words]
-        return subprocess.run(command, input=question, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
-    answered = ask("What is the capital of France?\n\nAnd of Italy?\n", "--model=demo")
+    answered = ask("What is the capital of France?\n\nAnd of Italy?\n", "--lines", "--model=demo")
     assert re.fullmatch(rf"{ANSWER}.+\n.+\n", answered.stdout)
     assert (answered.returncode, answered.stderr) == (0, "")
+    for text, words in (("", ["What is the capital", "of France?"]), ("of France?\n", ["What is the capital"])):
+        answered = ask(text, *words, "--stats")
+        assert re.fullmatch(rf"{ANSWER}.+\n", answered.stdout)
+        rate = r"[0-9.]+ s to the first token, ([0-9.]+ tokens/s, )?\d+ prompt and \d+ completion tokens"
+        assert re.fullmatch(rf"\({rate}\)\n", answered.stderr)
     failed = ask("Hello!", "--model=none")
     assert (failed.returncode, failed.stdout) == (1, "") and failed.stderr.startswith("error: model='none'")
+    for text, words, name in (("", [], "QUESTION"), ("Hello!", ["Hello!", "--lines"], "--lines")):
+        refused = ask(text, *words)
+        assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith(f"error: {name}: ")
+
+
+def test_a_conversation_has_commands(api: Api, tmp_path: Path) -> None:
+    terminal = Terminal("chat", f"--url={api.url}")
+    typed = {
+        "/set temperature 9": "temperature=9: ",
+        "/set temperature 0": "",
+        '/system """You are\n... formal."""': "",
+        '"""What is the capital\n... of France?"""': ANSWER,
+        "/retry": ANSWER,
+        f"/save {tmp_path / 'saved.json'}": "(2 messages are in ",
+        "/mode": "did you mean /model?",
+        "/model": "* demo",
+    }
+    for text, answer in typed.items():
+        for line in text.splitlines():
+            terminal.wait_for("... " if line.startswith("... ") else PROMPT)
+            terminal.type(f"{line.removeprefix('... ')}\n")
+        terminal.wait_for(answer)
+    terminal.wait_for(PROMPT)
+    terminal.type("/exit\n")
+    assert terminal.status() == 0
+    system, question, answered = json.loads((tmp_path / "saved.json").read_text())["messages"]
+    assert system == {"role": "system", "content": "You are\nformal."}
+    assert question == {"role": "user", "content": "What is the capital\nof France?"}
+    assert answered["content"].startswith(ANSWER)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
@@ -302,7 +339,7 @@ def test_another_server_is_named_as_that(status: int, content: bytes, message: s
 def test_an_answer_without_its_end_is_an_error() -> None:
     event = b'data: {"choices": [{"delta": {"content": "half"}, "finish_reason": null}]}\n\n'
     with other_server(200, event) as url, pytest.raises(ChatFailed, match=r"^the answer broke off$"):
-        list(ChatClient(url).answer("m", [], 0))
+        list(ChatClient(url).answer({}))
 
 
 @pytest.mark.parametrize("url", ["http://h:abc", "http://[::1", "ftp://h", ""])

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from frontend.__main__ import main
-from frontend.cli.chat import ChatClient, ChatFailed
+from frontend.cli.chat_client import ChatClient, ChatFailed
 from frontend.cli.launch import AGENTS, launch
 
 URL, BIG = "http://127.0.0.1:8000", 'org/big "9B"'

@@ -1,0 +1,167 @@
+"""A client of an OpenAI HTTP API: its models, and the streamed answers of chats."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+from collections.abc import Generator, Iterator
+from enum import Enum, auto
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from frontend.settings import SettingsError
+
+_CHAT = "/v1/chat/completions"
+_DATA = b"data: "
+_TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
+
+type Message = dict[str, Any]
+
+
+class Kind(Enum):
+    """Parts of an answer, and lines about it."""
+
+    TEXT = auto()
+    THINKING = auto()
+    NOTE = auto()  # one line for the person, not from the model
+
+
+class Piece(NamedTuple):
+    """A piece of a text."""
+
+    text: str
+    kind: Kind = Kind.TEXT
+
+
+class ChatFailed(Exception):
+    """The server refused a request, ended a stream with an error, or cannot be reached.
+
+    Args:
+        code: of an OpenAI error; empty: none.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ChatClient:
+    """Streams the answers of one server.
+
+    Args:
+        url: of the server, with or without /v1.
+        key: the API key; empty: none.
+        is_verified: check the certificate of the server.
+
+    Raises:
+        SettingsError: not a URL.
+    """
+
+    def __init__(self, url: str, key: str = "", *, is_verified: bool = True) -> None:
+        try:
+            self._url = urlsplit(url if "//" in url else f"http://{url}")
+            self._address = self._url.hostname or "", self._url.port
+        except ValueError as exc:
+            raise SettingsError(f"--url={url}: {exc}") from exc
+        if not self._address[0] or self._url.scheme not in ("http", "https"):
+            raise SettingsError(f"--url={url}: expected http://HOST:PORT or https://HOST:PORT")
+        self.finish_reason = ""  # the last answer's
+        self.usage: dict[str, Any] = {}  # the last answer's token counts, if the request asks for them
+        self._ignored: list[str] = []
+        self._path = self._url.path.rstrip("/").removesuffix("/v1")
+        self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._ssl = ssl.create_default_context() if is_verified else ssl._create_unverified_context()
+
+    def models(self) -> dict[str, int]:
+        """Return how many tokens an answer of each model may have; 0: the server decides.
+
+        Conch ends an answer after 256 tokens if a request names no limit; others go on to the end of the window.
+
+        Raises:
+            ChatFailed: the server refuses the request, cannot be reached, or has no models.
+        """
+        with self._understood():
+            cards = json.loads(b"".join(self._lines("GET", "/v1/models")))["data"]
+            if not cards:
+                raise ChatFailed("the server has no models")
+            return {card["id"]: card["max_model_len"] if card["owned_by"] == "conch" else 0 for card in cards}
+
+    def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
+        """Yield the pieces of the answer to a request of chat completions.
+
+        Raises:
+            ChatFailed: the server refuses the request, ends the stream with an error, or cannot be reached.
+        """
+        self.finish_reason, self.usage = "", {}
+        with self._understood():
+            for line in self._lines("POST", _CHAT, body | {"stream": True}):
+                data = line.removeprefix(_DATA).strip()
+                if data == b"[DONE]":
+                    return
+                if not line.startswith(_DATA):
+                    continue
+                event = json.loads(data)
+                if "error" in event:
+                    raise ChatFailed(event["error"]["message"])
+                self.usage = event.get("usage") or self.usage
+                for choice in event["choices"]:
+                    self.finish_reason = choice["finish_reason"] or self.finish_reason
+                    delta = choice["delta"]
+                    if thinking := delta.get("reasoning_content") or delta.get("reasoning"):
+                        yield Piece(thinking, Kind.THINKING)
+                    if text := delta.get("content"):
+                        yield Piece(text)
+        raise ChatFailed("the answer broke off")
+
+    def check(self, body: dict[str, Any]) -> list[str]:
+        """Have the server check a request, without the whole answer, and return the fields that have no effect.
+
+        Raises:
+            ChatFailed: the server refuses the request, or cannot be reached.
+        """
+        with self._understood(), contextlib.closing(self._lines("POST", _CHAT, body | {"stream": True})) as lines:
+            next(lines, None)
+        return self._ignored
+
+    def _lines(self, method: str, path: str, body: dict[str, Any] | None = None) -> Generator[bytes]:
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        options: dict[str, Any] = {"context": self._ssl} if self._url.scheme == "https" else {}
+        connection = kind(*self._address, timeout=_TIMEOUT_S, **options)
+        place = f"{self._url.scheme}://{self._url.netloc}"
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, f"{self._path}{path}", content, self._headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise _refusal(response.status, response.read())
+            self._ignored = response.getheader("x-ignored-params", "").split(",")
+            yield from response
+        except ConnectionRefusedError as exc:
+            raise ChatFailed(f"no server at {place}: `conch serve` starts one") from exc
+        except OSError as exc:
+            raise ChatFailed(f"{place}: {exc.strerror or exc}") from exc
+        except http.client.HTTPException as exc:
+            raise ChatFailed(f"{place}: a broken HTTP answer ({type(exc).__name__})") from exc
+        finally:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Turn an answer of another form into a failure."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+            raise ChatFailed(f"{self._url.netloc}: not the answer of an OpenAI server") from exc
+
+
+def _refusal(status: int, content: bytes) -> ChatFailed:
+    """Return the failure that an answer with another status than 200 tells."""
+    try:
+        error = json.loads(content)["error"]
+        key = " (`conch` takes it from OPENAI_API_KEY)" if status == http.client.UNAUTHORIZED else ""
+        return ChatFailed(f"{error['message']}{key}", str(error.get("code") or ""))
+    except (ValueError, LookupError, TypeError):
+        return ChatFailed(f"HTTP status {status}, and not from an OpenAI server: is this its URL?")

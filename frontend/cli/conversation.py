@@ -1,0 +1,259 @@
+"""The state of a conversation with a model, and the commands that change it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import mimetypes
+import shlex
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Message, Piece
+from model_repository.system.command_parser import did_you_mean
+
+# Fields of a request that /set knows.
+SETTINGS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "stop",
+    "response_format",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
+
+
+class CommandFailed(Exception):
+    """A command of the conversation is unknown, or cannot be done."""
+
+
+class Conversation:
+    """Asks a model with all that was said before. It yields answers, and notes for the person.
+
+    An answer that Ctrl-C ends is kept as far as it came. One that fails leaves the conversation as it was.
+
+    Args:
+        model: empty: the first one of the server.
+        has_stats: end each answer with a note about its time and token counts.
+        clock: gives seconds.
+
+    Raises:
+        ChatFailed: the server cannot be reached, or does not have the model.
+    """
+
+    def __init__(
+        self, client: ChatClient, model: str, *, has_stats: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.is_over = False
+        self._client = client
+        self._has_stats = has_stats
+        self._clock = clock
+        self._models = client.models()
+        self.model = model or next(iter(self._models))
+        if self.model not in self._models:
+            raise ChatFailed(f"{model=}: {_expected(model, self._models)}")
+        self._settings: dict[str, Any] = {}
+        self._system: list[Message] = []
+        self._said: list[Message] = []
+        self._images: list[dict[str, Any]] = []  # parts of the next question
+        self._question: Message | None = None  # the last one
+        self._said_before: list[Message] = []  # the messages before it
+
+    def ask(self, text: str) -> Iterator[Piece]:
+        """Ask, with the images that were given since the last question.
+
+        Raises:
+            ChatFailed: the answer failed.
+        """
+        content = [*self._images, {"type": "text", "text": text}] if self._images else text
+        self._images = []
+        self._question, self._said_before = {"role": "user", "content": content}, self._said
+        return self._answer(self._question)
+
+    def obey(self, command: str) -> Iterator[Piece]:
+        """Follow a command, such as `/set temperature 0`.
+
+        Raises:
+            ChatFailed: an answer failed, or the server refuses a value.
+            CommandFailed: the command is unknown, its argument is wrong, or a file cannot be read or written.
+        """
+        word, argument = (*command.split(maxsplit=1), "")[:2]
+        if word not in _COMMANDS:
+            raise CommandFailed(f"{word}: {_expected(word, _COMMANDS)} (a space before the / makes it a question)")
+        function, form, _ = _COMMANDS[word]
+        if bool(argument) != bool(form) and not form.startswith("["):
+            raise CommandFailed(f"expected {word} {form}".rstrip())
+        try:
+            result = function(self, argument.strip())
+        except OSError as exc:
+            raise CommandFailed(f"{command}: {exc.strerror}") from exc
+        yield from (Piece(result, Kind.NOTE),) if isinstance(result, str) else result or ()
+
+    def _answer(self, question: Message) -> Iterator[Piece]:
+        said, kept = [*self._said_before, question], self._said
+        while True:
+            try:
+                yield from self._attempt(said)
+                return
+            except ChatFailed as exc:
+                self._said = kept
+                said = list(itertools.dropwhile(lambda message: message["role"] != "user", said[1:]))
+                if exc.code != "context_length_exceeded" or not said:
+                    raise
+            yield Piece("(The context window is full. The oldest question and its answer are left out.)", Kind.NOTE)
+
+    def _attempt(self, said: list[Message]) -> Iterator[Piece]:
+        answer = {"role": "assistant", "content": ""}
+        times = [self._clock()]
+        for piece in self._client.answer(self._body() | {"messages": [*self._system, *said]}):
+            times.append(self._clock())
+            self._said = [*said, answer]
+            if piece.kind is Kind.TEXT:
+                answer["content"] += piece.text
+            yield piece
+        self._said = [*said, answer]
+        if self._client.finish_reason == "length":
+            limit = " or max_tokens is reached" if "max_tokens" in self._settings else ""
+            yield Piece(f"(The answer is cut off: the context window is full{limit}.)", Kind.NOTE)
+        if self._has_stats:
+            yield Piece(_stats(times, self._client.usage), Kind.NOTE)
+
+    def _body(self, **setting: Any) -> dict[str, Any]:
+        limit = self._models[self.model]
+        body = {"model": self.model} | ({"max_tokens": limit} if limit else {}) | self._settings | setting
+        return body | ({"stream_options": {"include_usage": True}} if self._has_stats else {})
+
+    def _help(self, argument: str) -> str:
+        lines = [(f"{word} {form}", text) for word, (_, form, text) in _COMMANDS.items()]
+        lines += [
+            ('"""', "begins and ends several lines, also after /system"),
+            ("\\", "at the end of a line: the next one belongs to it"),
+        ]
+        return "\n".join(f"{form:23} {text}" for form, text in lines)
+
+    def _system_prompt(self, argument: str) -> str | None:
+        if not argument:
+            return "\n".join(str(message["content"]) for message in self._system) or "(There is no system prompt.)"
+        self._system = [] if argument == '""' else [{"role": "system", "content": argument}]
+        return None
+
+    def _set(self, argument: str) -> str | None:
+        if not argument:
+            values = [f"{name} {json.dumps(value)}" for name, value in self._settings.items()]
+            others = ", ".join(name for name in SETTINGS if name not in self._settings)
+            return "\n".join([*values, f"(The server decides {others}.)"])
+        name, text = (*argument.split(maxsplit=1), "")[:2]
+        if name not in SETTINGS:
+            raise CommandFailed(f"/set {name}: {_expected(name, SETTINGS)}")
+        if not text:
+            raise CommandFailed(f"expected /set {name} VALUE")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        body = self._body(**{name: value}) | {"messages": [{"role": "user", "content": "Hi"}]}
+        if name in self._client.check(body):
+            raise CommandFailed(f"/set {name}: without effect on {self.model}")
+        self._settings[name] = value
+        return None
+
+    def _image(self, argument: str) -> str | Iterator[Piece]:
+        rest = io.StringIO(argument)
+        words = shlex.shlex(rest, posix=True)  # reads a path as a terminal writes a dropped file
+        words.whitespace_split, words.commenters = True, ""
+        try:
+            path = Path(words.get_token() or "").expanduser()
+        except ValueError as exc:
+            raise CommandFailed(f"/image {argument}: {exc}") from exc
+        kind = mimetypes.guess_type(path.name)[0] or ""
+        if not kind.startswith("image/"):
+            raise CommandFailed(f"/image {path}: expected the name of an image file, such as cat.png")
+        url = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+        self._images.append({"type": "image_url", "image_url": {"url": url}})
+        question = rest.read().strip()
+        return self.ask(question) if question else f"({path.name} goes with the next question.)"
+
+    def _save(self, argument: str) -> str:
+        text = json.dumps({"messages": [*self._system, *self._said]}, ensure_ascii=False, indent=1)
+        Path(argument).expanduser().write_text(f"{text}\n", encoding="utf-8")
+        return f"({len(self._said)} messages are in {argument}.)"
+
+    def _load(self, argument: str) -> str:
+        try:
+            found = json.loads(Path(argument).expanduser().read_bytes())
+            messages = found["messages"] if isinstance(found, dict) else found
+            roles = [message["role"] for message in messages]
+        except (ValueError, LookupError, TypeError) as exc:
+            raise CommandFailed(f'/load {argument}: expected JSON of the form {{"messages": [...]}}') from exc
+        num_system = sum(1 for _ in itertools.takewhile(lambda role: role in ("system", "developer"), roles))
+        self._clear("")
+        self._system, self._said = messages[:num_system], messages[num_system:]
+        for index, message in enumerate(self._said):
+            if message["role"] == "user":
+                self._question, self._said_before = message, self._said[:index]
+        return f"({len(self._said)} messages{' and a system prompt' if self._system else ''}.)"
+
+    def _model(self, argument: str) -> str | None:
+        self._models = self._client.models()
+        if not argument:
+            return "\n".join(f"{'*' if model == self.model else ' '} {model}" for model in self._models)
+        if argument not in self._models:
+            raise CommandFailed(f"/model {argument}: {_expected(argument, self._models)}")
+        self.model = argument
+        return None
+
+    def _retry(self, argument: str) -> Iterator[Piece]:
+        if self._question is None:
+            raise CommandFailed("/retry: there is no question yet")
+        return self._answer(self._question)
+
+    def _clear(self, argument: str) -> None:
+        self._said, self._images, self._question = [], [], None
+
+    def _exit(self, argument: str) -> None:
+        self.is_over = True
+
+
+type _Command = Callable[[Conversation, str], str | Iterator[Piece] | None]
+
+# Each command with its function, the form of its argument, and a text for /help.
+_COMMANDS: dict[str, tuple[_Command, str, str]] = {
+    "/help": (Conversation._help, "", "list the commands"),
+    "/system": (Conversation._system_prompt, "[TEXT]", 'show or set the system prompt; "" removes it'),
+    "/set": (Conversation._set, "[NAME VALUE]", "show or set a field of the requests; null unsets it"),
+    "/image": (Conversation._image, "PATH [QUESTION]", "send an image file with this question or the next one"),
+    "/retry": (Conversation._retry, "", "answer the last question again"),
+    "/clear": (Conversation._clear, "", "forget questions and answers, and nothing else"),
+    "/save": (Conversation._save, "FILE", "write the conversation as messages of OpenAI's API"),
+    "/load": (Conversation._load, "FILE", "go on with the conversation of such a file"),
+    "/model": (Conversation._model, "[ID]", "list the server's models, or talk to another one"),
+    "/exit": (Conversation._exit, "", "end the conversation, as /bye and Ctrl-D do"),
+    "/bye": (Conversation._exit, "", "the same"),
+}
+
+
+def _expected(word: str, words: Collection[str]) -> str:
+    return f"expected one of {', '.join(words)}{did_you_mean(word, words)}"
+
+
+def _stats(times: list[float], usage: dict[str, Any]) -> str:
+    """Describe an answer by the times of its request and its pieces, in seconds, and its token counts."""
+    if len(times) == 1 or not usage:
+        return "(The server gives no token counts.)"
+    num_tokens, rest_s = usage["completion_tokens"], times[-1] - times[1]
+    rate = f"{(num_tokens - 1) / rest_s:.1f} tokens/s, " if rest_s else ""
+    counts = f"{usage['prompt_tokens']} prompt and {num_tokens} completion tokens"
+    return f"({times[1] - times[0]:.2f} s to the first token, {rate}{counts})"
