@@ -36,6 +36,8 @@ class _Block:
         lines = console.render_lines(markdown, options.update(height=None), pad=False)
         shown = [index for index, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
         for line in lines[shown[0] : shown[-1] + 1][-self._max_lines :] if shown else ():
+            if line and not (line[-1].style and line[-1].style.bgcolor):  # code is filled up to the edge
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
             yield from (*line, Segment.line())
 
 
