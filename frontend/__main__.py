@@ -120,6 +120,25 @@ def _parser() -> CommandParser:
     command.set_defaults(command=_chat)
 
     text = (
+        "Measure how fast a model of a running server answers chats: the time to the first token (TTFT) and tokens/s. "
+        "OPENAI_API_KEY is its API key, and also that of the server beside it."
+    )
+    command = add_command("bench", text, f" {_URL} --streams 1,8 --beside http://127.0.0.1:8080")
+    command.add_argument("url", nargs="?", default=_URL, metavar="URL", help=f"URL of the server. (default: {_URL})")
+    command.add_argument("--model", default="", metavar="ID", help="Model of the server. (default: its first)")
+    beside_help = (
+        "Another server to measure in turns with the first one: its model of the same name, or else its first."
+    )
+    command.add_argument("--beside", metavar="URL", help=beside_help)
+    streams_help = "Numbers of chats at the same time, one step for each. (default: 1,4,16)"
+    command.add_argument("--streams", type=_counts, default="1,4,16", metavar="N,N...", help=streams_help)
+    _add_number(command, "--seconds", 10.0, "Seconds of a step, without the end of its last answers.")
+    _add_number(command, "--prompt-tokens", 256, "Tokens of a prompt, about.")
+    _add_number(command, "--tokens", 128, "Tokens of an answer. A model of another server than Conch may end earlier.")
+    command.add_argument("--json", action="store_true", help="Print an object instead of a table and a plot.")
+    command.set_defaults(command=_bench)
+
+    text = (
         "Start a coding agent with a model of a running server, without a change of the agent's own configuration. "
         "Words behind -- are arguments of the agent. OPENAI_API_KEY is the server's API key."
     )
@@ -250,6 +269,13 @@ def _add_url(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
 
 
+def _counts(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: expected numbers with commas between them, such as 1,4,16") from None
+
+
 def _add_number(command: argparse.ArgumentParser, flag: str, default: float, text: str) -> None:
     kind = {"type": type(default), "metavar": "N" if isinstance(default, int) else "S"}
     command.add_argument(flag, default=default, help=f"{text} (default: {default:g})", **kind)  # type: ignore[arg-type]
@@ -352,6 +378,24 @@ def _launch(options: argparse.Namespace) -> int:
     except (ChatFailed, OSError) as exc:
         _print_error(exc)
         return 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from frontend.cli.bench import Load, Target, bench
+    from frontend.cli.chat_client import ChatClient, ChatFailed
+
+    load = Load(options.streams, options.seconds, options.prompt_tokens, options.tokens)
+    key = os.environ.get(_KEY_VARIABLE, "")
+    try:
+        targets = [Target(functools.partial(ChatClient, options.url, key), options.model)]
+        if options.beside:
+            client = ChatClient(options.beside, key)
+            model = targets[0].model if targets[0].model in client.models() else ""
+            targets.append(Target(functools.partial(ChatClient, options.beside, key), model))
+    except ChatFailed as exc:
+        _print_error(exc)
+        return 1
+    return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -64,9 +64,9 @@ class ChatClient:
             self._url = urlsplit(url if "//" in url else f"http://{url}")
             self._address = self._url.hostname or "", self._url.port
         except ValueError as exc:
-            raise SettingsError(f"--url={url}: {exc}") from exc
+            raise SettingsError(f"URL={url}: {exc}") from exc
         if not self._address[0] or self._url.scheme not in ("http", "https"):
-            raise SettingsError(f"--url={url}: expected http://HOST:PORT or https://HOST:PORT")
+            raise SettingsError(f"URL={url}: expected http://HOST:PORT or https://HOST:PORT")
         self.finish_reason = ""  # the last answer's
         self.usage: dict[str, Any] = {}  # the last answer's token counts, if the request asks for them
         self._ignored: list[str] = []

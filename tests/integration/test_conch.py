@@ -344,7 +344,7 @@ def test_an_answer_without_its_end_is_an_error() -> None:
 
 @pytest.mark.parametrize("url", ["http://h:abc", "http://[::1", "ftp://h", ""])
 def test_a_malformed_url_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match=r"^--url="):
+    with pytest.raises(SettingsError, match=r"^URL="):
         ChatClient(url)
 
 
@@ -368,6 +368,21 @@ def test_launch_becomes_the_program_with_the_servers_first_model(api: Api, tmp_p
     first = next(iter(ChatClient(api.url).models()))
     names = ("ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "CLAUDE_CODE_MAX_CONTEXT_TOKENS")
     assert [environment[name] for name in names] == [api.url, first, "2048"]
+
+
+def test_bench_measures_two_models_in_turns(api: Api) -> None:
+    command = [sys.executable, "-m", "frontend", "bench", api.url, "--model=demo-formal", f"--beside={api.url}/v1"]
+    command += ["--streams=1,3", "--seconds=0.5", "--prompt-tokens=150", "--tokens=20", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert [row["streams"] for row in found["rows"]] == [1, 1, 3, 3]
+    assert [ratio["streams"] for ratio in found["ratios"]] == [1, 3]
+    for row in found["rows"]:
+        assert (row["url"], row["model"], row["failed"]) == (api.url, "demo-formal", 0)
+        assert row["requests"] >= row["streams"] and row["answer_tokens"] == 20
+        assert 100 < row["prompt_tokens"] < 200
+        assert min(row["ttft_ms_median"], row["tokens_per_s"], row["tokens_per_s_of_one"]) > 0
 
 
 def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
