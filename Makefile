@@ -1,5 +1,4 @@
 # What a person runs; the help text is in the comments after ##.
-STATE_DIR ?= .conch
 VENV := .venv
 SERVE_PINS := helm/images/triton-cpu.txt
 TEST_PINS := tests/requirements.txt
@@ -30,7 +29,7 @@ help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
-	@exec $(VENV)/bin/conch serve demo --state-dir $(STATE_DIR) $(ARGS)
+	@exec $(VENV)/bin/conch serve demo $(ARGS)
 
 # Groups of tests run beside each other, one for each core; those that measure time run after them.
 IN_GROUPS := -n auto --maxprocesses 8 --dist loadgroup
@@ -112,7 +111,7 @@ chart: $(VENV)/test.stamp  ## package the chart into dist/, with an example for 
 	@rm -r $(DIST)/conch
 
 clean:  ## remove the environment, everything built, and caches
-	rm -rf $(VENV) $(STATE_DIR) build dist sbom.json test-results *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist sbom.json test-results *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 PIP_INSTALL := $(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check

@@ -107,4 +107,4 @@ def _full_disk_is_reported(artifacts_dir: Path) -> Iterator[None]:
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise BuildError(f"{artifacts_dir}: the disk is full: free some, or name another --state-dir ({exc})") from exc
+        raise BuildError(f"{artifacts_dir}: the disk is full: free some, or name another --home ({exc})") from exc

@@ -25,6 +25,7 @@ from frontend.settings import Settings, SettingsError
 from frontend.terminal import Colour, coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
+from model_repository.system.home import HOME_VARIABLE, conch_home
 
 if TYPE_CHECKING:
     from frontend.cli.chat_client import ChatClient
@@ -50,6 +51,7 @@ _EXIT_STATUS = (
     "141 if the output is closed."
 )
 _KEY_VARIABLE = "OPENAI_API_KEY"
+_OLD_HOME = Path(".conch", "artifacts")  # of each folder, before there was one for each user
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
     "list": "List the models of the catalog.",
@@ -151,9 +153,19 @@ def _parser() -> CommandParser:
 
     text = "Check this machine for serving. The exit status is 1 if something is missing."
     command = add_command("doctor", text, " --json")
-    command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help="State folder of `serve`.")
+    _add_home(command)
     command.add_argument("--json", action="store_true", help="Print a list of objects.")
     command.set_defaults(command=_doctor)
+
+    command = add_command("ps", "List the servers of this machine.", "")
+    _add_home(command)
+    command.set_defaults(command=_ps)
+
+    command = add_command("stop", "Stop servers of this machine, as Ctrl-C does.", " 8000")
+    stop_help = "Port or process id of a server. (default: the only one)"
+    command.add_argument("servers", nargs="*", type=int, metavar="PORT", help=stop_help)
+    _add_home(command)
+    command.set_defaults(command=_stop)
 
     for name, text in _BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)  # main() gives them to build_engines
@@ -163,7 +175,7 @@ def _parser() -> CommandParser:
     command.set_defaults(command=_api)
 
     text = "Run tritonserver alone; frontends run elsewhere."
-    command = add_command("triton", text, " --repository .conch/repository")
+    command = add_command("triton", text, " --repository repository")
     command.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
     )
@@ -247,8 +259,7 @@ class _ForBuild(argparse.Action):
 
 
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:
-    state_help = "Folder for files of the running server, used by one `serve` at a time. (default: .conch)"
-    command.add_argument("--state-dir", type=Path, default=".conch", metavar="DIR", help=state_help)
+    _add_home(command)
     for name, port in (("grpc", 8001), ("metrics", 8002)):
         # `serve` has a frontend that knows the port.
         usual, note = (None, f"{port} if it is free, else any") if prefix else (port, str(port))
@@ -263,6 +274,12 @@ def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> N
 def _add_endpoint_options(command: argparse.ArgumentParser, settings: Set[str] = frozenset()) -> None:
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="gRPC endpoint of the Triton.")
     add_options(command, Settings(), only=TLS_TO_TRITON | settings)
+
+
+def _add_home(command: argparse.ArgumentParser) -> None:
+    home = conch_home()
+    text = f"Folder of artifacts and running servers. (default: {HOME_VARIABLE}, or {home})"
+    command.add_argument("--home", type=Path, default=home, metavar="DIR", help=text)
 
 
 def _add_url(command: argparse.ArgumentParser) -> None:
@@ -282,20 +299,25 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
-    from frontend.launcher.checks import check_state_dir
+    from frontend.launcher.checks import check_home
     from frontend.launcher.command import serve
+    from frontend.launcher.errors import AlreadyServing
     from frontend.launcher.launcher import LauncherSettings
     from frontend.launcher.models import build_models
+    from frontend.launcher.state_lock import locked, server_folder
 
     if options.models and options.repository:
         raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
     if options.model_options and not options.models:
         raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is built with it")
+    frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
+    folder = server_folder(options.home, frontend.port)
+    own_repository = (folder if options.models else options.home) / "repository"
     settings = LauncherSettings(
-        repository=options.repository or options.state_dir / "repository",
-        state_dir=options.state_dir,
+        repository=options.repository or own_repository,
+        state_dir=folder,
         environment=os.environ,
-        frontend=settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND)),
+        frontend=frontend,
         triton_grpc_port=options.triton_grpc_port,
         triton_metrics_port=options.triton_metrics_port,
         triton_http_port=options.triton_http_port,
@@ -306,8 +328,18 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
-    check_state_dir(options.state_dir)
-    status = build_models(options.models, options.state_dir, options.model_options)
+    check_home(options.home)
+    if _OLD_HOME.exists() and not (options.home / "artifacts").exists():
+        print(
+            f"{_OLD_HOME.parent} is of an earlier version, and not used: models are in {options.home}", file=sys.stderr
+        )
+    try:
+        with locked(folder):  # a running server keeps its repository
+            pass
+    except (AlreadyServing, OSError) as exc:
+        _print_error(exc)
+        return 1
+    status = build_models(options.models, options.home, settings.repository, options.model_options)
     if status:
         return status
     return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)
@@ -398,10 +430,36 @@ def _bench(options: argparse.Namespace) -> int:
     return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
 
 
+def _ps(options: argparse.Namespace) -> None:
+    from frontend.launcher.state_lock import running_servers
+
+    for server in running_servers(options.home):
+        print(f"{server.pid:>7}  {server.url:28}  {', '.join(server.models)}  {server.folder}")
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from frontend.launcher.state_lock import running_servers
+
+    running = list(running_servers(options.home))
+    if not options.servers and len(running) > 1:
+        urls = ", ".join(server.url for server in running)
+        raise SettingsError(f"PORT: required, since {len(running)} servers run: {urls}")
+    status = int(not running)
+    for number in options.servers or [server.pid for server in running]:
+        found = [server for server in running if number in server.numbers()]
+        for server in found:
+            server.stop()
+            print(f"{server.url} is asked to stop")
+        if not found:
+            _print_error(SettingsError(f"{number}: no server with this port or process id; `conch ps` lists them"))
+            status = 1
+    return status
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from frontend.cli.doctor import findings
 
-    found = list(findings(options.state_dir))
+    found = list(findings(options.home))
     if options.json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
     else:
@@ -434,14 +492,14 @@ def _api(options: argparse.Namespace) -> int:
 
 
 def _triton(options: argparse.Namespace) -> int:
-    from frontend.launcher.checks import check_state_dir
+    from frontend.launcher.checks import check_home
     from frontend.launcher.errors import LaunchError
     from frontend.launcher.triton_alone import TritonSettings, become_triton, tls_from
     from frontend.launcher.triton_server import TritonPorts
 
     settings = TritonSettings(
         repository=options.repository,
-        state_dir=options.state_dir,
+        state_dir=options.home,
         address=options.address,
         metrics_address=options.metrics_address or options.address,
         ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
@@ -451,7 +509,7 @@ def _triton(options: argparse.Namespace) -> int:
         tritonserver=options.tritonserver,
     )
     try:
-        check_state_dir(options.state_dir)
+        check_home(options.home)
         become_triton(settings, os.environ)
     except (LaunchError, OSError) as exc:
         _print_error(exc)

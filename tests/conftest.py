@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
 
 import pytest
 
 # The tokenizer stage forks. A fork of the tests' process, which has used grpc, would end in grpc's own fork handlers.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+# No test writes into the home of the person who runs it.
+os.environ["CONCH_HOME"] = os.path.join(tempfile.gettempdir(), f"conch-of-tests-{os.getuid()}")
 
 with contextlib.suppress(ModuleNotFoundError):  # the GPU acceptance kit runs tests on machines without hypothesis
     from hypothesis import HealthCheck, settings

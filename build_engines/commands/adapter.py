@@ -25,7 +25,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         description="Check a LoRA adapter in PEFT's format against the model of an artifact, and write it for the "
         "model's runtime. A server whose repository was rendered with --adapter-root loads adapters below that folder "
         "(docs/adapters.md).",
-        epilog="example: conch adapter adapters/formal --artifact .conch/artifacts/demo-* --output served/formal",
+        epilog="example: conch adapter adapters/formal --artifact ARTIFACT --output served/formal",
     )
     command.add_argument("source", type=Path, metavar="DIR", help="the adapter in PEFT's format")
     command.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="the model's artifact")

@@ -33,6 +33,7 @@ from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
+from model_repository.system.home import conch_home
 from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -50,8 +51,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     models_help = "see above; with --checkpoint or --gguf, any name for clients"
     command.add_argument("models", nargs="+", metavar="MODEL", help=models_help)
     _add_options(command)
-    state_help = "for artifacts/ and repository/ (%(default)s)"
-    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help=state_help)
+    home_help = "for artifacts/ and repository/ (CONCH_HOME, or %(default)s)"
+    command.add_argument("--home", type=Path, default=conch_home(), metavar="DIR", help=home_help)
+    repository_help = "for the repository that serves the models (repository/ in the home)"
+    command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     command.set_defaults(command=_build)
 
 
@@ -151,7 +154,7 @@ def _build(options: argparse.Namespace) -> None:
                 print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
             served[artifact_dir] = serve_options
         if served:
-            write(served, options.state_dir / "repository")
+            write(served, options.repository or options.home / "repository")
 
 
 def _fault_of_templates(folder: Path) -> str | None:
@@ -336,12 +339,12 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             tool_call_format=options.tool_call_format,
             serving=_serving(options),
         )
-        return build(spec, options.state_dir / "artifacts")
+        return build(spec, options.home / "artifacts")
 
 
 def _source(options: argparse.Namespace) -> ModelSource:
     model, precision = options.model, _precision(options)
-    digests = Digests.beside(options.state_dir / "artifacts" / "artifact")
+    digests = Digests.beside(options.home / "artifacts" / "artifact")
     if options.gguf is not None:
         return gguf_source(model, options.gguf, precision, digests)
     if options.checkpoint is not None:

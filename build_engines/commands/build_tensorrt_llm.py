@@ -140,7 +140,7 @@ class BuildOptions:
     @property
     def work_dir(self) -> Path:
         """Beside the artifacts by default."""
-        return Path(self.options.work_dir or self.options.state_dir / "work")
+        return Path(self.options.work_dir or self.options.home / "work")
 
     @property
     def _has_context_logits(self) -> bool:
@@ -206,7 +206,7 @@ class BuildOptions:
         entry = planned.entry
         self._check(planned)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
-        digests = Digests.beside(self.options.state_dir / "artifacts" / "artifact")
+        digests = Digests.beside(self.options.home / "artifacts" / "artifact")
         folder, revision = checkpoint_folder(
             self.options.checkpoint or f"{entry.model_id}@main", digests, is_imported=True
         )
@@ -283,7 +283,7 @@ def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:
     Raises:
         BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
     """
-    artifacts_dir = build_options.options.state_dir / "artifacts"
+    artifacts_dir = build_options.options.home / "artifacts"
     if build_options.options.dry_run:
         for line in build_options.script():
             print(line)

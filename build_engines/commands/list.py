@@ -14,12 +14,13 @@ from build_engines.commands.plan import add_catalog_option
 from build_engines.errors import ArtifactInvalid
 from build_engines.model_entry import ModelEntry
 from build_engines.tables import text_table
+from model_repository.system.home import conch_home
 
 _HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
 _EXAMPLES = """\
 examples:
-  conch list                             the models, and their artifacts in .conch
-  conch list --state-dir /srv/conch      the models, and their artifacts in another folder
+  conch list                             the models, and their artifacts
+  conch list --home /srv/conch      the models, and their artifacts in another folder
   conch list --catalog models.yaml       also the models of a file
   conch list --json                      all fields of the catalog
 """
@@ -34,7 +35,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--state-dir", type=Path, default=Path(".conch"), help="with artifacts/ (%(default)s)")
+    command.add_argument("--home", type=Path, default=conch_home(), help="with artifacts/ (CONCH_HOME, or %(default)s)")
     add_catalog_option(command)
     command.add_argument("--json", action="store_true", help="print everything as JSON")
     command.set_defaults(command=_list)
@@ -57,7 +58,7 @@ class _Built:
 
 
 def _list(options: argparse.Namespace) -> None:
-    catalog, built = Catalog.load(*options.catalog), list(_built(options.state_dir / "artifacts"))
+    catalog, built = Catalog.load(*options.catalog), list(_built(options.home / "artifacts"))
     if options.json:
         print(json.dumps(_object(catalog, built), indent=2))
         return

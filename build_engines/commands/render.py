@@ -20,7 +20,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="write the repository that serves the given artifacts",
         description="Write the Triton repository that serves artifacts, one model each. An existing repository is "
         "replaced atomically.",
-        epilog="example: conch render .conch/artifacts/* --repository .conch/repository",
+        epilog="example: conch render ~/.local/share/conch/artifacts/* --repository repository",
     )
     command.add_argument(
         "artifacts",

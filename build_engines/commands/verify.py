@@ -21,7 +21,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="check that an artifact is complete and fits this machine",
         description="Compare every file of an artifact with its digest, and the requirements of the artifact with "
         "this machine. Each check prints one line; a failed check gives status 1.",
-        epilog="example: conch verify .conch/artifacts/demo-*",
+        epilog="example: conch verify ~/.local/share/conch/artifacts/demo-*",
     )
     command.add_argument("artifacts", nargs="+", type=Path, metavar="ARTIFACT", help="a folder from `build`")
     command.set_defaults(command=_verify)

@@ -103,7 +103,7 @@ def check_room(work_dir: Path, artifacts_dir: Path, recipe: Recipe, skipped: Col
         # The converted checkpoint and the engine. On the same file system, the artifact shares the engine's bytes.
         needed = 2 * recipe.plan.engine_bytes
         if work_dir.stat().st_dev != artifacts_dir.stat().st_dev:
-            _check_disk(artifacts_dir, recipe.plan.engine_bytes, "--state-dir")
+            _check_disk(artifacts_dir, recipe.plan.engine_bytes, "--home")
         _check_disk(work_dir, needed, "--work-dir")
     if Check.RAM not in skipped:
         available = available_ram_bytes()

@@ -69,17 +69,17 @@ def check_repository(repository: Path) -> None:
             raise RepositoryInvalid(f"--repository={repository}: {path.parents[1].name}: {rule}")
 
 
-def check_state_dir(state_dir: Path) -> None:
-    """Check that a state folder can be written, or made.
+def check_home(home: Path) -> None:
+    """Check that the folder of artifacts and servers can be written, or made.
 
     Raises:
         SettingsError: names the folder in the way.
     """
-    path = state_dir.absolute()
+    path = home.absolute()
     existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        rule = f"{existing} is not a folder that you may write to: name another place by this option"
-        raise SettingsError(f"--state-dir={state_dir}: {rule}")
+        rule = f"{existing} is not a folder that you may write to: name another place by this option, or CONCH_HOME"
+        raise SettingsError(f"--home={home}: {rule}")
 
 
 def check_machine() -> None:

@@ -178,7 +178,7 @@ class Launcher:
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
-            write_holder(lock, url=self.url)
+            write_holder(lock, url=self.url, repository=str(self._settings.repository.resolve()))
             mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
             self._prepare_children(state_dir, mark)
             stack.callback(self.stop)

@@ -18,8 +18,8 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def build_models(models: Sequence[str], state_dir: Path, options: Sequence[str] = ()) -> int:
-    """Build each model unless its artifact is there, and render the repository of all in the state folder.
+def build_models(models: Sequence[str], home: Path, repository: Path, options: Sequence[str] = ()) -> int:
+    """Build each model unless its artifact is there, and render the repository of all.
 
     Args:
         models: for `build_engines build`; none: nothing is built.
@@ -30,5 +30,6 @@ def build_models(models: Sequence[str], state_dir: Path, options: Sequence[str] 
     """
     if not models:
         return 0
-    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, *options, f"--state-dir={state_dir}"]
+    places = (f"--home={home}", f"--repository={repository}")
+    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, *options, *places]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode

@@ -38,7 +38,7 @@
 {{- with int .model.engine.maxSeqLen }}
 - --context-window={{ . }}
 {{- end }}
-- --state-dir={{ .model.isBuilt | ternary (include "conch.model.folder" .) "/state" }}
+- --home={{ .model.isBuilt | ternary (include "conch.model.folder" .) "/state" }}
 {{- if not .model.isBuilt }}
 {{- include "conch.renderOptions" . }}
 {{- end }}
@@ -68,7 +68,7 @@
 {{- if .model.hasEngine }}
 - --tensorrt-llm-examples=/opt/TensorRT-LLM
 {{- end }}
-- --state-dir={{ include "conch.model.folder" . }}
+- --home={{ include "conch.model.folder" . }}
 {{- end -}}
 
 {{- /* What `render` takes beside an artifact, and a build of a small model too. */ -}}

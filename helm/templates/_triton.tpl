@@ -14,7 +14,7 @@ command:
   - triton
 args:
   - --repository=/state/repository
-  - --state-dir=/state
+  - --home=/state
   - --address=0.0.0.0  # for gRPC every address, of IPv6 too
   - --metrics-address=$(POD_IP)  # Triton's metrics listen in one family
   - --grpc-port=8001

@@ -23,7 +23,7 @@ def try_lock(file: TextIO) -> bool:
     except BlockingIOError:
         return False
     except OSError as exc:
-        rule = f"this file system has no locks ({exc.strerror}): use another --state-dir"
+        rule = f"this file system has no locks ({exc.strerror}): use another --home"
         raise OSError(exc.errno, rule, file.name) from exc
     return True
 

@@ -283,7 +283,7 @@ def test_a_full_disk_is_named(number: int, checkpoint: Path, artifacts: Path, mo
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(cpu_spec, "write_text_files", write)
-    with pytest.raises(BuildError, match=r"artifacts: the disk is full: free some, or name another --state-dir"):
+    with pytest.raises(BuildError, match=r"artifacts: the disk is full: free some, or name another --home"):
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
     assert [path for path in artifacts.iterdir() if path.is_dir()] == []
 

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_built_and_again_without_a_network(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def built(*words: str) -> str:
-        assert main(["build", *words, "--runtime", "synthetic", "--state-dir", str(tmp_path / "state")]) == 0
+        assert main(["build", *words, "--runtime", "synthetic", "--home", str(tmp_path / "state")]) == 0
         return capsys.readouterr().out
 
     with hub.serving(demo=Repository(DEMO / "checkpoint")):

@@ -13,7 +13,7 @@ from tests.build_engines.test_catalog import CATALOG, MODEL
 
 
 def run(capsys: pytest.CaptureFixture[str], state_dir: Path, *arguments: str) -> str:
-    assert main(["list", "--state-dir", str(state_dir), *arguments]) == 0
+    assert main(["list", "--home", str(state_dir), *arguments]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
@@ -21,7 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], state_dir: Path, *arguments: str) ->
 
 def built(checkpoint: Path, state_dir: Path, model: str, capsys: pytest.CaptureFixture[str]) -> Path:
     """Build a model with weights of a tiny one; return its artifact."""
-    assert main(["build", model, "--checkpoint", str(checkpoint), "--state-dir", str(state_dir)]) == 0
+    assert main(["build", model, "--checkpoint", str(checkpoint), "--home", str(state_dir)]) == 0
     return Path(capsys.readouterr().out.split()[1])
 
 

@@ -28,7 +28,7 @@ def test_a_checkpoint_is_built_and_rendered(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state_dir = tmp_path / "state"
-    assert main(["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(state_dir)]) == 0
+    assert main(["build", "tiny", "--checkpoint", str(checkpoint), "--home", str(state_dir)]) == 0
     (folder,) = (path for path in (state_dir / "artifacts").iterdir() if path.is_dir())
     assert capsys.readouterr().out.splitlines() == [f"artifact    {folder}", f"repository  {state_dir / 'repository'}"]
     assert str(folder) in (state_dir / "repository" / "tiny__engine" / "config.pbtxt").read_text()
@@ -47,7 +47,7 @@ def test_a_model_without_a_usable_chat_template_is_built_with_a_warning(
 ) -> None:
     """Each build says it, also of an artifact that is there already. With a broken one the server did not start."""
     arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
-    arguments += ["--state-dir", str(tmp_path)]
+    arguments += ["--home", str(tmp_path)]
     assert main(arguments) == 0
     assert "chat template" not in capsys.readouterr().err
     (checkpoint / "tokenizer_config.json").write_text("{}")
@@ -64,7 +64,7 @@ def test_a_template_with_an_unknown_format_of_calls_is_named(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
-    arguments += ["--state-dir", str(tmp_path)]
+    arguments += ["--home", str(tmp_path)]
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     for tools, is_unknown in (("", False), ("[!CALL] {{ tools | tojson }}", True), ("<tool_call>{{ tools }}", False)):
         (checkpoint / "chat_template.jinja").write_text(tools + template)
@@ -78,7 +78,7 @@ def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_pat
     arguments = ["build", "fast", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
     arguments += ["--option", "itl_ms=20", "--option", "num_tokens=5", "--context-window", "99"]
     arguments += ["--max-sequences", "3", "--max-waiting", "4", "--num-threads", "5", "--stream-interval-ms", "66"]
-    assert main([*arguments, "--state-dir", str(tmp_path)]) == 0
+    assert main([*arguments, "--home", str(tmp_path)]) == 0
     model = read_ensemble(tmp_path / "repository", "fast")
     assert (model.max_sequences, model.max_waiting, model.num_threads, model.stream_interval_ms) == (3, 4, 5, 66)
     assert (model.context_window, model.options) == (99, {"itl_ms": "20", "num_tokens": "5"})
@@ -88,7 +88,7 @@ def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_ne
     source = find_source("demo", None, Digests())
     assert set(source.adapters) == {"demo-formal", "demo-pictures", "demo-thinking"}
     assert source.projector is not None and source.projector.is_file()
-    assert main(["build", "demo", "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
+    assert main(["build", "demo", "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
     model = read_ensemble(tmp_path / "repository", "demo")
     assert (model.adapters, Capability.IMAGES in model.capabilities) == ({}, False)
 
@@ -97,7 +97,7 @@ def test_an_artifact_that_is_named_twice_is_refused(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The numbers of GPUs are kept by folder, which silently made one of two equal folders."""
-    assert main(["build", "one", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
+    assert main(["build", "one", "--checkpoint", str(checkpoint), "--home", str(tmp_path)]) == 0
     [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
     assert f"error: {folder}: named twice" in capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     alias: null
 """
     )
-    assert main(["build", str(models), "--runtime", "synthetic", "--state-dir", str(tmp_path)]) == 0
+    assert main(["build", str(models), "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
     named = read_ensemble(tmp_path / "repository", checkpoint.name)
     assert (named.aliases, named.max_sequences) == (("gpt-4o", "gpt-4o-mini"), 3)
     assert named.defaults == {"chat_max_tokens": None, "include_stop_str_in_output": True}
@@ -144,7 +144,7 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
   other: {{checkpoint: ~/tiny, adapter: {{second: ~/lora, third: {adapter}}}}}
 """
     )
-    assert main(["build", "../files/conch.yaml", "--state-dir", str(tmp_path)]) == 0
+    assert main(["build", "../files/conch.yaml", "--home", str(tmp_path)]) == 0
     tiny = read_ensemble(tmp_path / "repository", "tiny")
     assert tiny.adapter_root is not None
     assert (list(tiny.adapters), tiny.adapter_root.folder.resolve()) == (["first"], tmp_path / "files" / "lora")
@@ -175,14 +175,14 @@ def test_a_mistake_in_the_file_of_models_is_named(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "conch.yaml").write_text(text)
-    assert main(["build", str(tmp_path / "conch.yaml"), "--state-dir", str(tmp_path)]) == 1
+    assert main(["build", str(tmp_path / "conch.yaml"), "--home", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {tmp_path}/conch.yaml: ") and message in error
 
 
 def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one", "two"):
-        assert main(["build", name, "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path)]) == 0
+        assert main(["build", name, "--checkpoint", str(checkpoint), "--home", str(tmp_path)]) == 0
     folders = sorted(str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir())
     assert main(["verify", *folders]) == 0
     (tmp_path / "artifacts" / folders[0] / "tokenizer" / "tokenizer.json").unlink()
@@ -248,7 +248,7 @@ def test_a_state_dir_that_cannot_be_written_is_a_line_too(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--state-dir", str(tmp_path / "file")]
+    arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--home", str(tmp_path / "file")]
     assert main(arguments) == 1
     assert capsys.readouterr().err.startswith("error: ")
 

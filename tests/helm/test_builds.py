@@ -198,4 +198,4 @@ def test_a_model_of_every_example_is_built_in_the_folder_that_is_rendered() -> N
             for build in (containers[key] for key in ("build", "download") if key in containers):
                 folder = containers["repository"]["command"][3]
                 assert build["command"][3] == folder
-                assert f"--state-dir={folder}" in build["command"]
+                assert f"--home={folder}" in build["command"]

@@ -275,7 +275,7 @@ def demo_artifact(repository: Path) -> Path:
 
 def build(state_dir: Path, *arguments: str) -> str:
     """Return the artifact's folder."""
-    output = run_build("build", *arguments, "--state-dir", str(state_dir))
+    output = run_build("build", *arguments, "--home", str(state_dir))
     return next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact"))
 
 

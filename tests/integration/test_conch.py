@@ -102,7 +102,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     shutil.copyfile(DEMO / "mmproj.gguf", folder / "mmproj-F16.gguf")
     with stand_in_hub({"org/demo-GGUF": Repository(folder)}) as endpoint:
         hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
-        terminal = Terminal("run", "org/demo-GGUF:F16", f"--state-dir={tmp_path / 'state'}", *FREE_PORTS, **hub)
+        terminal = Terminal("run", "org/demo-GGUF:F16", f"--home={tmp_path / 'state'}", *FREE_PORTS, **hub)
         terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
         terminal.wait_for(PROMPT)
         terminal.type("What is the capital of France?\n")
@@ -114,7 +114,7 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
 
 
 def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:
-    terminal = Terminal("run", "demo", f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal = Terminal("run", "demo", f"--home={tmp_path}", *FREE_PORTS)
     terminal.wait_for("demo: 1 x 2,048 tokens, ")
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
@@ -142,25 +142,32 @@ def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(t
     assert "[triton]" not in terminal.text and "Traceback" not in terminal.text
 
 
+def conch(*words: str) -> str:
+    """Return what a command prints."""
+    return subprocess.run([sys.executable, "-m", "frontend", *words], stdout=subprocess.PIPE, text=True).stdout
+
+
 def test_a_model_is_served_with_its_options(tmp_path: Path) -> None:
     options = ("--context-window", "512", "--max-sequences=2", "--alias", "mine", "--default", "temperature=0.5")
-    terminal = Terminal("serve", "demo", *options, f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal = Terminal("serve", "demo", *options, f"--home={tmp_path}", *FREE_PORTS)
     terminal.wait_for("curl ")
     url = re.findall(r"(http://\S+) serves demo", terminal.text)[0]
     card = Api(url).get("/v1/models/mine").body
     assert (card["root"], card["max_model_len"], card["default_parameters"]) == ("demo", 512, {"temperature": 0.5})
-    terminal.kill(signal.SIGINT)
+    assert conch("ps", f"--home={tmp_path}").split()[:3] == [str(terminal.pid), url, "demo"]
+    assert conch("stop", f"--home={tmp_path}") == f"{url} is asked to stop\n"
     assert terminal.status() == 0
+    assert conch("ps", f"--home={tmp_path}") == ""
 
 
 def test_an_option_of_a_model_goes_with_a_model(tmp_path: Path) -> None:
-    terminal = Terminal("serve", "--precision", "q8_0", f"--state-dir={tmp_path}")
+    terminal = Terminal("serve", "--precision", "q8_0", f"--home={tmp_path}")
     assert terminal.status() == 2
     assert " --precision=q8_0: goes with a MODEL, which is built with it" in terminal.text
 
 
 def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    terminal = Terminal("serve", "no-such-model", f"--state-dir={tmp_path}")
+    terminal = Terminal("serve", "no-such-model", f"--home={tmp_path}")
     assert terminal.status() == 1
     (said,) = terminal.text.splitlines()
     assert said.startswith("error: no-such-model: not in the catalog; ")
@@ -386,7 +393,7 @@ def test_bench_measures_two_models_in_turns(api: Api) -> None:
 
 
 def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "frontend", "doctor", "--json", f"--state-dir={tmp_path / 'none'}"]
+    command = [sys.executable, "-m", "frontend", "doctor", "--json", f"--home={tmp_path / 'none'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     found = {each["subject"]: each for each in json.loads(done.stdout)}
     assert set(found) == {"Python", "Triton", "state", "limits", "ports", "CPU", "GPU", "disk", "models"}

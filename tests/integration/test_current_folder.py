@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_model_is_built_and_served_in_its_own_folder(folder: Path, tmp_path: Path) -> None:
-    words = ["serve", ".", "--state-dir=state", "--workers=2", *FREE_PORTS]
+    words = ["serve", ".", "--home=state", "--workers=2", *FREE_PORTS]
     with running(tmp_path, *words, args=[CONCH, *words], cwd=folder) as serve:
         curl = printed_curl(serve)
         assert Api(curl[1]).post("", curl[curl.index("-d") + 1].encode(), {"Content-Type": "application/json"}).text

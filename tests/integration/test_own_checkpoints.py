@@ -30,7 +30,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     own = {"checkpoint": str(checkpoint)}
     models = {"own": own, "off": own | {"default": {"sampling": "openai"}}, "hostile": {"checkpoint": str(hostile)}}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))
-    assert main(["build", str(folder / "models.yaml"), "--state-dir", str(folder), "--num-threads", "1"]) == 0
+    assert main(["build", str(folder / "models.yaml"), "--home", str(folder), "--num-threads", "1"]) == 0
     with running_stack(folder / "repository", tmp_path_factory) as stack:
         yield Api(stack.url)
 

@@ -58,7 +58,7 @@ def api(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     models: dict[str, Any] = {NAME: {"gguf": str(path), "max-sequences": 8}}
     models |= {name: {"gguf": str(path), "max-sequences": 1, "tool-call-format": name} for name in OTHER_FORMATS}
     (state_dir / "models.yaml").write_text(json.dumps({"models": models}))
-    options = ["--num-threads", "1", "--state-dir", str(state_dir)]
+    options = ["--num-threads", "1", "--home", str(state_dir)]
     assert main(["build", str(state_dir / "models.yaml"), *options]) == 0
     with running_stack(state_dir / "repository", tmp_path_factory) as stack:
         yield Api(stack.url)

@@ -28,7 +28,7 @@ NUM_STAGES = 3
 
 def serving(repository: Path, folder: Path, *arguments: str, **environment: str) -> AbstractContextManager[Command]:
     """Run `serve` on free ports."""
-    words = ["serve", f"--repository={repository}", f"--state-dir={folder}", *FREE_PORTS, *arguments]
+    words = ["serve", f"--repository={repository}", f"--home={folder}", *FREE_PORTS, *arguments]
     return running(folder, *words, env=os.environ | environment)
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_is_cut_under_a_running_server_is_named(
     source = tmp_path / "mine.gguf"
     shutil.copyfile(demo_artifact / "model.gguf", source)
     monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
-    assert main(["build", str(source), "--state-dir", str(tmp_path)]) == 0
+    assert main(["build", str(source), "--home", str(tmp_path)]) == 0
     with serving(tmp_path / "repository", tmp_path) as serve:
         url = printed_curl(serve)[1].partition("/v1/")[0]
         os.truncate(source, 0)
@@ -108,14 +108,14 @@ def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_
 
 
 def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_repository: Path, tmp_path: Path) -> None:
-    terminal = Terminal("serve", f"--repository={paced_repository}", f"--state-dir={tmp_path}", *FREE_PORTS)
+    terminal = Terminal("serve", f"--repository={paced_repository}", f"--home={tmp_path}", *FREE_PORTS)
     terminal.wait_for("curl ")
     terminal.wait_for("\r\n\r\n")
     assert "WARNING" not in terminal.text
     url = re.findall(r"Ready:\S* (http\S+)", terminal.text)[0]
     assert answers(url)
     line = " POST /v1/completions "
-    log = wait_until(lambda: (tmp_path / "serve.log").read_text(), "there is a log")
+    log = wait_until((tmp_path / "servers" / f"pid-{terminal.pid}" / "serve.log").read_text, "there is a log")
     assert log.count(line) == 1 and "status=200" in log
     [engine] = [pid for pid in marked_pids(mark_of(terminal.pid)) if b"__engine" in command_line(pid)]
     os.kill(engine, signal.SIGKILL)

@@ -43,7 +43,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     models = {name: {"checkpoint": str(DEMO_CHECKPOINT), "tool-call-format": name} for name in NAMED}
     models[DETECTED] = {"checkpoint": str(detected)}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))
-    assert main(["build", str(folder / "models.yaml"), "--state-dir", str(folder), "--num-threads", "1"]) == 0
+    assert main(["build", str(folder / "models.yaml"), "--home", str(folder), "--num-threads", "1"]) == 0
     [manifest] = folder.glob(f"artifacts/{DETECTED}-*/manifest.json")
     assert json.loads(manifest.read_text())["tool_call_format"] == DETECTED
     with (

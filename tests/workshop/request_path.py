@@ -323,7 +323,7 @@ def total(path: list[Definition]) -> str:
 def main() -> None:
     """Print the path, by file, with a star for the spine, and its size."""
     with tempfile.TemporaryDirectory() as folder:
-        assert build_engines(["build", ENSEMBLE, "--state-dir", folder]) == 0
+        assert build_engines(["build", ENSEMBLE, "--home", folder]) == 0
         path = asyncio.run(path_of_one_chat(pathlib.Path(folder) / "repository"))
     spine = set(path.spine)
     for name, group in itertools.groupby(path.full, key=lambda each: each.path):

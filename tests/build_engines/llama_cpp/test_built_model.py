@@ -18,7 +18,7 @@ from tests.build_engines.llama_cpp.reference import Reference
 
 def build(checkpoint: Path, state_dir: Path, precision: str) -> Path:
     arguments = ["build", "tiny", "--checkpoint", str(checkpoint), "--precision", precision]
-    assert main([*arguments, "--state-dir", str(state_dir)]) == 0
+    assert main([*arguments, "--home", str(state_dir)]) == 0
     (folder,) = (path for path in (state_dir / "artifacts").iterdir() if (path / "manifest.json").is_file())
     return folder
 

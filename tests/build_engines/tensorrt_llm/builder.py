@@ -61,7 +61,7 @@ class Builder:
 
     checkpoint: Path
     catalog: Path
-    state_dir: Path
+    home: Path
     family: str = "llama"
     num_gpus: int = 2
     version: str = "1.2.1"  # of TensorRT-LLM
@@ -72,7 +72,7 @@ class Builder:
         return cls(
             checkpoint=write_tiny_checkpoint(folder / "checkpoint", family),
             catalog=write_catalog(folder / "catalog.yaml"),
-            state_dir=folder / "state",
+            home=folder / "state",
             family=family,
             num_gpus=num_gpus,
             version=version,
@@ -81,12 +81,12 @@ class Builder:
     @property
     def artifacts_dir(self) -> Path:
         """Where artifacts go."""
-        return self.state_dir / "artifacts"
+        return self.home / "artifacts"
 
     @property
     def work_dir(self) -> Path:
         """Where the steps of this model work."""
-        return self.state_dir / "work" / f"tiny--{self.family}"
+        return self.home / "work" / f"tiny--{self.family}"
 
     def artifacts(self) -> list[Path]:
         """Return the folders of artifacts, hidden ones too."""
@@ -95,15 +95,15 @@ class Builder:
     def arguments(self, *extra: str) -> list[str]:
         """Return the command line after `python -m build_engines`."""
         places = ["--checkpoint", str(self.checkpoint), "--catalog", str(self.catalog)]
-        places += ["--state-dir", str(self.state_dir)]
+        places += ["--home", str(self.home)]
         if "pytorch" not in extra:
-            places += ["--tensorrt-llm-examples", str(write_examples(self.state_dir.parent / "TensorRT-LLM"))]
+            places += ["--tensorrt-llm-examples", str(write_examples(self.home.parent / "TensorRT-LLM"))]
         model = ["build", f"tiny/{self.family}", "--runtime", "tensorrt_llm", "--gpus", str(self.num_gpus)]
         return [*model, *places, *extra]
 
     def environment(self, **extra: str) -> dict[str, str]:
         """Return an environment in which TensorRT-LLM and its tools are installed, and GPUs are there."""
-        site = self.state_dir.parent / "site"
+        site = self.home.parent / "site"
         package = site / f"tensorrt_llm-{self.version}.dist-info"
         package.mkdir(parents=True, exist_ok=True)
         (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt_llm\nVersion: {self.version}\n")

@@ -22,7 +22,7 @@ class Here:
         """Run a command where a builder finds its tools; return status, output and errors."""
         for name, value in builder.environment(**environment).items():
             self.monkeypatch.setenv(name, value)
-        self.monkeypatch.syspath_prepend(str(builder.state_dir.parent / "site"))
+        self.monkeypatch.syspath_prepend(str(builder.home.parent / "site"))
         self.capsys.readouterr()
         status = main(arguments)
         return status, *self.capsys.readouterr()

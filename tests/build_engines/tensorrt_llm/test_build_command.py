@@ -28,7 +28,7 @@ def test_every_family_is_built_and_rendered(tmp_path: Path, here: Here, family: 
     assert manifest.requires == {"tensorrt_llm": "1.2.1", "gpu_architecture": "sm90", "num_gpus": "2"}
     assert manifest.build["commands"][0].startswith("python3 TENSORRT_LLM/examples/models/")
     assert json.loads((folder / "engine" / "config.json").read_text()).keys() >= {"pretrained_config", "build_config"}
-    config = (builder.state_dir / "repository" / f"tiny--{family}__engine" / "config.pbtxt").read_text()
+    config = (builder.home / "repository" / f"tiny--{family}__engine" / "config.pbtxt").read_text()
     assert parameters_in(config).requires == manifest.requires
     assert manifest.serving.aliases == ("small",)
 

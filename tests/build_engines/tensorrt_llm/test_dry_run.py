@@ -73,7 +73,7 @@ def test_a_model_without_pytorch_support_is_refused_before_the_download(
 ) -> None:
     """Such an artifact was made of hundreds of gigabytes, and did not load."""
     model_id = "deepseek-ai/DeepSeek-V2.5"
-    place = ["--gpu", "h200", "--state-dir", str(tmp_path), "--checkpoint", f"{model_id}@main"]
+    place = ["--gpu", "h200", "--home", str(tmp_path), "--checkpoint", f"{model_id}@main"]
     arguments = [model_id, "--runtime", "tensorrt_llm", "--backend", "pytorch", *place, *dry_run]
     assert main(["build", *arguments]) == 1
     rule = "the backend has no DeepseekV2ForCausalLM: use --backend engine"

@@ -31,7 +31,7 @@ def test_each_process_compiles_its_share_and_the_first_one_seals(tmp_path: Path)
         log = (builder.work_dir / name).read_text()
         assert [f"rank {rank} is built" in log for rank in range(4)] == [rank % 2 == process for rank in range(4)]
     assert "convert_checkpoint.py" in said[0]
-    assert "--workers 1" in (builder.state_dir / "work" / "mpi-job-1" / "command.json").read_text().replace('", "', " ")
+    assert "--workers 1" in (builder.home / "work" / "mpi-job-1" / "command.json").read_text().replace('", "', " ")
 
 
 def test_a_tool_that_the_first_process_runs_alone_does_not_join_the_job(
@@ -51,7 +51,7 @@ def test_one_process_compiles_the_ranks_of_two_nodes_on_the_gpus_of_one(here: He
     builder = Builder(
         checkpoint=write_tiny_checkpoint(tmp_path / "checkpoint", num_attention_heads=8),
         catalog=write_catalog(tmp_path / "catalog.yaml", num_heads=8),
-        state_dir=tmp_path / "state",
+        home=tmp_path / "state",
         num_gpus=16,
     )
     folder = here.build(builder, "--nodes", "2", CONCH_DOUBLE_GPUS="\n".join([H100] * 8))

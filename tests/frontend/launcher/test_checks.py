@@ -68,8 +68,8 @@ def test_a_limit_that_is_too_low_is_named(monkeypatch, limit, allowed, message):
 @pytest.mark.parametrize("words", [["serve", "demo"], ["triton", "--repository=r"], ["doctor"]])
 def test_a_state_folder_that_cannot_be_written_is_named(words: list[str], tmp_path: Path, capsys) -> None:
     (tmp_path / "file").touch()
-    assert main([*words, f"--state-dir={tmp_path}/file/state"]) in (1, 2)
-    rule = f"--state-dir={tmp_path}/file/state: {tmp_path}/file is not a folder that you may write to: name another"
+    assert main([*words, f"--home={tmp_path}/file/state"]) in (1, 2)
+    rule = f"--home={tmp_path}/file/state: {tmp_path}/file is not a folder that you may write to: name another"
     assert rule in "".join(capsys.readouterr())
 
 

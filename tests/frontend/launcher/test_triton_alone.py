@@ -91,7 +91,7 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     cert_name, key_name = Path(cert).name, Path(key).name  # relative
     tls = [f"--tls-cert={cert_name}", f"--tls-key={key_name}", f"--tls-client-ca={cert_name}"]
     monkeypatch.chdir(tmp_path)  # it is changed, and then changed back
-    main(["triton", f"--repository={tmp_path}", "--state-dir=state", "--tritonserver=tritonserver", *tls])
+    main(["triton", f"--repository={tmp_path}", "--home=state", "--tritonserver=tritonserver", *tls])
     [(binary, command, environment)] = became
     assert binary == server
     assert Path.cwd() == tmp_path / "state" / f".triton-{os.getpid()}"

@@ -52,7 +52,7 @@ def main() -> int:
     options = _parser().parse_args()
     headline = f"{options.model}, backend {options.backend}, TensorRT-LLM: {_tensorrt_llm()}"
     report = Report(options.report / "report.md", headline, os.environ)
-    options.state_dir.mkdir(parents=True, exist_ok=True)
+    options.home.mkdir(parents=True, exist_ok=True)
     options.report.mkdir(parents=True, exist_ok=True)
     _run(options, report)
     sys.stderr.write(f"report: {report.path}, packed for its readers: {pack(options.report, os.environ)}\n")
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-batch-size", metavar="N", help="sequences in one step of the engine (the planner's)")
     add("--tensorrt-llm-examples", metavar="DIR", help="TensorRT-LLM's repository, for `build`")
     add("--ready-timeout-s", type=float, default=1800, metavar="S", help="for the model to load (%(default)s)")
-    add("--state-dir", type=Path, default=Path(".conch/gpu-acceptance"), metavar="DIR", help="(%(default)s)")
+    add("--home", type=Path, default=Path(".conch/gpu-acceptance"), metavar="DIR", help="(%(default)s)")
     add("--report", type=Path, default=Path("gpu-acceptance-report"), metavar="DIR", help="(%(default)s)")
     return parser
 
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace, report: Report) -> None:
     """Try every step; without an artifact the steps after the build are left out."""
     checkpoint = options.checkpoint or (DEMO / "checkpoint" if options.model == "demo" else None)
     plan_flags = _flags(options, "catalog", "gpus", "precision", "max_seq_len", "max_batch_size")
-    build_flags = [*plan_flags, *_flags(options, "gpu", "backend", "tensorrt_llm_examples", "state_dir")]
+    build_flags = [*plan_flags, *_flags(options, "gpu", "backend", "tensorrt_llm_examples", "home")]
     build_flags += ["--alias", ALIAS, "--max-sequences", str(MAX_SEQUENCES)] + (
         [] if checkpoint is None else ["--checkpoint", str(checkpoint)]
     )
@@ -179,11 +179,11 @@ def _command(step: Step, options: argparse.Namespace, *arguments: str) -> list[s
 @contextmanager
 def _serving(options: argparse.Namespace, step: Step) -> Iterator[str]:
     """Serve the built repository, and yield the URL of the frontend."""
-    repository = options.state_dir / "repository"
+    repository = options.home / "repository"
     if "test double" in _tensorrt_llm().lower():
         install_double(repository)
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = ["-m", "frontend", "serve", "--repository", str(repository), "--state-dir", str(options.state_dir)]
+    command = ["-m", "frontend", "serve", "--repository", str(repository), "--home", str(options.home)]
     command += ["--port", str(port), "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
     command += ["--ready-timeout-s", str(options.ready_timeout_s)]
     # The kernel ends the server with this process, also if this process is killed.

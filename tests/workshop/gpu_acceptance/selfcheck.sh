@@ -10,7 +10,7 @@ status=0
 for backend in engine pytorch; do
     examples=()
     [[ $backend == pytorch ]] || examples=(--tensorrt-llm-examples /opt/TensorRT-LLM)
-    python3 -m tests.workshop.gpu_acceptance --backend "$backend" "${examples[@]}" --state-dir "/tmp/selfcheck-$backend" \
+    python3 -m tests.workshop.gpu_acceptance --backend "$backend" "${examples[@]}" --home "/tmp/selfcheck-$backend" \
         --report "${REPORT_DIR:-/report}/selfcheck-$backend" "$@" || status=1
 done
 exit "$status"

@@ -30,7 +30,7 @@ STEPS = ["Machine", "Preparation", "Plan", "Build", "Verify", "Serve", "Checks"]
 
 def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
     """Run the kit, and return its exit status, its report and its output."""
-    places = ["--state-dir", str(tmp_path / "state"), "--report", str(tmp_path / "report")]
+    places = ["--home", str(tmp_path / "state"), "--report", str(tmp_path / "report")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.workshop.gpu_acceptance", *places, *arguments],
         cwd=ROOT,

@@ -99,7 +99,7 @@ class ServerFactory:
             arguments = ["bench/smollm2", "--gguf", str(real_model())]
         elif setup.weights == "random":
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
-        output = _build_engines("build", *arguments, "--state-dir", str(self.state_dir))
+        output = _build_engines("build", *arguments, "--home", str(self.state_dir))
         return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
 
     def _large_checkpoint(self) -> Path:
@@ -120,7 +120,7 @@ class ServerFactory:
         port, grpc_port = free_port(), free_port()
         command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--port={port}"]
         command += [f"--triton-grpc-port={grpc_port}", "--triton-metrics-port=0", f"--workers={setup.num_workers}"]
-        command += [f"--state-dir={self.state_dir / 'serve'}", f"--max-in-flight={setup.max_in_flight}"]
+        command += [f"--home={self.state_dir / 'serve'}", f"--max-in-flight={setup.max_in_flight}"]
         with (
             self.log_path.open("a") as log,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
