@@ -329,7 +329,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     )
     _check(settings.frontend)
     check_home(options.home)
-    if _OLD_HOME.exists() and not (options.home / "artifacts").exists():
+    if _OLD_HOME.exists() and options.home == conch_home() and not (options.home / "artifacts").exists():
         print(
             f"{_OLD_HOME.parent} is of an earlier version, and not used: models are in {options.home}", file=sys.stderr
         )

@@ -37,7 +37,7 @@ from frontend.launcher.errors import (
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
 from frontend.settings import Settings, SettingsError
 from tests.frontend.triton.test_models import Clock
-from tests.launching import Command, running
+from tests.launching import Command, free_port, running
 from tests.processes import command_line, is_running
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -129,7 +129,7 @@ def test_on_a_terminal_the_log_of_the_children_goes_to_a_file(repository, server
 
 
 def test_a_killed_launcher_leaves_nothing_and_the_next_one_can_start(repository, server, tmp_path):
-    arguments = flags(repository, server(FORKING_SERVER))
+    arguments = [*flags(repository, server(FORKING_SERVER)), f"--port={free_port()}"]
     with serving(tmp_path, *arguments) as serve:
         serve.wait_for(" started")
         serve.process.kill()
