@@ -163,6 +163,10 @@ class GrammarFormat(TypedBody):
     definition: str | None = None
 
 
+def _only_tools(value: Any) -> Any:
+    return reduced(value, _TOOLS) if isinstance(value, list) else value
+
+
 def _only_served(value: Any) -> Any:
     return reduced(value, (*_TOOLS, "namespace")) if isinstance(value, list) else value
 
@@ -184,8 +188,8 @@ class ResponseTool(TypedBody):
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
     format: GrammarFormat | None = None
     tools: Annotated[
-        list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_only_served)
-    ] = None
+        list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_only_tools)
+    ] = None  # of a namespace, which has no others in it
 
     @property
     def is_skipped(self) -> bool:

@@ -13,6 +13,7 @@ from tests.frontend.bodies import RESPONSE, read, refusal
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CUSTOM = {"type": "custom", "name": "c"}
+SPACE = {"type": "namespace", "name": "n", "tools": [TOOL]}
 USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 
@@ -53,6 +54,7 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"tools": [CUSTOM | {"parameters": {}}]}, "tools[0].parameters"),
         ({"tools": [CUSTOM | {"format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
         ({"tools": [CUSTOM | {"format": {"type": "text", "syntax": "lark"}}]}, "tools[0].format.syntax"),
+        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].tools[0].name"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.name"),
