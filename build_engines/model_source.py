@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTUR
 from build_engines.model_entry import ModelEntry
 from build_engines.serving import check_id
 from model_repository.engine.runtime import PROJECTOR
+from model_repository.system.command_parser import did_you_mean
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
@@ -157,8 +157,8 @@ def _entry(model: str) -> ModelEntry | None:
     except CatalogError as exc:
         if "/" in model:
             return None
-        if difflib.get_close_matches(model, ["demo"]):
-            raise BuildError(f"{model}: no such model; did you mean demo?") from exc
+        if hint := did_you_mean(model, ["demo"]):
+            raise BuildError(f"{model}: no such model{hint}") from exc
         raise BuildError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
 
 

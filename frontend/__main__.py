@@ -25,7 +25,7 @@ from frontend.settings import Settings, SettingsError
 from frontend.terminal import Colour, coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
-from model_repository.system.home import HOME_VARIABLE, conch_home
+from model_repository.system.home import add_home, conch_home
 
 if TYPE_CHECKING:
     from frontend.cli.chat_client import ChatClient
@@ -153,18 +153,18 @@ def _parser() -> CommandParser:
 
     text = "Check this machine for serving. The exit status is 1 if something is missing."
     command = add_command("doctor", text, " --json")
-    _add_home(command)
+    add_home(command, "Folder of artifacts and running servers.")
     command.add_argument("--json", action="store_true", help="Print a list of objects.")
     command.set_defaults(command=_doctor)
 
     command = add_command("ps", "List the servers of this machine.", "")
-    _add_home(command)
+    add_home(command, "Folder of artifacts and running servers.")
     command.set_defaults(command=_ps)
 
     command = add_command("stop", "Stop servers of this machine, as Ctrl-C does.", " 8000")
     stop_help = "Port or process id of a server. (default: the only one)"
     command.add_argument("servers", nargs="*", type=int, metavar="PORT", help=stop_help)
-    _add_home(command)
+    add_home(command, "Folder of artifacts and running servers.")
     command.set_defaults(command=_stop)
 
     for name, text in _BUILD_COMMANDS.items():
@@ -227,14 +227,14 @@ def _add_chat_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--lines", action="store_true", help=text)
     text = "Print the time to the first token, tokens/s and token counts of each answer on standard error."
     command.add_argument("--stats", action="store_true", help=text)
-    command.add_argument("--plain", action="store_true", help="On a terminal too, print Markdown as it is.")
+    command.add_argument("--plain", action="store_true", help="Print Markdown without rendering it.")
 
 
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("of the models, as for `conch build`, which has more")
     for flag, (metavar, text) in MODEL_OPTIONS.items():
         group.add_argument(flag, action=_ForBuild, dest="model_options", default=[], metavar=metavar, help=text)
-    repository_help = "Repository that build_engines rendered. (default: repository in the state folder)"
+    repository_help = "Repository that build_engines rendered. (default: that of the last `conch build`)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     _add_triton_options(command, "triton-")
     _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
@@ -259,7 +259,7 @@ class _ForBuild(argparse.Action):
 
 
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:
-    _add_home(command)
+    add_home(command, "Folder of artifacts and running servers.")
     for name, port in (("grpc", 8001), ("metrics", 8002)):
         # `serve` has a frontend that knows the port.
         usual, note = (None, f"{port} if it is free, else any") if prefix else (port, str(port))
@@ -274,12 +274,6 @@ def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> N
 def _add_endpoint_options(command: argparse.ArgumentParser, settings: Set[str] = frozenset()) -> None:
     command.add_argument("--triton", required=True, metavar="HOST:PORT", help="gRPC endpoint of the Triton.")
     add_options(command, Settings(), only=TLS_TO_TRITON | settings)
-
-
-def _add_home(command: argparse.ArgumentParser) -> None:
-    home = conch_home()
-    text = f"Folder of artifacts and running servers. (default: {HOME_VARIABLE}, or {home})"
-    command.add_argument("--home", type=Path, default=home, metavar="DIR", help=text)
 
 
 def _add_url(command: argparse.ArgumentParser) -> None:

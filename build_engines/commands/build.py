@@ -33,7 +33,7 @@ from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
-from model_repository.system.home import conch_home
+from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -51,8 +51,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     models_help = "see above; with --checkpoint or --gguf, any name for clients"
     command.add_argument("models", nargs="+", metavar="MODEL", help=models_help)
     _add_options(command)
-    home_help = "for artifacts/ and repository/ (CONCH_HOME, or %(default)s)"
-    command.add_argument("--home", type=Path, default=conch_home(), metavar="DIR", help=home_help)
+    add_home(command, "for artifacts/ and repository/")
     repository_help = "for the repository that serves the models (repository/ in the home)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     command.set_defaults(command=_build)

@@ -14,13 +14,13 @@ from build_engines.commands.plan import add_catalog_option
 from build_engines.errors import ArtifactInvalid
 from build_engines.model_entry import ModelEntry
 from build_engines.tables import text_table
-from model_repository.system.home import conch_home
+from model_repository.system.home import add_home
 
 _HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
 _EXAMPLES = """\
 examples:
   conch list                             the models, and their artifacts
-  conch list --home /srv/conch      the models, and their artifacts in another folder
+  conch list --home /srv/conch           the models, and their artifacts in another folder
   conch list --catalog models.yaml       also the models of a file
   conch list --json                      all fields of the catalog
 """
@@ -35,7 +35,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("--home", type=Path, default=conch_home(), help="with artifacts/ (CONCH_HOME, or %(default)s)")
+    add_home(command, "with artifacts/")
     add_catalog_option(command)
     command.add_argument("--json", action="store_true", help="print everything as JSON")
     command.set_defaults(command=_list)

@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from frontend.cli.chat_client import ChatClient, ChatFailed
+from frontend.cli.chat_client import ChatClient, ChatFailed, chosen
 from frontend.settings import SettingsError
 from frontend.terminal import Colour, coloured
-from model_repository.system.command_parser import did_you_mean
 
 _MAX_STREAMS = 1024  # each is a thread
 _PAUSE_S = 0.2  # of a stream, after a failure
@@ -102,9 +101,7 @@ class Target:
         client = connect()
         models = client.models()
         self.connect, self.url = connect, client.url
-        self.model = model or next(iter(models))
-        if self.model not in models:
-            raise ChatFailed(f"{model=}: expected one of {', '.join(models)}{did_you_mean(self.model, models)}")
+        self.model = chosen(model, models)
         self._ignore_eos = {"ignore_eos": True} if models[self.model] else {}  # only Conch states a limit of tokens
         short, long = (self.ask(client, num_words, 1).num_prompt_tokens for num_words in (20, 60))
         if short >= long:
@@ -220,7 +217,7 @@ def bench(targets: Sequence[Target], load: Load, out: TextIO, err: TextIO, *, is
 
 
 class _Step:
-    """A number of streams, each of which asks again once it has its answer."""
+    """Streams that run at the same time. Each one asks again when it has its answer."""
 
     def __init__(self, target: Target, num_words: int, load: Load) -> None:
         self.answers: list[Answer] = []

@@ -42,7 +42,7 @@ def chat(
         model: empty: the first one of the server.
         question: the only one; empty: questions and commands are read.
         is_interactive: a person reads and types. Then Ctrl-C ends an answer, and only Ctrl-D the conversation.
-        is_plain: leave Markdown as it is, also on a terminal.
+        is_plain: write Markdown without rendering it.
         has_stats: write time and token counts of each answer.
     """
 

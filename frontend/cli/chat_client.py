@@ -6,12 +6,13 @@ import contextlib
 import http.client
 import json
 import ssl
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from enum import Enum, auto
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from frontend.settings import SettingsError
+from model_repository.system.command_parser import did_you_mean
 
 _CHAT = "/v1/chat/completions"
 _DATA = b"data: "
@@ -165,3 +166,19 @@ def _refusal(status: int, content: bytes) -> ChatFailed:
         return ChatFailed(f"{error['message']}{key}", str(error.get("code") or ""))
     except (ValueError, LookupError, TypeError):
         return ChatFailed(f"HTTP status {status}, and not from an OpenAI server: is this its URL?")
+
+
+def chosen(model: str, models: Collection[str]) -> str:
+    """Return a model of a server: the named one, or without a name the first.
+
+    Raises:
+        ChatFailed: the server does not have it.
+    """
+    if model and model not in models:
+        raise ChatFailed(f"{model=}: {expected_one_of(model, models)}")
+    return model or next(iter(models))
+
+
+def expected_one_of(word: str, words: Collection[str]) -> str:
+    """Return the rule that a wrong word breaks."""
+    return f"expected one of {', '.join(words)}{did_you_mean(word, words)}"

@@ -9,12 +9,11 @@ import json
 import mimetypes
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Message, Piece
-from model_repository.system.command_parser import did_you_mean
+from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Message, Piece, chosen, expected_one_of
 
 # Fields of a request that /set knows.
 SETTINGS = (
@@ -62,9 +61,7 @@ class Conversation:
         self._has_stats = has_stats
         self._clock = clock
         self._models = client.models()
-        self.model = model or next(iter(self._models))
-        if self.model not in self._models:
-            raise ChatFailed(f"{model=}: {_expected(model, self._models)}")
+        self.model = chosen(model, self._models)
         self._settings: dict[str, Any] = {}
         self._system: list[Message] = []
         self._said: list[Message] = []
@@ -92,7 +89,9 @@ class Conversation:
         """
         word, argument = (*command.split(maxsplit=1), "")[:2]
         if word not in _COMMANDS:
-            raise CommandFailed(f"{word}: {_expected(word, _COMMANDS)} (a space before the / makes it a question)")
+            raise CommandFailed(
+                f"{word}: {expected_one_of(word, _COMMANDS)} (a space before the / makes it a question)"
+            )
         function, form, _ = _COMMANDS[word]
         if bool(argument) != bool(form) and not form.startswith("["):
             raise CommandFailed(f"expected {word} {form}".rstrip())
@@ -157,7 +156,7 @@ class Conversation:
             return "\n".join([*values, f"(The server decides {others}.)"])
         name, text = (*argument.split(maxsplit=1), "")[:2]
         if name not in SETTINGS:
-            raise CommandFailed(f"/set {name}: {_expected(name, SETTINGS)}")
+            raise CommandFailed(f"/set {name}: {expected_one_of(name, SETTINGS)}")
         if not text:
             raise CommandFailed(f"expected /set {name} VALUE")
         try:
@@ -211,7 +210,7 @@ class Conversation:
         if not argument:
             return "\n".join(f"{'*' if model == self.model else ' '} {model}" for model in self._models)
         if argument not in self._models:
-            raise CommandFailed(f"/model {argument}: {_expected(argument, self._models)}")
+            raise CommandFailed(f"/model {argument}: {expected_one_of(argument, self._models)}")
         self.model = argument
         return None
 
@@ -243,10 +242,6 @@ _COMMANDS: dict[str, tuple[_Command, str, str]] = {
     "/exit": (Conversation._exit, "", "end the conversation, as /bye and Ctrl-D do"),
     "/bye": (Conversation._exit, "", "the same"),
 }
-
-
-def _expected(word: str, words: Collection[str]) -> str:
-    return f"expected one of {', '.join(words)}{did_you_mean(word, words)}"
 
 
 def _stats(times: list[float], usage: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ type Forms = Mapping[str | None, tuple[Collection[str], Collection[str]]]
 
 
 class TypedBody(Body):
-    """An object whose `type` says which fields it has."""
+    """An object with a `type`, which decides on the other fields."""
 
     # The required and the optional fields by the type; other types have no more than the shared fields.
     forms: ClassVar[Forms] = {}
@@ -76,11 +76,12 @@ class TypedBody(Body):
     @model_validator(mode="after")
     def _check_fields_of_type(self) -> Self:
         required, optional = self.forms.get(self.type, ((), ()))
+        allowed = {*self.shared, *required, *optional}
         for name in type(self).model_fields:
             has_value = getattr(self, name) is not None
             if name in required and not has_value:
                 raise broken_rule(self._key(name), f'required when type is "{self.type}"')
-            if has_value and name not in (*self.shared, *required, *optional):
+            if has_value and name not in allowed:
                 raise broken_rule(self._key(name), f'`{self._key(name)}` does not go with type "{self.type}"')
         return self
 

@@ -68,7 +68,7 @@ class ResponsesReply(Reply):
     """Writes the answer to one request.
 
     Args:
-        body: the request, whose fields the answer repeats.
+        body: the request. The answer repeats its fields.
         chat: the request as a chat.
         name: the model, by the client's name.
         created: unix seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,3 +19,11 @@ def conch_home(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(given)
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser() / "conch"
+
+
+def add_home(command: argparse.ArgumentParser, text: str) -> None:
+    """Add the option --home; `text` says what is in the folder."""
+    default = conch_home()
+    command.add_argument(
+        "--home", type=Path, default=default, metavar="DIR", help=f"{text} (default: {HOME_VARIABLE}, or {default})"
+    )

@@ -35,14 +35,14 @@ PNG = "data:image/png;base64,eA=="
 def of_messages(name: ModelName = THINKER, *, has_billing_header: bool = False, **fields: Any) -> GenerationRequest:
     body = read(MessagesRequest, MESSAGE | fields)[0]
     translated = messages_to_chat(body, name, has_billing_header=has_billing_header)
-    return _only(chat_to_requests(translated, name, Settings().request_defaults()))
+    return only(chat_to_requests(translated, name, Settings().request_defaults()))
 
 
 def of_chat(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
-    return _only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults()))
+    return only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults()))
 
 
-def _only(requests: list[GenerationRequest]) -> GenerationRequest:
+def only(requests: list[GenerationRequest]) -> GenerationRequest:
     """Return a request without its random numbers."""
     (request,) = requests
     params = request.params

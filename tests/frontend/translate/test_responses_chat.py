@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from frontend.errors import APIError
 from frontend.protocol.responses import ResponsesRequest, sealed_thinking
@@ -17,14 +16,9 @@ from frontend.translate.requests import chat_to_requests, ignored_fields
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.triton.models import ModelName
 from model_repository.contract.request import GenerationRequest
-from tests.fakes import served_model
-from tests.frontend.bodies import RESPONSE, chat, read
+from tests.frontend.bodies import RESPONSE, read
+from tests.frontend.translate.test_message_chat import PLAIN, PNG, THINKER, of_chat, only
 
-THINKER = ModelName(
-    requested="r",
-    model=served_model(reasoning_format="think", template_fields=("enable_thinking", "reasoning_content")),
-)
-PLAIN = ModelName(requested="r", model=served_model())
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "description": "does", "parameters": SCHEMA, "strict": True}
 FUNCTION: dict[str, Any] = {
@@ -42,23 +36,11 @@ CUSTOM = {
     "type": "custom",
     "custom": {"name": "c", "description": "types", "format": {"type": "grammar", "grammar": GRAMMAR}},
 }
-PNG = "data:image/png;base64,eA=="
 
 
 def of_responses(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
     body = read(ResponsesRequest, RESPONSE | {"max_output_tokens": 9} | fields)[0]
-    return _only(chat_to_requests(responses_to_chat(body, name), name, Settings().request_defaults()))
-
-
-def of_chat(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
-    return _only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults()))
-
-
-def _only(requests: list[GenerationRequest]) -> GenerationRequest:
-    """Return a request without its random numbers."""
-    (request,) = requests
-    params = request.params
-    return replace(request, params=replace(params, cancel_key="", sampling=replace(params.sampling, seed=0)))
+    return only(chat_to_requests(responses_to_chat(body, name), name, Settings().request_defaults()))
 
 
 # A part of a conversation in both forms.

@@ -50,7 +50,7 @@ class Reply(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyRuntime(SyntheticRuntime):
-    """Plays the first reply whose `when` is found in the prompt. A constraint of the completion is not enforced."""
+    """Plays the first reply whose `when` matches the prompt. It enforces no schema or grammar."""
 
     def __init__(self, config: ModelParameters, byte_table: Sequence[bytes]) -> None:
         super().__init__(config, byte_table)
