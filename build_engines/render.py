@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,7 +31,7 @@ from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import ModelParameters
-from model_repository.system.cores import memory_bytes
+from model_repository.system.cores import memory_bytes, num_physical_cores
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,11 @@ def model_parameters(
 
 def _versions() -> str:
     """Return the versions of Conch and of the installed libraries that compute answers."""
-    names = ("conch", "cyllama", "tensorrt_llm", "llguidance", "tokenizers", "jinja2")
-    installed = {distribution.name.lower(): distribution.version for distribution in importlib.metadata.distributions()}
-    return ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
+    versions = []
+    for name in ("conch", "cyllama", "tensorrt_llm", "llguidance", "tokenizers", "jinja2"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(versions)
 
 
 def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str:
@@ -241,7 +244,7 @@ def render_artifacts(
 def _fitted(
     manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
 ) -> dict[Path, tuple[Manifest, ServeOptions]]:
-    """Reduce sequences and context windows to what this machine's memory holds, except where a number is given."""
+    """Reduce sequences and context windows to what this machine can use, except where a number is given."""
     demands = [
         ModelDemand(
             weight_bytes=sum(path.stat().st_size for path in folder.glob("*.gguf")),
@@ -254,15 +257,14 @@ def _fitted(
     ]
     fitted = {}
     num_bytes = memory_bytes()
-    for folder, model, (num_sequences, window) in zip(manifests, demands, fit(demands, num_bytes), strict=True):
-        manifest, own = manifests[folder], options[folder]
-        if (num_sequences, window) != (model.num_sequences, model.window):
-            before = f"{model.num_sequences} sequences of {model.window:,} tokens"
-            reduced = f"{before} are reduced to {num_sequences} of {window:,} for {num_bytes / 1e9:.1f} GB of memory"
+    fits = fit(demands, num_bytes, num_physical_cores())
+    for folder, model, (num_sequences, window) in zip(manifests, demands, fits, strict=True):
+        manifest = dataclasses.replace(manifests[folder], context_window=window)
+        own = dataclasses.replace(options[folder], max_sequences=num_sequences)
+        if window != model.window:
+            reduced = f"windows of {model.window:,} tokens are reduced for {num_bytes / 1e9:.1f} GB of memory"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
-            manifest = dataclasses.replace(manifest, context_window=window)
-            own = dataclasses.replace(own, max_sequences=num_sequences)
         if model.bytes_per_token:
             num_needed = model.weight_bytes + num_sequences * window * model.bytes_per_token
             text = "memory      %s: %d x %s tokens, %.1f GB with the weights"

@@ -147,14 +147,13 @@ class _Tokens:
         """Return the special tokens by their names in tokenizer_config.json."""
         return {name: self.texts[self.special_ids[key]] for name, key in _CONFIGURED.items() if key in self.special_ids}
 
-    def is_special(self, token_id: int) -> bool:
-        is_end = any(token_id == self.special_ids.get(key) for key in _TURN_END_KEYS)
-        return is_end or self.types[token_id] in (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN)
-
     def added(self, model_name: str) -> list[_Json]:
         """Return the tokens that are found in a text before all others."""
         # The tokens of Phi-3 include the spaces behind them; a GGUF file cannot say this of a token.
         strips = any(name in model_name.lower() for name in ("phi-3", "phi3"))
+        ends = {self.special_ids.get(key) for key in _TURN_END_KEYS}
+        special_types = (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN)
+        special = {row for row in self.ids.values() if row in ends or self.types[row] in special_types}
         return [
             {
                 "id": token_id,
@@ -163,10 +162,10 @@ class _Tokens:
                 "lstrip": False,
                 "rstrip": strips and text not in ("<unk>", "<s>", "<|endoftext|>"),
                 "normalized": False,
-                "special": self.is_special(token_id),
+                "special": token_id in special,
             }
             for text, token_id in self.ids.items()
-            if self.is_special(token_id) or self.types[token_id] == gguf.TokenType.USER_DEFINED
+            if token_id in special or self.types[token_id] == gguf.TokenType.USER_DEFINED
         ]
 
 

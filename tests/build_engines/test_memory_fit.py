@@ -34,23 +34,41 @@ LARGE = ModelDemand(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=
     ],
 )
 def test_sequences_and_then_the_window_shrink(model: ModelDemand, memory_gb: int, fitted: tuple[int, int]) -> None:
-    assert fit([model], memory_gb * GB) == [fitted]
+    assert fit([model], memory_gb * GB, 64) == [fitted]
     num_sequences, window = fitted
     if window > 2048 and model.can_shrink:
         assert model.weight_bytes + num_sequences * window * model.bytes_per_token <= 0.8 * memory_gb * GB
         assert num_sequences * window * model.bytes_per_token <= 0.25 * memory_gb * GB
 
 
+@pytest.mark.parametrize(
+    ("model", "num_cores", "num_sequences"),
+    [
+        (SMALL, 64, 16),
+        (SMALL, 8, 8),
+        (SMALL, 2, 4),
+        (dataclasses.replace(SMALL, window=8192), 2, 10),  # their KV caches have 1 GB
+        (dataclasses.replace(SMALL, window=2048), 2, 16),
+        (dataclasses.replace(SMALL, is_fixed=True), 2, 16),
+    ],
+)
+def test_more_sequences_than_cores_have_quickly_made_caches(
+    model: ModelDemand, num_cores: int, num_sequences: int
+) -> None:
+    assert fit([model], 32 * GB, num_cores) == [(num_sequences, model.window)]
+
+
 def test_models_share_the_memory() -> None:
-    assert fit([SMALL, LARGE], 32 * GB) == [(9, 32_768), (4, 7424)]
+    assert fit([SMALL, LARGE], 32 * GB, 64) == [(9, 32_768), (4, 7424)]
     fixed = dataclasses.replace(SMALL, is_fixed=True)  # 6.4 GB of KV cache, and the weights have 6 GB
-    assert fit([fixed, LARGE], 32 * GB) == [(16, 32_768), (4, 15_104)]
-    assert fit([fixed, LARGE], 20 * GB) == [(16, 32_768), (4, 6656)]
+    assert fit([fixed, LARGE], 32 * GB, 64) == [(16, 32_768), (4, 15_104)]
+    assert fit([fixed, LARGE], 20 * GB, 64) == [(16, 32_768), (4, 6656)]
 
 
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
     folder = tmp_path / "large"
     folder.mkdir()
@@ -59,8 +77,7 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     files = render_artifacts({folder: ServeOptions()})
     fitted = parameters_in(files["org--demo/config.pbtxt"])
     assert (fitted.context_window, fitted.max_sequences) == (2048, 3)
-    assert (
-        "16 sequences of 131,072 tokens are reduced to 3 of 2,048 for 1.0 GB of memory; --max-sequences" in caplog.text
-    )
+    assert "windows of 131,072 tokens are reduced for 1.0 GB of memory; --max-sequences" in caplog.text
+    assert "3 x 2,048 tokens" in caplog.text
     chosen = parameters_in(render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo/config.pbtxt"])
     assert (chosen.context_window, chosen.max_sequences) == (131_072, 8)
