@@ -425,14 +425,14 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _ps(options: argparse.Namespace) -> None:
-    from frontend.launcher.state_lock import running_servers
+    from model_repository.system.running_servers import running_servers
 
     for server in running_servers(options.home):
         print(f"{server.pid:>7}  {server.url:28}  {', '.join(server.models)}  {server.folder}")
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from frontend.launcher.state_lock import running_servers
+    from model_repository.system.running_servers import running_servers
 
     running = list(running_servers(options.home))
     if not options.servers and len(running) > 1:
@@ -440,7 +440,7 @@ def _stop(options: argparse.Namespace) -> int:
         raise SettingsError(f"PORT: required, since {len(running)} servers run: {urls}")
     status = int(not running)
     for number in options.servers or [server.pid for server in running]:
-        found = [server for server in running if number in server.numbers()]
+        found = [server for server in running if number in (server.port, server.pid)]
         for server in found:
             server.stop()
             print(f"{server.url} is asked to stop")

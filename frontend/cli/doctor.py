@@ -13,11 +13,11 @@ from pathlib import Path
 from frontend.launcher.checks import SHARED_MEMORY, PortChoice, check_home, check_machine, free_ports
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.libpython import why_unusable
-from frontend.launcher.state_lock import running_servers
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from frontend.settings import SettingsError
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version
+from model_repository.system.running_servers import running_servers
 
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
 

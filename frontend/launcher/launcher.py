@@ -178,7 +178,7 @@ class Launcher:
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
-            write_holder(lock, url=self.url, repository=str(self._settings.repository.resolve()))
+            write_holder(lock, url=self.url, models=list(_models(self._settings.repository).values()))
             mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
             self._prepare_children(state_dir, mark)
             stack.callback(self.stop)
@@ -369,16 +369,21 @@ class Launcher:
         reasons: dict[str, list[str]] = {}
         for stage, reason in self.triton.load_failures.items():
             reasons.setdefault(ensemble_of_stage(stage), []).append(f"{stage} {LOAD_FAILURE} {reason}")
-        names = sorted(path.parent.name for path in self._settings.repository.glob("*/config.pbtxt"))
         return [
             f"{model_id} is not served: {'; '.join(reasons.get(name, ['the log of triton says why']))}"
-            for name in names
-            if ensemble_of_stage(name) == name and (model_id := ensemble_to_model_id(name)) not in model_ids
+            for name, model_id in _models(self._settings.repository).items()
+            if model_id not in model_ids
         ]
 
     def _not_ready(self, exc: TimeoutError) -> NotReadyInTime:
         log = [line for child in (self.triton, self.frontend) for line in _last_lines(child)]
         return NotReadyInTime(f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}", log)
+
+
+def _models(repository: Path) -> dict[str, str]:
+    """Return the ids of the models of a repository, by their ensembles."""
+    names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    return {name: ensemble_to_model_id(name) for name in names if ensemble_of_stage(name) == name}
 
 
 def _ended(child: Child, end: str) -> ChildEnded:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from frontend.__main__ import main
-from frontend.launcher.state_lock import locked, running_servers, server_folder
+from frontend.launcher.state_lock import locked, server_folder
 from model_repository.system.home import conch_home
 from model_repository.system.lock_file import write_holder
+from model_repository.system.running_servers import running_servers
 
 
 @pytest.mark.parametrize(
@@ -26,16 +27,12 @@ def test_the_home_is_the_users_unless_a_variable_names_one(variables: dict[str, 
 
 
 def test_a_server_is_known_while_its_lock_is_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "repository" / "org--a").mkdir(parents=True)
-    for name in ("org--a", "org--a__engine"):
-        (tmp_path / "repository" / name).mkdir(exist_ok=True)
-        (tmp_path / "repository" / name / "config.pbtxt").touch()
     folder = server_folder(tmp_path, 8123)
     with locked(folder) as file:
-        write_holder(file, url="http://127.0.0.1:8123", repository=str(tmp_path / "repository"))
+        write_holder(file, url="http://127.0.0.1:8123", models=["org/a"])
         [server] = running_servers(tmp_path)
         assert (server.pid, server.folder, server.models) == (os.getpid(), folder, ("org/a",))
-        assert server.numbers() == (8123, os.getpid())
+        assert server.port == 8123
         assert main(["stop", "9", f"--home={tmp_path}"]) == 1
         assert "9: no server with this port or process id" in capsys.readouterr().err
     assert list(running_servers(tmp_path)) == []

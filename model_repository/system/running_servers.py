@@ -1,0 +1,50 @@
+"""The servers that run on this machine. The launcher of each holds a lock, and writes into its file what it serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from model_repository.system.lock_file import read_holder, try_lock
+
+LOCK_FILE = "launcher.lock"  # in the folder of a server
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server of this machine."""
+
+    pid: int  # its launcher's
+    url: str
+    folder: Path
+    models: tuple[str, ...]  # ids at its start
+
+    @property
+    def port(self) -> int | None:
+        """The frontend's."""
+        return urlsplit(self.url).port
+
+    def stop(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        os.kill(self.pid, signal.SIGINT)
+
+
+def running_servers(home: Path) -> Iterator[RunningServer]:
+    """Yield the servers that run, by their folders."""
+    for path in sorted(home.glob(f"servers/*/{LOCK_FILE}")):
+        with path.open(encoding="utf-8") as file:
+            holder = read_holder(file)
+            if not try_lock(file) and holder and is_alive(holder["pid"]):
+                yield RunningServer(holder["pid"], holder["url"], path.parent, tuple(holder["models"]))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
+    except FileNotFoundError:
+        return False
