@@ -17,6 +17,10 @@ class ArtifactInvalid(BuildError):
     """An artifact is incomplete, damaged, or from another version."""
 
 
+class NotStored(BuildError):
+    """No artifact of the store has this name."""
+
+
 class CatalogError(BuildError):
     """A catalog file breaks a rule, or a name is in no catalog."""
 

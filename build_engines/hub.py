@@ -207,6 +207,12 @@ def download_checkpoint(repository: HubRepository, digests: Digests, is_imported
     return repository.download(repository.matching(*download_patterns(), *further), digests)
 
 
+def cached_files(digests: Iterable[str]) -> list[Path]:
+    """Return the files of the hub's cache with one of these sha256, by which the cache names large files."""
+    cache = Path(constants.HF_HUB_CACHE)
+    return sorted(path for digest in digests for path in cache.glob(f"models--*/blobs/{digest}"))
+
+
 @contextmanager
 def _checked_answers(commit: str) -> Iterator[None]:
     """Refuse an answer about a file that would name a file outside of the cache: the library takes any name.

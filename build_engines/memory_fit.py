@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_SHARE = 0.8  # part of the memory for weights and KV caches
+SHARE = 0.8  # part of the memory for weights and KV caches
 _CACHE_SHARE = 0.25  # part for KV caches: other programs want memory too
 _FEW_SEQUENCES = 4  # the window shrinks before there are fewer
 _QUICK_CACHE_BYTES = 1 << 30  # llama.cpp fills a KV cache when it makes it: this much takes less than a second
@@ -33,6 +33,11 @@ class ModelDemand:
         """The size of the KV cache."""
         return self.num_sequences * self.window * self.bytes_per_token
 
+    def text(self, num_sequences: int, window: int) -> str:
+        """Describe the memory of the model with these numbers of sequences and tokens."""
+        num_bytes = self.weight_bytes + num_sequences * window * self.bytes_per_token
+        return f"{num_sequences} x {window:,} tokens, {num_bytes / 1e9:.1f} GB with the weights"
+
 
 def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> list[tuple[int, int]]:
     """Return sequences and window of each model, at most the demanded ones.
@@ -41,7 +46,7 @@ def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> lis
     many sequences as cores, which gain little by more, or as its KV cache is quickly made for.
     """
     fixed_bytes = sum(model.weight_bytes + (0 if model.can_shrink else model.cache_bytes) for model in models)
-    free_bytes = int(max(0, min(_SHARE * memory_bytes - fixed_bytes, _CACHE_SHARE * memory_bytes)))
+    free_bytes = int(max(0, min(SHARE * memory_bytes - fixed_bytes, _CACHE_SHARE * memory_bytes)))
     share = free_bytes // max(1, sum(model.can_shrink for model in models))
     return [
         _fitted(model, share, num_cores) if model.can_shrink else (model.num_sequences, model.window)

@@ -23,10 +23,12 @@ from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
+from build_engines.memory_fit import SHARE
 from build_engines.model_entry import ModelEntry
 from build_engines.serving import check_id
 from model_repository.engine.runtime import PROJECTOR
 from model_repository.system.command_parser import did_you_mean
+from model_repository.system.cores import memory_bytes
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
@@ -34,6 +36,8 @@ _HUB_TIMEOUT_S = 10.0
 _VARIANT = "Q4_K_M"  # default among several GGUF files: most repositories have it
 _MAX_NAMES = 12  # file names in a message
 _KV_CACHE = ("f16", "f32")
+_BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
+_CONVERTED = (*ARCHITECTURES, *IMAGE_ARCHITECTURES)
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
 
@@ -47,6 +51,20 @@ class ModelSource:
     projector: Path | None = None
     adapters: dict[str, Path] = field(default_factory=dict)
     precision: str  # the KV cache's, and a checkpoint's matrices'
+
+
+def model_id_of(model: str) -> str:
+    """Return the id that a model gets from its name, as `find_source` takes it."""
+    model = reference_of_address(model)
+    path, found = Path(model), HubReference.find(model)
+    if path.is_dir() and model != "demo":
+        file = _only_gguf(path)
+        return path.resolve().name if file is None else file.stem
+    if _is_gguf(path, found):
+        return path.stem
+    if found is None:
+        return model
+    return found.repository if found.variant is None else f"{found.repository}:{found.variant}"
 
 
 def find_source(model: str, precision: str | None, digests: Digests) -> ModelSource:
@@ -73,12 +91,13 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         )
     if path.is_dir() and (file := _only_gguf(path)) is not None:
         path = file
+    model_id = model_id_of(model)
     if path.is_dir():
-        _check_id(path.resolve().name, f"--checkpoint {shlex.quote(model)}")
-        return ModelSource(model_id=path.resolve().name, checkpoint=path, precision=precision or "f16")
-    if path.suffix.lower() == ".gguf" and (path.exists() or found is None or found.variant is None):
-        _check_id(path.stem, f"--gguf {shlex.quote(str(path))}")
-        return ModelSource(model_id=path.stem, gguf=path, precision=_of_kv_cache(precision))
+        _check_id(model_id, f"--checkpoint {shlex.quote(model)}")
+        return ModelSource(model_id=model_id, checkpoint=path, precision=precision or "f16")
+    if _is_gguf(path, found):
+        _check_id(model_id, f"--gguf {shlex.quote(str(path))}")
+        return ModelSource(model_id=model_id, gguf=path, precision=_of_kv_cache(precision))
     if path.is_file():
         raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
     entry = _entry(model)
@@ -88,8 +107,12 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         return _of_hub(model, reference, precision, digests)
     if found is None:
         raise BuildError(f"{model}: no such folder, nor OWNER/NAME of the hub")
-    suffix = "" if found.variant is None else f":{found.variant}"
-    return _of_hub(f"{found.repository}{suffix}", found, precision, digests)
+    return _of_hub(model_id, found, precision, digests)
+
+
+def _is_gguf(path: Path, found: HubReference | None) -> bool:
+    """Whether a name is the path of a GGUF file, and no file of the hub."""
+    return path.suffix.lower() == ".gguf" and (path.exists() or found is None or found.variant is None)
 
 
 def _only_gguf(folder: Path) -> Path | None:
@@ -253,11 +276,21 @@ def _check_converted(reference: HubReference, architecture: str) -> None:
     Raises:
         BuildError: it is not; names GGUF files that others have made of the model.
     """
-    if architecture in (*ARCHITECTURES, *IMAGE_ARCHITECTURES):
+    if architecture in _CONVERTED:
         return
     rule = f"{architecture} is not converted, only {' and '.join(ARCHITECTURES)}: take a GGUF file of the model"
     found = ", ".join(f"{name}:{_VARIANT}" for name in _quantized(reference.repository))
     raise BuildError(f"{reference}: {rule}{f', such as {found}' if found else ''}")
+
+
+def on_this_cpu(entry: ModelEntry) -> str | None:
+    """Return the largest precision in which this machine serves a model on the CPU; None: its memory is too small.
+
+    A model of an architecture that is not converted needs a GGUF file that others have made.
+    """
+    most_bits = 8 * SHARE * memory_bytes() / entry.architecture.num_parameters
+    precision = next((name for name, num_bits in _BITS.items() if num_bits <= most_bits), None)
+    return precision if precision is None or entry.architecture.class_name in _CONVERTED else "as a GGUF file"
 
 
 def _quantized(repository: str) -> list[str]:

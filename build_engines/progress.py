@@ -80,6 +80,11 @@ def size_of(path: Path) -> tuple[int, int]:
     return sum(files), len(files)
 
 
+def size_text(num_bytes: int) -> str:
+    """Format a size: `1.5 GB`, `98.1 MB`."""
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def elapsed_text(seconds: float) -> str:
     """Format a duration: `1 h 02 min`, `3 min 20 s`, `12 s`."""
     whole = int(seconds)

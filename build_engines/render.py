@@ -241,20 +241,22 @@ def render_artifacts(
     return files
 
 
+def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> ModelDemand:
+    """Return what an artifact needs of the memory."""
+    return ModelDemand(
+        weight_bytes=sum(path.stat().st_size for path in artifact_dir.glob("*.gguf")),
+        bytes_per_token=manifest.kv_cache_bytes_per_token,
+        num_sequences=options.max_sequences_of(manifest),
+        window=manifest.context_window,
+        is_fixed=options.max_sequences is not None,
+    )
+
+
 def _fitted(
     manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
 ) -> dict[Path, tuple[Manifest, ServeOptions]]:
     """Reduce sequences and context windows to what this machine can use, except where a number is given."""
-    demands = [
-        ModelDemand(
-            weight_bytes=sum(path.stat().st_size for path in folder.glob("*.gguf")),
-            bytes_per_token=manifest.kv_cache_bytes_per_token,
-            num_sequences=options[folder].max_sequences_of(manifest),
-            window=manifest.context_window,
-            is_fixed=options[folder].max_sequences is not None,
-        )
-        for folder, manifest in manifests.items()
-    ]
+    demands = [demand_of(folder, manifest, options[folder]) for folder, manifest in manifests.items()]
     fitted = {}
     num_bytes = memory_bytes()
     fits = fit(demands, num_bytes, num_physical_cores())
@@ -266,9 +268,7 @@ def _fitted(
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
         if model.bytes_per_token:
-            num_needed = model.weight_bytes + num_sequences * window * model.bytes_per_token
-            text = "memory      %s: %d x %s tokens, %.1f GB with the weights"
-            logger.info(text, manifest.model_id, num_sequences, f"{window:,}", num_needed / 1e9)
+            logger.info("memory      %s: %s", manifest.model_id, model.text(num_sequences, window))
         fitted[folder] = (manifest, own)
     return fitted
 
@@ -311,6 +311,14 @@ def write_repository(files: Mapping[str, str], repository: Path) -> None:
             for name, content in files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(content, encoding="utf-8")
+
+
+def remove_artifact(artifact_dir: Path, repository: Path) -> None:
+    """Remove the model of an artifact from a repository, if it is there."""
+    with locked(lock_path(repository), f"changes {repository}"):
+        for path in sorted(repository.glob("*/config.pbtxt")):
+            if str(artifact_dir.resolve()) in path.read_text(encoding="utf-8"):
+                shutil.rmtree(path.parent)
 
 
 def _holds(repository: Path, files: Mapping[str, str]) -> bool:

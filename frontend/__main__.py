@@ -54,7 +54,10 @@ _KEY_VARIABLE = "OPENAI_API_KEY"
 _OLD_HOME = Path(".conch", "artifacts")  # of each folder, before there was one for each user
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
-    "list": "List the models of the catalog.",
+    "list": "List the models of the store and of the catalog.",
+    "show": "Show what a model is.",
+    "pull": "Download models, and build their artifacts.",
+    "rm": "Remove models from the store.",
     "plan": "Plan a model of the catalog on GPUs.",
     "adapter": "Convert a LoRA adapter for a model.",
     "verify": "Check the files of an artifact.",

@@ -48,8 +48,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    models_help = "see above; with --checkpoint or --gguf, any name for clients"
-    command.add_argument("models", nargs="+", metavar="MODEL", help=models_help)
+    command.add_argument("models", nargs="+", metavar="MODEL", help=MODELS_HELP)
     _add_options(command)
     add_home(command, "for artifacts/ and repository/")
     repository_help = "for the repository that serves the models (repository/ in the home)"
@@ -59,6 +58,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def _add_options(command: argparse.ArgumentParser) -> None:
     """Add the options that a model may also have in a file of models."""
+    add_artifact_options(command)
+    add_serve_options(command.add_argument_group("of the repository, as for `render`"))
+
+
+def add_artifact_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of an artifact."""
     add = command.add_argument
     add("--checkpoint", metavar="DIR", help="folder in Hugging Face's layout, or OWNER/NAME@REVISION of the hub")
     add("--gguf", metavar="FILE", help="a GGUF file, served without conversion, or OWNER/NAME:VARIANT of the hub")
@@ -91,12 +96,12 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window; "
         "sampling=openai: OpenAI's values, in place of the author's",
     )
-    add_serve_options(command.add_argument_group("of the repository, as for `render`"))
     build_tensorrt_llm.add_to(command)
 
 
-_DESCRIPTION = """\
-Convert models to artifacts, and render the repository that serves them. A MODEL is one of these:
+MODELS_HELP = "see above; with --checkpoint or --gguf, any name for clients"
+MODELS = """\
+A MODEL is one of these:
 
   demo                    the demo model of this project
   OWNER/NAME[@REVISION]   a model of the Hugging Face hub: a checkpoint, or a repository of GGUF files
@@ -104,7 +109,9 @@ Convert models to artifacts, and render the repository that serves them. A MODEL
   llama3.1:8b             a name of the catalog (see `list`), from the hub; with --runtime tensorrt_llm only these
   FOLDER or FILE.gguf     a checkpoint, or a GGUF file
   FILE.yaml               several models with options (docs/models.md)
-
+"""
+_DESCRIPTION = f"""\
+Convert models to artifacts, and render the repository that serves them. {MODELS}
 An existing artifact with the same inputs is not built again. An interrupted build continues after its last finished
 step. A second build of the same model waits for the first."""
 _EPILOG = """\
@@ -123,7 +130,18 @@ _PRECISION_HELP = (
 )
 
 
+@ended_by_signals()
 def _build(options: argparse.Namespace) -> None:
+    if served := built(options):
+        write(served, options.repository or options.home / "repository")
+
+
+def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
+    """Build the artifact of each model, unless it is there, and return it with the settings of its repository.
+
+    Raises:
+        BuildError: one line that names the input and the rule.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     builds = list(_each_model(options))  # wrong options come before builds
     on_gpus = [each.model for each, _ in builds if each.runtime == RUNTIME and not each.dry_run]
@@ -135,28 +153,27 @@ def _build(options: argparse.Namespace) -> None:
     names = (names_of(each.model, each.alias, _adapters(each)) for each, _ in builds)
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
-    with ended_by_signals():
-        for each, serve_options in builds:
-            if each.runtime == RUNTIME:
-                artifact_dir = build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(each, serve_options))
-            else:
-                artifact_dir = _build_on_cpu(each)
-            if artifact_dir is None:
-                continue
-            print(f"artifact    {artifact_dir}")
-            if fault := _fault_of_templates(artifact_dir / "tokenizer"):
-                place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
-                rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
-                print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
-            elif each.tool_call_format is None and has_unknown_tool_calls(artifact_dir / "tokenizer"):
-                rule = "tools are described in words (plain); --tool-call-format names another format"
-                print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
-            served[artifact_dir] = serve_options
-        if served:
-            write(served, options.repository or options.home / "repository")
+    for each, serve_options in builds:
+        if each.runtime == RUNTIME:
+            artifact_dir = build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(each, serve_options))
+        else:
+            artifact_dir = _build_on_cpu(each)
+        if artifact_dir is None:
+            continue
+        print(f"artifact    {artifact_dir}")
+        if fault := fault_of_templates(artifact_dir / "tokenizer"):
+            place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
+            rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
+            print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
+        elif each.tool_call_format is None and has_unknown_tool_calls(artifact_dir / "tokenizer"):
+            rule = "tools are described in words (plain); --tool-call-format names another format"
+            print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
+        served[artifact_dir] = serve_options
+    return served
 
 
-def _fault_of_templates(folder: Path) -> str | None:
+def fault_of_templates(folder: Path) -> str | None:
+    """Return why a tokenizer's folder has no usable chat template; None: it has one."""
     if "default" not in read_chat_templates(folder):
         return "no chat template"
     fault = broken_template(folder)

@@ -1,26 +1,26 @@
-"""`list`: the catalog and the built artifacts."""
+"""`list`: the store and the catalog."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
-from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import add_catalog_option
-from build_engines.errors import ArtifactInvalid
 from build_engines.model_entry import ModelEntry
+from build_engines.model_source import on_this_cpu
+from build_engines.progress import size_text
+from build_engines.store import Stored, stored
 from build_engines.tables import text_table
 from model_repository.system.home import add_home
 
-_HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "built")
+_STORE_HEADER = ("model", "artifact", "size", "context", "runtime", "aliases, defaults", "served at")
+_HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "on this CPU")
 _EXAMPLES = """\
 examples:
-  conch list                             the models, and their artifacts
-  conch list --home /srv/conch           the models, and their artifacts in another folder
+  conch list                             the store, and the catalog
+  conch list --home /srv/conch           another store
   conch list --catalog models.yaml       also the models of a file
   conch list --json                      all fields of the catalog
 """
@@ -30,8 +30,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "list",
-        help="show the models of the catalog and the built artifacts",
-        description="Show the models of the catalog, which `plan` and `build` find by name, and the built artifacts.",
+        help="show the models of the store and of the catalog",
+        description="Show the artifacts of the store, with the running server of their model, and the models of the "
+        "catalog, which `pull`, `serve` and `plan` find by name: first those that the CPU of this machine serves, with "
+        "the largest precision for which its memory has room.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,52 +43,40 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.set_defaults(command=_list)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Built:
-    """A folder of artifacts/."""
-
-    folder: str
-    manifest: Manifest | None  # None: not readable
-    error: str = ""
-
-    @property
-    def summary(self) -> str:
-        if self.manifest is None:
-            return self.error
-        defaults = (f"{name}={json.dumps(value)}" for name, value in self.manifest.defaults.items())
-        return " ".join((self.manifest.runtime, self.manifest.precision, *defaults))
-
-
 def _list(options: argparse.Namespace) -> None:
-    catalog, built = Catalog.load(*options.catalog), list(_built(options.home / "artifacts"))
+    artifacts = list(stored(options.home))
+    entries = sorted(Catalog.load(*options.catalog), key=lambda entry: on_this_cpu(entry) is None)
     if options.json:
-        print(json.dumps(_object(catalog, built), indent=2))
+        models = [
+            dataclasses.asdict(entry)
+            | {"num_parameters": entry.architecture.num_parameters, "on_this_cpu": on_this_cpu(entry)}
+            for entry in entries
+        ]
+        print(json.dumps({"artifacts": [_object(each) for each in artifacts], "models": models}, indent=2))
         return
-    print("\n".join(text_table(_HEADER, (_row(entry, built) for entry in catalog))))
-    others = [item for item in built if not _is_listed(item, catalog)]
-    if others:
-        print("\nBuilt, and not in the catalog")
-        print("\n".join(f"  {item.folder}  {item.summary}" for item in others))
+    if artifacts:
+        print("\n".join(text_table(_STORE_HEADER, map(_store_row, artifacts))))
+    else:
+        print("The store is empty: `conch run demo` builds the demo model, and `conch run OWNER/NAME` one of the hub.")
+    print()
+    print("\n".join(text_table(_HEADER, map(_row, entries))))
 
 
-def _built(artifacts_dir: Path) -> Iterator[_Built]:
-    """Yield the artifacts of the folder. Names with a dot are unfinished builds."""
-    for folder in sorted(artifacts_dir.glob("[!.]*/")):
-        try:
-            yield _Built(folder.name, Manifest.load(folder))
-        except ArtifactInvalid as exc:
-            yield _Built(folder.name, None, str(exc))
+def _store_row(artifact: Stored) -> tuple[str, ...]:
+    manifest, begin = artifact.manifest, (artifact.model_id, artifact.folder.name, size_text(artifact.size_bytes))
+    if manifest is None:
+        return (*begin, "", "", artifact.error, "")
+    defaults = (f"{name}={json.dumps(value)}" for name, value in manifest.defaults.items())
+    return (
+        *begin,
+        str(manifest.context_window),
+        f"{manifest.runtime} {manifest.precision}",
+        " ".join((*manifest.serving.aliases, *defaults)),
+        "" if artifact.server is None else artifact.server.url,
+    )
 
 
-def _is_listed(item: _Built, catalog: Catalog) -> bool:
-    return item.manifest is not None and any(entry.model_id == item.manifest.model_id for entry in catalog)
-
-
-def _of(entry: ModelEntry, built: list[_Built]) -> list[_Built]:
-    return [item for item in built if item.manifest is not None and item.manifest.model_id == entry.model_id]
-
-
-def _row(entry: ModelEntry, built: list[_Built]) -> tuple[str, ...]:
+def _row(entry: ModelEntry) -> tuple[str, ...]:
     return (
         entry.model_id,
         next((alias for alias in entry.aliases if ":" in alias), ""),
@@ -95,18 +85,15 @@ def _row(entry: ModelEntry, built: list[_Built]) -> tuple[str, ...]:
         ", ".join(entry.precisions),
         entry.tool_call_format,
         f"{entry.license}{', gated' if entry.is_gated else ''}",
-        ", ".join(item.summary for item in _of(entry, built)) or "no",
+        on_this_cpu(entry) or "no: needs a GPU",
     )
 
 
-def _object(catalog: Catalog, built: list[_Built]) -> dict[str, object]:
-    models = [
-        dataclasses.asdict(entry)
-        | {
-            "num_parameters": entry.architecture.num_parameters,
-            "artifacts": [item.folder for item in _of(entry, built)],
-        }
-        for entry in catalog
-    ]
-    others = [{"folder": item.folder, "built": item.summary} for item in built if not _is_listed(item, catalog)]
-    return {"models": models, "other_artifacts": others}
+def _object(artifact: Stored) -> dict[str, object]:
+    return {
+        "model_id": artifact.model_id,
+        "folder": str(artifact.folder),
+        "size_bytes": artifact.size_bytes,
+        "url": None if artifact.server is None else artifact.server.url,
+        "error": artifact.error or None,
+    }

@@ -13,7 +13,7 @@ import gguf
 
 from build_engines.errors import BuildError
 
-_ARCHITECTURE = gguf.Keys.General.ARCHITECTURE
+_ARCHITECTURE, _FILE_TYPE = gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
 _ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
 _SAMPLING = {
@@ -133,6 +133,19 @@ def read_gguf_base(path: Path) -> GgufBase:
         num_kv_heads=_number(readers[0], path, f"{architecture}.attention.head_count_kv", num_heads),
         shapes=_shapes(readers),
     )
+
+
+def read_gguf_kind(path: Path) -> tuple[str, str, int]:
+    """Return the architecture, the precision of the matrices (empty: unknown) and the number of weights.
+
+    Raises:
+        BuildError: not a GGUF file of a language model.
+    """
+    readers = tuple(_readers(path).values())
+    file_type, names = readers[0].fields.get(_FILE_TYPE), {each.value: each.name for each in gguf.LlamaFileType}
+    name = "" if file_type is None else names.get(file_type.contents(), "")  # ALL_F32, MOSTLY_Q8_0
+    num_weights = sum(math.prod(shape) for shape in _shapes(readers).values())
+    return _architecture(readers[0], path), name.partition("_")[2].lower(), num_weights
 
 
 def check_projector(path: Path) -> None:

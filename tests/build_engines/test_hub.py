@@ -121,6 +121,24 @@ def gguf_folder(tmp_path: Path) -> Path:
     return folder_of(tmp_path / "gguf", "demo-Q8_0.gguf", "demo-Q4_K_M.gguf", "mmproj-demo-f16.gguf")
 
 
+def test_show_says_what_a_model_of_the_hub_is_without_its_weights(
+    hub: Hub, gguf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(model: str) -> dict[str, str]:
+        assert main(["show", model, "--home", str(tmp_path)]) == 0
+        return {line[:15].strip(): line[15:] for line in capsys.readouterr().out.splitlines()}
+
+    with hub.serving(demo=Repository(DEMO / "checkpoint"), files=Repository(gguf_folder)):
+        checkpoint, files = shown("org/demo"), shown("hf.co/org/files:Q8_0")
+    assert checkpoint["model"] == "org/demo@main"
+    assert checkpoint["architecture"] == "LlamaForCausalLM"
+    assert (checkpoint["context"], checkpoint["tools"]) == ("2,048 tokens", "hermes")
+    assert (checkpoint["chat template"], checkpoint["artifact"]) == ("yes", "none: `conch pull` makes one")
+    assert files["GGUF file"] == "mmproj-demo-f16.gguf, 0.0 MB"  # the last of three
+    assert "size" not in files
+    assert not list(hub.cache.rglob("*.gguf")) and not list(hub.cache.rglob("*.safetensors"))
+
+
 def test_a_checkpoint_is_built_and_again_without_a_network(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,9 +155,12 @@ def test_a_model_is_served_with_its_options(tmp_path: Path) -> None:
     card = Api(url).get("/v1/models/mine").body
     assert (card["root"], card["max_model_len"], card["default_parameters"]) == ("demo", 512, {"temperature": 0.5})
     assert conch("ps", f"--home={tmp_path}").split()[:3] == [str(terminal.pid), url, "demo"]
+    assert conch("list", f"--home={tmp_path}").splitlines()[1].endswith(url)
+    assert conch("rm", "demo", f"--home={tmp_path}") == ""  # refused
     assert conch("stop", f"--home={tmp_path}") == f"{url} is asked to stop\n"
     assert terminal.status() == 0
     assert conch("ps", f"--home={tmp_path}") == ""
+    assert conch("rm", "demo", f"--home={tmp_path}").startswith("removed     ")
 
 
 def test_an_option_of_a_model_goes_with_a_model(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""`show`: what a model of the store, the catalog or the hub is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from build_engines.artifact import Manifest
+from build_engines.catalog import Catalog
+from build_engines.checkpoint import named_sampling, read_chat_templates, read_json
+from build_engines.commands.build import fault_of_templates
+from build_engines.commands.plan import add_catalog_option
+from build_engines.cpu_spec import GGUF_NAME
+from build_engines.digests import Digests
+from build_engines.errors import CatalogError, NotStored
+from build_engines.hub import HubReference, HubRepository
+from build_engines.llama_cpp.gguf_header import read_gguf_kind
+from build_engines.memory_fit import fit
+from build_engines.model_entry import ModelEntry
+from build_engines.model_source import model_id_of, on_this_cpu
+from build_engines.progress import size_text
+from build_engines.render import ServeOptions, demand_of
+from build_engines.store import Stored, find
+from build_engines.text_files import detected_tool_call_format
+from model_repository.system.cores import memory_bytes, num_physical_cores
+from model_repository.system.home import add_home
+
+_TEXT_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja")
+
+type Facts = Iterator[tuple[str, str]]  # name and text; lines with an empty text are left out
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to a parser."""
+    command = commands.add_parser(
+        "show",
+        help="show what a model is",
+        description="Show the artifacts of a model. If there are none, show the model of the catalog or of the hub.",
+        epilog="example: conch show demo",
+    )
+    command.add_argument("model", metavar="MODEL", help="name of a model, as for `build`, or of one artifact")
+    add_home(command, "with artifacts/")
+    add_catalog_option(command)
+    command.set_defaults(command=_show)
+
+
+def _show(options: argparse.Namespace) -> None:
+    print("\n\n".join("\n".join(f"{name:15}{text}" for name, text in facts if text) for facts in _facts(options)))
+
+
+def _facts(options: argparse.Namespace) -> Iterator[Facts]:
+    """Yield the facts of each artifact of a model; if there are none, those of the model.
+
+    Raises:
+        CatalogError: it is not in the store, the catalog or the hub.
+    """
+    try:
+        yield from map(_of_artifact, find(options.home, options.model))
+    except NotStored:
+        reference = HubReference.find(model_id_of(options.model))
+        try:
+            yield _of_entry(Catalog.load(*options.catalog).find(options.model))
+        except CatalogError:
+            if reference is None:
+                raise
+            yield _of_hub(reference, Digests.beside(options.home / "artifacts" / "artifact"))
+
+
+def _of_artifact(artifact: Stored) -> Facts:
+    yield "model", artifact.model_id
+    yield "artifact", str(artifact.folder)
+    yield "size", size_text(artifact.size_bytes)
+    if artifact.manifest is None:
+        yield "error", artifact.error
+    else:
+        yield from _of_manifest(artifact.manifest, artifact.folder)
+    yield "served at", "" if artifact.server is None else artifact.server.url
+
+
+def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
+    yield "runtime", manifest.runtime
+    weights = min(folder.glob(f"{GGUF_NAME}*.gguf"), default=None)  # the first part
+    if weights is None:
+        yield "precision", manifest.precision
+    else:
+        architecture, precision, num_weights = read_gguf_kind(weights)
+        yield "architecture", _architecture(architecture, num_weights)
+        yield "precision", f"{precision or 'unknown'}, KV cache {'f32' if manifest.precision == 'f32' else 'f16'}"
+    yield "context", f"{manifest.context_window:,} tokens"
+    demand = demand_of(folder, manifest, ServeOptions())
+    [(num_sequences, window)] = fit([demand], memory_bytes(), num_physical_cores())
+    yield "sequences", str(num_sequences)
+    yield "memory", demand.text(num_sequences, window) if demand.bytes_per_token else ""
+    yield "aliases", ", ".join(manifest.serving.aliases)
+    yield "adapters", ", ".join(manifest.adapters)
+    yield "defaults", _defaults(manifest.defaults)
+    yield "tools", manifest.tool_call_format
+    yield "thinking", manifest.reasoning_format
+    yield "images", "yes" if manifest.has_images else ""
+    yield "chat template", fault_of_templates(folder / "tokenizer") or "yes"
+
+
+def _of_entry(entry: ModelEntry) -> Facts:
+    yield "model", entry.model_id
+    yield "names", ", ".join(entry.aliases)
+    yield "artifact", "none: `conch pull` makes one"
+    yield "size", f"{size_text(entry.checkpoint_bytes)} in 16 bit"
+    yield "architecture", _architecture(entry.architecture.class_name, entry.architecture.num_parameters)
+    yield "context", f"{entry.context_window:,} tokens"
+    yield "on this CPU", on_this_cpu(entry) or "no: needs a GPU"
+    yield "on GPUs", f"{', '.join(entry.precisions)}; `conch plan` shows their number"
+    yield "tools", entry.tool_call_format
+    yield "license", f"{entry.license}{', gated' if entry.is_gated else ''}"
+    for note in entry.notes:
+        yield "note", note
+
+
+def _of_hub(reference: HubReference, digests: Digests) -> Facts:
+    repository = HubRepository.open(reference)
+    folder = repository.download(repository.matching(*_TEXT_FILES), digests)
+    config = read_json(folder / "config.json", is_optional=True)
+    weights = repository.matching("*.safetensors")
+    yield "model", str(reference)
+    yield "artifact", "none: `conch pull` makes one"
+    yield "size", size_text(sum(repository.sizes[name] for name in weights)) if weights else ""
+    for name in sorted(repository.sizes):
+        if name.endswith(".gguf"):
+            yield "GGUF file", f"{name}, {size_text(repository.sizes[name])}"
+    yield "architecture", ", ".join(map(str, config.get("architectures") or ()))
+    yield "context", f"{config['max_position_embeddings']:,} tokens" if "max_position_embeddings" in config else ""
+    if weights:
+        yield "defaults", _defaults(named_sampling(read_json(folder / "generation_config.json", is_optional=True)))
+        yield "tools", detected_tool_call_format(folder)
+        yield "chat template", "yes" if "default" in read_chat_templates(folder) else "no chat template"
+
+
+def _architecture(name: str, num_weights: int) -> str:
+    return f"{name}, {num_weights / 1e9:.1f} B" if num_weights >= 1e9 else f"{name}, {num_weights / 1e6:.1f} M"
+
+
+def _defaults(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in values.items())

@@ -1,0 +1,62 @@
+"""The store of a user: the artifacts of the home, by the names of their models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_engines.artifact import Manifest
+from build_engines.errors import ArtifactInvalid, NotStored
+from build_engines.model_source import model_id_of
+from build_engines.progress import size_of
+from model_repository.system.command_parser import did_you_mean
+from model_repository.system.running_servers import RunningServer, running_servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """An artifact of the store."""
+
+    folder: Path
+    manifest: Manifest | None  # None: not readable
+    error: str = ""
+    server: RunningServer | None = None  # that serves its model
+
+    @property
+    def model_id(self) -> str:
+        """The id of its model; of an unreadable artifact the name of the folder."""
+        return self.folder.name if self.manifest is None else self.manifest.model_id
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files."""
+        return size_of(self.folder)[0]
+
+
+def stored(home: Path) -> Iterator[Stored]:
+    """Yield the artifacts of a home by their folders. Names with a dot are unfinished builds."""
+    servers = {model: server for server in running_servers(home) for model in server.models}
+    for folder in sorted(home.glob("artifacts/[!.]*/")):
+        try:
+            manifest = Manifest.load(folder)
+            yield Stored(folder=folder, manifest=manifest, server=servers.get(manifest.model_id))
+        except ArtifactInvalid as exc:
+            yield Stored(folder=folder, manifest=None, error=str(exc))
+
+
+def find(home: Path, name: str) -> list[Stored]:
+    """Return the artifacts of a model, which are several if it was built with several options.
+
+    Args:
+        name: the name of a folder of the store, or of a model, as `build` takes it.
+
+    Raises:
+        NotStored: names the nearest one.
+    """
+    artifacts = list(stored(home))
+    for text in (name, model_id_of(name)):
+        if named := [each for each in artifacts if text in (each.folder.name, each.model_id)]:
+            return named
+    hint = did_you_mean(name, (each.model_id for each in artifacts))
+    raise NotStored(f"{name}: not in the store{hint or '; `conch list` shows the models'}")

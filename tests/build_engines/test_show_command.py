@@ -1,0 +1,76 @@
+"""`show`: what a model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_engines import model_source
+from build_engines.__main__ import main
+from tests.build_engines.serving_home import serving
+
+
+def shown(capsys: pytest.CaptureFixture[str], home: Path, model: str) -> list[dict[str, str]]:
+    """Return the facts of each block."""
+    assert main(["show", model, "--home", str(home)]) == 0
+    blocks = capsys.readouterr().out.split("\n\n")
+    return [{line[:15].strip(): line[15:] for line in block.splitlines()} for block in blocks]
+
+
+def test_an_artifact_has_its_facts(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--checkpoint", str(checkpoint), "--home", str(tmp_path), "--precision", "q8_0"]
+    options += ["--context-window", "512", "--alias", "gpt-4o", "--default", "temperature=0.5"]
+    assert main(["pull", "tiny", *options]) == 0
+    [artifact] = tmp_path.glob("artifacts/tiny-*/")
+    capsys.readouterr()
+    with serving(tmp_path, "tiny") as url:
+        [facts] = shown(capsys, tmp_path, "tiny")
+    assert facts == {
+        "model": "tiny",
+        "artifact": str(artifact),
+        "size": "0.1 MB",
+        "runtime": "llama_cpp",
+        "architecture": "llama, 0.1 M",
+        "precision": "q8_0, KV cache f16",
+        "context": "512 tokens",
+        "sequences": "16",
+        "memory": "16 x 512 tokens, 0.0 GB with the weights",
+        "aliases": "gpt-4o",
+        "defaults": "temperature=0.5",
+        "tools": "plain",
+        "chat template": "yes",
+        "served at": url,
+    }
+
+
+def test_each_artifact_of_a_model_is_shown(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for precision in ("f16", "f32"):
+        options = ["--checkpoint", str(checkpoint), "--home", str(tmp_path), "--precision", precision]
+        assert main(["pull", "tiny", *options]) == 0
+    capsys.readouterr()
+    facts = shown(capsys, tmp_path, "tiny")
+    assert {each["precision"] for each in facts} == {"f16, KV cache f16", "f32, KV cache f32"}
+
+
+def test_a_model_of_the_catalog_has_its_facts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_source, "memory_bytes", lambda: 8 * 10**9)
+    [facts] = shown(capsys, tmp_path, "llama3.1:8b")
+    assert facts["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
+    assert (facts["size"], facts["on this CPU"]) == ("16.1 GB in 16 bit", "q4_k_m")
+
+
+def test_a_damaged_artifact_is_shown_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "artifacts" / "broken-123"
+    folder.mkdir(parents=True)
+    [facts] = shown(capsys, tmp_path, "broken-123")
+    assert facts["error"] == f"{folder}: not an artifact, manifest.json is missing"
+
+
+def test_an_unknown_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "lamma3.1:8b", "--home", str(tmp_path)]) == 1
+    assert "lamma3.1:8b: not in the catalog; did you mean meta-llama/Meta-Llama-3.1-8B" in capsys.readouterr().err
