@@ -125,11 +125,13 @@ def _parser() -> CommandParser:
     command.set_defaults(command=_chat)
 
     text = (
-        "Measure how fast a model of a running server answers chats: the time to the first token (TTFT) and tokens/s. "
-        "OPENAI_API_KEY is its API key, and also that of the server beside it."
+        "Measure how fast a model answers chats: the time to the first token (TTFT) and tokens/s. The model is "
+        "that of a running server, or is served for the measurement, on a free port. OPENAI_API_KEY is the "
+        "server's API key, and also that of the server beside it."
     )
     command = add_command("bench", text, f" {_URL} --streams 1,8 --beside http://127.0.0.1:8080")
-    command.add_argument("url", nargs="?", default=_URL, metavar="URL", help=f"URL of the server. (default: {_URL})")
+    target_help = f"URL of a running server, or a model to serve, as for `conch serve`. (default: {_URL})"
+    command.add_argument("target", nargs="?", default=_URL, metavar="URL|MODEL", help=target_help)
     command.add_argument("--model", default="", metavar="ID", help="Model of the server. (default: its first)")
     beside_help = (
         "Another server to measure in turns with the first one: its model of the same name, or else its first."
@@ -141,6 +143,7 @@ def _parser() -> CommandParser:
     _add_number(command, "--prompt-tokens", 256, "Tokens of a prompt, about.")
     _add_number(command, "--tokens", 128, "Tokens of an answer. A model of another server than Conch may end earlier.")
     command.add_argument("--json", action="store_true", help="Print an object instead of a table and a plot.")
+    _add_model_options(command)
     command.set_defaults(command=_bench)
 
     text = (
@@ -233,10 +236,14 @@ def _add_chat_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plain", action="store_true", help="Print Markdown without rendering it.")
 
 
-def _add_serve_options(command: argparse.ArgumentParser) -> None:
+def _add_model_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("of the models, as for `conch build`, which has more")
     for flag, (metavar, text) in MODEL_OPTIONS.items():
         group.add_argument(flag, action=_ForBuild, dest="model_options", default=[], metavar=metavar, help=text)
+
+
+def _add_serve_options(command: argparse.ArgumentParser) -> None:
+    _add_model_options(command)
     repository_help = "Repository that build_engines rendered. (default: that of the last `conch build`)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     _add_triton_options(command, "triton-")
@@ -309,9 +316,9 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is built with it")
     frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
     folder = server_folder(options.home, frontend.port)
-    own_repository = (folder if options.models else options.home) / "repository"
+    last_build = options.home / "repository"
     settings = LauncherSettings(
-        repository=options.repository or own_repository,
+        repository=options.repository or (folder / "repository" if options.models else last_build),
         state_dir=folder,
         environment=os.environ,
         frontend=frontend,
@@ -330,6 +337,9 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         print(
             f"{_OLD_HOME.parent} is of an earlier version, and not used: models are in {options.home}", file=sys.stderr
         )
+    if not options.models and not options.repository and not any(last_build.glob("*/config.pbtxt")):
+        rule = "`conch serve demo` serves the demo model, and `conch list` shows the models of this machine"
+        raise SettingsError(f"MODEL: required, since there is no model of a `conch build`: {rule}")
     try:
         with locked(folder):  # a running server keeps its repository
             pass
@@ -411,20 +421,29 @@ def _launch(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from frontend.cli.bench import Load, Target, bench
-    from frontend.cli.chat_client import ChatClient, ChatFailed
+    from frontend.cli.chat_client import ChatClient, ChatFailed, is_url
 
     load = Load(options.streams, options.seconds, options.prompt_tokens, options.tokens)
     key = os.environ.get(_KEY_VARIABLE, "")
-    try:
-        targets = [Target(functools.partial(ChatClient, options.url, key), options.model)]
-        if options.beside:
-            client = ChatClient(options.beside, key)
-            model = targets[0].model if targets[0].model in client.models() else ""
-            targets.append(Target(functools.partial(ChatClient, options.beside, key), model))
-    except ChatFailed as exc:
-        _print_error(exc)
-        return 1
-    return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
+
+    def measure(connect: Callable[[], ChatClient]) -> int:
+        try:
+            targets = [Target(connect, options.model)]
+            if options.beside:
+                client = ChatClient(options.beside, key)
+                model = targets[0].model if targets[0].model in client.models() else ""
+                targets.append(Target(functools.partial(ChatClient, options.beside, key), model))
+        except ChatFailed as exc:
+            _print_error(exc)
+            return 1
+        return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
+
+    if not is_url(options.target):
+        served = _parser().parse_args(["serve", options.target, *options.model_options, "--port=0"])
+        return _serve(served, lambda url, _: measure(functools.partial(ChatClient, url, key, is_verified=False)))
+    if options.model_options:
+        raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is served with it, not with a URL")
+    return measure(functools.partial(ChatClient, options.target, key))
 
 
 def _ps(options: argparse.Namespace) -> None:

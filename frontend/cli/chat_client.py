@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import ssl
 from collections.abc import Collection, Generator, Iterator
 from enum import Enum, auto
@@ -16,6 +17,7 @@ from model_repository.system.command_parser import did_you_mean
 
 _CHAT = "/v1/chat/completions"
 _DATA = b"data: "
+_SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
 
 type Message = dict[str, Any]
@@ -156,6 +158,11 @@ class ChatClient:
             yield
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise ChatFailed(f"{self._url.netloc}: not the answer of an OpenAI server") from exc
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is the URL of a server, and not the name of a model, such as its page of the hub."""
+    return _SERVER.fullmatch(text) is not None
 
 
 def _refusal(status: int, content: bytes) -> ChatFailed:

@@ -63,7 +63,7 @@ def serve(
             if is_quiet:
                 path = settings.state_dir / LOG_FILE
                 streams.append(stack.enter_context(path.open("w", encoding="utf-8")))
-                _write(f"Starting Triton and the frontend. Their log is in {path}; --verbose prints it.", err)
+                _write(f"Starting Triton and the frontend. Their log is in {path}.", err)
             launcher.start()
             with _elapsed_time("Loading the models", err if is_quiet and err.isatty() else None):
                 model_ids = launcher.wait_until_ready()

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import _parser as parser_of_builds
-from frontend.__main__ import _parser
+from frontend.__main__ import _parser, main
+from frontend.launcher.launcher import LauncherSettings
 
 EXAMPLE = re.compile(r"^(?:examples?:)? +conch (\S.*?)(?:  .*)?$", re.MULTILINE)
 
@@ -35,6 +36,29 @@ def test_every_command_has_examples_and_they_are_valid(monkeypatch: pytest.Monke
 def test_a_question_may_come_before_and_after_options(words: list[str]) -> None:
     options = _parser().parse_args(words)
     assert (options.models, options.question) == (["demo"], ["What", "now?"])
+
+
+def test_serve_without_a_model_serves_the_last_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Path] = []
+
+    def serve(settings: LauncherSettings, *_: object, **__: object) -> int:
+        served.append(settings.repository)
+        return 0
+
+    monkeypatch.setattr("frontend.launcher.command.serve", serve)
+    home = f"--home={tmp_path}"
+    of_a_model = tmp_path / "servers" / "8000" / "repository" / "demo"  # of `serve demo`
+    of_a_model.mkdir(parents=True)
+    (of_a_model / "config.pbtxt").touch()
+    assert main(["serve", home]) == 2
+    assert capsys.readouterr().err.startswith("error: MODEL: required, since there is no model of a `conch build`: ")
+    (tmp_path / "repository" / "demo").mkdir(parents=True)
+    (tmp_path / "repository" / "demo" / "config.pbtxt").touch()
+    assert main(["serve", home]) == 0
+    assert main(["serve", home, "--repository=other"]) == 0
+    assert served == [tmp_path / "repository", Path("other")]
 
 
 def test_an_unknown_option_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:

@@ -395,6 +395,17 @@ def test_bench_measures_two_models_in_turns(api: Api) -> None:
         assert min(row["ttft_ms_median"], row["tokens_per_s"], row["tokens_per_s_of_one"]) > 0
 
 
+def test_bench_serves_a_model_for_the_measurement(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "frontend", "bench", "demo", "--alias=mine", "--model=mine"]
+    command += ["--streams=2", "--seconds=0.5", "--tokens=8", "--json"]
+    environment = os.environ | {"CONCH_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["rows"]
+    assert (row["model"], row["streams"], row["answer_tokens"]) == ("mine", 2, 8)
+    assert conch("ps", f"--home={tmp_path}") == ""
+
+
 def test_doctor_says_what_is_there_and_what_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "frontend", "doctor", "--json", f"--home={tmp_path / 'none'}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

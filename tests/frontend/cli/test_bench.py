@@ -13,7 +13,7 @@ import pytest
 
 from frontend.__main__ import main
 from frontend.cli.bench import Answer, Figures, Load, Target, bench, figures, prompt, ratios, table
-from frontend.cli.chat_client import ChatClient, ChatFailed, Piece
+from frontend.cli.chat_client import ChatClient, ChatFailed, Piece, is_url
 
 URL, DEADLINE_S = "http://a:1", 60
 ONE_EACH_S = 1e-9  # each stream asks once
@@ -218,3 +218,28 @@ def test_streams_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_server_that_does_not_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "127.0.0.1:9"]) == 1
     assert capsys.readouterr().err == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("127.0.0.1:8080", True),
+        ("localhost:8000/v1", True),
+        ("[::1]:8000", True),
+        ("https://example.com/llm", True),
+        ("ftp://h", True),  # refused as a URL
+        ("demo", False),
+        ("llama3.2:1b", False),
+        ("org/model:Q4_K_M", False),
+        ("models/model.gguf", False),
+        ("https://huggingface.co/org/model", False),
+        ("hf.co/org/model:Q8_0", False),
+    ],
+)
+def test_a_url_is_told_from_a_model(text: str, is_one: bool) -> None:
+    assert is_url(text) is is_one
+
+
+def test_an_option_of_a_model_does_not_go_with_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "127.0.0.1:9", "--precision", "q8_0"]) == 2
+    assert capsys.readouterr().err.startswith("error: --precision=q8_0: goes with a MODEL, which is served with it")

@@ -124,7 +124,7 @@ def test_on_a_terminal_the_log_of_the_children_goes_to_a_file(repository, server
     if is_verbose:
         assert "[triton] started" in text and not log.exists()
     else:
-        assert text.startswith(f"Starting Triton and the frontend. Their log is in {log}; --verbose prints it.\r\n")
+        assert text.startswith(f"Starting Triton and the frontend. Their log is in {log}.\r\n")
         assert "[triton]" not in text and "[triton] started\n" in log.read_text()
 
 
