@@ -6,11 +6,11 @@ PYTHON_IN_VENV := $(VENV)/bin/python
 
 # Where a Python 3.12 may be; `make PYTHON=/path/to/python3.12` names one.
 PYTHON ?=
-CANDIDATES = $(PYTHON) python3.12 \
+CANDIDATES = $(if $(PYTHON),$(PYTHON),python3.12 \
 	"$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.12*/bin/python3.12 \
 	"$$(uv python find --no-project 3.12 2>/dev/null)" \
 	"$${XDG_DATA_HOME:-$$HOME/.local/share}"/uv/python/cpython-3.12*/bin/python3.12 \
-	/usr/bin/python3.12 /usr/local/bin/python3.12
+	/usr/bin/python3.12 /usr/local/bin/python3.12)
 
 define NO_PYTHON
 No usable Python 3.12 was found: it must be CPython 3.12 with its shared library (libpython3.12.so.1.0) and venv.
@@ -23,7 +23,8 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench version images chart clean
+.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench version images wheel \
+	chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -73,8 +74,8 @@ UV_COMPILE = sed -n 's/^requires = \["\(.*\)"\]/\1/p' pyproject.toml | $(VENV)/b
 
 pins: $(VENV)/python.stamp  ## pin what pyproject.toml asks for, with hashes; ARGS="--upgrade" takes newer versions
 	@$(PIP_INSTALL) uv==0.13.9
-	@$(UV_COMPILE) $(TEST_PINS) --extra frontend --extra cpu --extra build --extra test --extra bench
-	@$(UV_COMPILE) $(SERVE_PINS) --extra frontend --extra cpu --extra build --constraint $(TEST_PINS)
+	@$(UV_COMPILE) $(TEST_PINS) --extra cpu --extra test --extra bench
+	@$(UV_COMPILE) $(SERVE_PINS) --extra cpu --constraint $(TEST_PINS)
 	@$(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
 
 sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled into it, in CycloneDX's format
@@ -104,6 +105,12 @@ images:  ## build the images; REGISTRY=registry.example.com/llm IMAGES="frontend
 		$(if $(PUSH),$(DOCKER) push $$tag;) \
 	done
 
+wheel: $(VENV)/serve.stamp  ## build dist/conch-VERSION-py3-none-any.whl, and constraints: the tested versions of its dependencies
+	@rm -rf build
+	@$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	@sed -n 's/ *\\$$//; /==/p' $(SERVE_PINS) > $(DIST)/conch-$(VERSION)-constraints.txt
+	@ls $(DIST)/conch-$(VERSION)-*
+
 chart: $(VENV)/test.stamp  ## package the chart into dist/, with an example for each model of the catalog and GPU
 	@rm -rf $(DIST)/conch && mkdir -p $(DIST) && cp -r helm $(DIST)/conch
 	@$(PYTHON_IN_VENV) -m helm.generate.examples --all $(DIST)/conch/examples
@@ -114,7 +121,8 @@ clean:  ## remove the environment, everything built, and caches
 	rm -rf $(VENV) build dist sbom.json test-results *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-PIP_INSTALL := $(PYTHON_IN_VENV) -m pip install --quiet --disable-pip-version-check
+# A terminal gets pip's progress. Its standard error is asked: the standard output of $( ) is a pipe.
+PIP_INSTALL := $(PYTHON_IN_VENV) -m pip install $$([ -t 2 ] || echo --quiet) --disable-pip-version-check
 
 $(VENV)/serve.stamp: private PINS = $(SERVE_PINS)
 $(VENV)/test.stamp: private PINS = $(TEST_PINS)
@@ -145,6 +153,6 @@ $(VENV)/python.stamp:
 		if reason=$$("$$python" -I frontend/launcher/libpython.py 2>&1); then \
 			echo "Python: $$python"; "$$python" -m venv --clear $(VENV); touch $@; exit 0; \
 		fi; \
-		if [ -x "$$python" ]; then echo "not usable: $$reason"; fi; \
+		if [ "$(PYTHON)" ] || [ -x "$$python" ]; then echo "not usable: $$reason"; fi; \
 	done; \
 	echo "$$NO_PYTHON" >&2; exit 1

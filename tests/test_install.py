@@ -22,12 +22,13 @@ from tests.helm.test_images import instructions
 PROJECT = Path(__file__).parents[1]
 PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT_FILE["project"]["optional-dependencies"]
+CPU_PINS = "helm/images/triton-cpu.txt"
 TEST_PINS = "tests/requirements.txt"
 # A file of pins to the extras that it is for, as `make pins` writes it.
 PINNED_EXTRAS = {
     "helm/images/frontend.txt": ["frontend", "traces"],
-    "helm/images/triton-cpu.txt": ["frontend", "cpu", "build"],
-    TEST_PINS: ["frontend", "cpu", "build", "test", "bench"],
+    CPU_PINS: ["cpu"],
+    TEST_PINS: ["cpu", "test", "bench"],
 }
 RECORDED = (PROJECT / "tests/data/tensorrt_llm_requirements_1.2.1.txt").read_text(encoding="utf-8")
 TENSORRT_LLM = [Requirement(line.partition("#")[0]) for line in RECORDED.splitlines() if not line.startswith("#")]
@@ -56,7 +57,9 @@ def test_the_pins_meet_the_projects_requirements(name: str, extras: list[str]) -
     asked += [text for extra in extras for text in EXTRAS[extra]]
     found = pins(name)
     for requirement in map(Requirement, asked):
-        if requirement.name != "conch":
+        if requirement.name == "conch":  # its other extras
+            test_the_pins_meet_the_projects_requirements(name, sorted(requirement.extras))
+        else:
             version = found[re.sub(r"[-_.]+", "-", requirement.name).lower()].split()[0].partition("==")[2]
             assert requirement.specifier.contains(version), f"{requirement}: run: make pins"
 
@@ -74,6 +77,16 @@ def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
     assert not (tmp_path / "site").exists()
 
 
+def test_make_uses_the_named_python_or_none(tmp_path: Path) -> None:
+    """Another Python was used in place of a missing one."""
+    stamp = tmp_path / "venv" / "python.stamp"
+    command = ["make", str(stamp), f"VENV={stamp.parent}", "PYTHON=/nope"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0 and done.stderr.startswith("No usable Python 3.12 was found")
+    [line] = done.stdout.splitlines()
+    assert line.startswith("not usable: ") and "/nope: " in line
+
+
 def from_dockerfile() -> str:
     [line] = [line for line in instructions("triton-gpu") if "pip install" in line]
     return line.removeprefix("RUN ")
@@ -82,7 +95,7 @@ def from_dockerfile() -> str:
 @pytest.mark.parametrize("numpy", ["1.26.4", "2.3.5"])
 def test_conch_installs_beside_tensorrt_llm(numpy, tmp_path) -> None:
     """TensorRT-LLM 1.2.1 requires llguidance 0.7.29 and Conch 1.9: naming both left pip without a solution."""
-    index, site = tmp_path / "index", _environment(tmp_path / "image")
+    index, site = tmp_path / "index", environment(tmp_path / "image")
     index.mkdir()
     for name, version in _asked_for():
         _stub_wheel(index, name, version, [])
@@ -130,7 +143,7 @@ def _asked_for() -> list[tuple[str, str]]:
     return [*sorted(lowest), ("numpy", "2.4.0"), *((name, "1.0") for name in OF_THE_KIT)]
 
 
-def _environment(folder: Path) -> Path:
+def environment(folder: Path) -> Path:
     """Make an environment with the pip and setuptools of this one, and return its site-packages."""
     venv.create(folder, symlinks=True)
     site = folder / "lib" / "python3.12" / "site-packages"

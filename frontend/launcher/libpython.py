@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -19,7 +20,7 @@ def libpython_dir() -> Path | None:
     """Return the folder of the shared library; None if there is no such file, or the loader finds it by itself."""
     # A relocated Python still names the folder of its build, so the folder that it runs from comes first.
     for folder in (Path(sys.base_prefix) / "lib", Path(sysconfig.get_config_var("LIBDIR") or "/")):
-        if (folder / LIBRARY).is_file():
+        if os.access(folder / LIBRARY, os.R_OK):
             return folder
     return None
 
@@ -29,7 +30,7 @@ def why_unusable() -> str | None:
     if sys.implementation.name != "cpython" or sys.version_info[:2] != (3, 12):
         return f"is {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]}"
     if libpython_dir() is None and not _is_known_to_loader():
-        return f"has no {LIBRARY}"
+        return f"has no readable {LIBRARY}"
     if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
         return "cannot make virtual environments (on Debian and Ubuntu: the package python3.12-venv)"
     return None

@@ -201,7 +201,8 @@ def _wheel_folder() -> Path:
             return folder
     raise TritonNotFound(
         "no tritonserver: neither on PATH nor in /opt/tritonserver/bin, and the package nvidia-pytriton, "
-        "which brings one for the CPU, is not installed (pip install 'conch[cpu]'); --tritonserver=PATH names another"
+        "which brings one for the CPU, is not installed (in a checkout: pip install '.[cpu]'); "
+        "--tritonserver=PATH names another"
     )
 
 

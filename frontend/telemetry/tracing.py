@@ -25,7 +25,7 @@ def open_tracer(endpoint: str) -> RequestTracer | None:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as exc:
-        rule = "needs the packages of the extra `traces` (pip install 'conch[traces]')"
+        rule = "needs the packages of the extra `traces` (in a checkout: pip install '.[traces]')"
         raise SettingsError(f"--otlp-endpoint={endpoint!r}: {rule}") from exc
     return RequestTracer(OTLPSpanExporter(endpoint=endpoint))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,9 @@ def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
 def test_the_library_of_this_python_is_where_it_is_said_to_be():
     folder = libpython_dir()
     assert folder is None or (folder / LIBRARY).is_file()
+
+
+def test_a_folder_that_cannot_be_searched_has_no_library(monkeypatch):
+    """Such a folder was a traceback. The name stands for one without permission: root may search all."""
+    monkeypatch.setattr("sys.base_prefix", "x" * 256)
+    assert libpython_dir() in (None, Path(sysconfig.get_config_var("LIBDIR")))
