@@ -105,9 +105,10 @@ images:  ## build the images; REGISTRY=registry.example.com/llm IMAGES="frontend
 		$(if $(PUSH),$(DOCKER) push $$tag;) \
 	done
 
-wheel: $(VENV)/serve.stamp  ## build dist/conch-VERSION-py3-none-any.whl, and constraints: the tested versions of its dependencies
-	@rm -rf build
+wheel: $(VENV)/serve.stamp  ## build a wheel into dist/, and the tested versions of its dependencies as constraints
+	@rm -rf build  # or files that are gone would be in the wheel
 	@$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	@rm -rf build *.egg-info
 	@sed -n 's/ *\\$$//; /==/p' $(SERVE_PINS) > $(DIST)/conch-$(VERSION)-constraints.txt
 	@ls $(DIST)/conch-$(VERSION)-*
 

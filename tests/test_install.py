@@ -12,10 +12,12 @@ import tomllib
 import venv
 import zipfile
 from collections.abc import Iterable
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.helm.test_images import instructions
 
@@ -62,6 +64,17 @@ def test_the_pins_meet_the_projects_requirements(name: str, extras: list[str]) -
         else:
             version = found[re.sub(r"[-_.]+", "-", requirement.name).lower()].split()[0].partition("==")[2]
             assert requirement.specifier.contains(version), f"{requirement}: run: make pins"
+
+
+def test_the_extra_cpu_needs_every_package_that_is_pinned_for_it() -> None:
+    """A wheel brings no pins: a package that only they name would be missing."""
+    needed = [Requirement("conch[cpu]")]
+    for each in needed:  # the list grows
+        for requirement in map(Requirement, distribution(each.name).requires or ()):
+            marker, environments = requirement.marker, [{"extra": extra} for extra in ("", *each.extras)]
+            if requirement not in needed and (marker is None or any(map(marker.evaluate, environments))):
+                needed.append(requirement)
+    assert {canonicalize_name(each.name) for each in needed} == {"conch", *pins(CPU_PINS)} - {"setuptools"}
 
 
 def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
