@@ -107,7 +107,8 @@ class CpuSpec:
             flag = "--checkpoint" if self.tokenizer is None else "--tokenizer"
             raise BuildError(f"{flag} {self.tokenizer_folder}: no such folder")
         if not (self.tokenizer_folder / "tokenizer.json").is_file():
-            raise BuildError(f"{self.tokenizer_folder / 'tokenizer.json'}: no such file")
+            other = " and no GGUF file" if self.tokenizer is None else ""
+            raise BuildError(f"{self.tokenizer_folder}: there is no tokenizer.json{other} in it")
 
     @property
     def tokenizer_folder(self) -> Path:

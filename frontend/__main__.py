@@ -38,7 +38,7 @@ class _Parser(CommandParser):
         """Take words behind an option for the question too: argparse of Python 3.12.1 leaves them."""
         options, rest = super().parse_known_args(args, namespace)
         if "question" in options and not any(word.startswith("-") for word in rest):
-            options.question += rest
+            options.question = [*options.question, *rest]
             rest = []
         return options, rest
 
@@ -228,7 +228,7 @@ def _parser() -> CommandParser:
 
 def _add_chat_options(command: argparse.ArgumentParser) -> None:
     text = "Print the answer to this question, and end. Standard input follows it, unless that is a terminal."
-    command.add_argument("question", nargs="*", metavar="QUESTION", help=text)
+    command.add_argument("question", nargs="*", default=[], metavar="QUESTION", help=text)
     text = "Standard input has a question, or a command such as `/set temperature 0`, in each line, not one question."
     command.add_argument("--lines", action="store_true", help=text)
     text = "Print the time to the first token, tokens/s and token counts of each answer on standard error."
@@ -346,6 +346,8 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     except (AlreadyServing, OSError) as exc:
         _print_error(exc)
         return 1
+    if options.models and sys.stderr.isatty():
+        print(f"{'model':11} {', '.join(options.models)}", file=sys.stderr)  # the build may be silent for a while
     status = build_models(options.models, options.home, settings.repository, options.model_options)
     if status:
         return status
@@ -460,6 +462,8 @@ def _stop(options: argparse.Namespace) -> int:
     if not options.servers and len(running) > 1:
         urls = ", ".join(server.url for server in running)
         raise SettingsError(f"PORT: required, since {len(running)} servers run: {urls}")
+    if not running:
+        _print_error(SettingsError(f"--home={options.home}: no server of this folder runs"))
     status = int(not running)
     for number in options.servers or [server.pid for server in running]:
         found = [server for server in running if number in (server.port, server.pid)]
@@ -488,7 +492,11 @@ def _doctor(options: argparse.Namespace) -> int:
 def _completion(commands: argparse._SubParsersAction[CommandParser], options: argparse.Namespace) -> None:
     from frontend.cli.shell_completion import script
 
-    helps = {name: parser.format_help() for name, parser in commands.choices.items() if name not in _BUILD_COMMANDS}
+    helps = {
+        name: " ".join((parser.format_help(), *parser.flags()))
+        for name, parser in commands.choices.items()
+        if name not in _BUILD_COMMANDS
+    }
     sys.stdout.write(script(options.shell, helps, _BUILD_COMMANDS))
 
 

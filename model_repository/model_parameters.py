@@ -14,6 +14,7 @@ from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import EngineConfig
+from model_repository.system.command_parser import expected_one_of
 
 _NAME = "conch"  # name of the parameter in config.pbtxt
 
@@ -126,7 +127,7 @@ def checked_defaults(values: Mapping[str, object]) -> ModelDefaults:
     defaults: dict[str, object] = {}
     for name, value in values.items():
         if name not in _DEFAULTS:
-            raise ValueError(f"{name}: expected one of {', '.join(_DEFAULTS)}")
+            raise ValueError(f"{name}: {expected_one_of(name, _DEFAULTS)}")
         read, rule = _DEFAULTS[name]
         try:
             defaults[name] = read(value)

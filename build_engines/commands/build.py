@@ -33,6 +33,7 @@ from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
+from model_repository.system.command_parser import did_you_mean
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
@@ -214,7 +215,8 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse
             words: list[str] = []
             for key, value in (fields or {}).items():
                 if f"--{key}" not in actions:
-                    raise BuildError(f"{key}: `build` has no such option")
+                    near = did_you_mean(str(key), [flag.removeprefix("--") for flag in actions])
+                    raise BuildError(f"{key}: `build` has no such option{near}")
                 action = actions[f"--{key}"]
                 words += [_located(action, word, path.parent) for word in _words(action, value)]
             is_path = model != "demo" and not {"checkpoint", "gguf"} & (fields or {}).keys()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from frontend.settings import SettingsError
-from model_repository.system.command_parser import did_you_mean
+from model_repository.system.command_parser import expected_one_of
 
 _CHAT = "/v1/chat/completions"
 _DATA = b"data: "
@@ -184,8 +184,3 @@ def chosen(model: str, models: Collection[str]) -> str:
     if model and model not in models:
         raise ChatFailed(f"{model=}: {expected_one_of(model, models)}")
     return model or next(iter(models))
-
-
-def expected_one_of(word: str, words: Collection[str]) -> str:
-    """Return the rule that a wrong word breaks."""
-    return f"expected one of {', '.join(words)}{did_you_mean(word, words)}"

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Message, Piece, chosen, expected_one_of
+from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Message, Piece, chosen
+from model_repository.system.command_parser import expected_one_of
 
 # Fields of a request that /set knows.
 SETTINGS = (
@@ -153,7 +154,7 @@ class Conversation:
         if not argument:
             values = [f"{name} {json.dumps(value)}" for name, value in self._settings.items()]
             others = ", ".join(name for name in SETTINGS if name not in self._settings)
-            return "\n".join([*values, f"(The server decides {others}.)"])
+            return "\n".join([*values, f"(Not set: {others}.)"])
         name, text = (*argument.split(maxsplit=1), "")[:2]
         if name not in SETTINGS:
             raise CommandFailed(f"/set {name}: {expected_one_of(name, SETTINGS)}")
@@ -167,6 +168,8 @@ class Conversation:
         if name in self._client.check(body):
             raise CommandFailed(f"/set {name}: without effect on {self.model}")
         self._settings[name] = value
+        if value is None:
+            del self._settings[name]
         return None
 
     def _image(self, argument: str) -> str | Iterator[Piece]:
@@ -232,7 +235,7 @@ type _Command = Callable[[Conversation, str], str | Iterator[Piece] | None]
 _COMMANDS: dict[str, tuple[_Command, str, str]] = {
     "/help": (Conversation._help, "", "list the commands"),
     "/system": (Conversation._system_prompt, "[TEXT]", 'show or set the system prompt; "" removes it'),
-    "/set": (Conversation._set, "[NAME VALUE]", "show or set a field of the requests; null unsets it"),
+    "/set": (Conversation._set, "[NAME VALUE]", "show or set a field of the requests; null ends the setting"),
     "/image": (Conversation._image, "PATH [QUESTION]", "send an image file with this question or the next one"),
     "/retry": (Conversation._retry, "", "answer the last question again"),
     "/clear": (Conversation._clear, "", "forget questions and answers, and nothing else"),

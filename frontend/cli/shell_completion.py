@@ -1,18 +1,23 @@
-"""The command `completion`: a script with which a shell completes the commands and options of `conch`."""
+"""The command `completion`: a script with which a shell completes the commands of `conch`, their options and values."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 _FLAG = re.compile(r"--[a-z][a-z-]*")
+# In a help text: an option or an argument with its values, and an action of a command.
+_VALUES = re.compile(r"^  (?:-\w .*, )?(--[a-z-]+ )?\{(.+?)\}", re.MULTILINE)
+_ACTION = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
+_WITH_MODELS = ("serve", "run", "build", "plan")
 _SCRIPT = """\
 _conch() {{
     local words word="${{COMP_WORDS[COMP_CWORD]}}"
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD - 1]}}" in
         1:*) words="{commands}" ;;
 {cases}
     esac
@@ -22,7 +27,7 @@ complete -o filenames -F _conch conch
 """
 
 
-def script(shell: str, helps: Mapping[str, str], others: Iterable[str]) -> str:
+def script(shell: str, helps: Mapping[str, str], others: Collection[str]) -> str:
     """Return the script of a shell.
 
     Args:
@@ -31,13 +36,29 @@ def script(shell: str, helps: Mapping[str, str], others: Iterable[str]) -> str:
         others: commands of build_engines, whose help texts come from its processes.
     """
     with ThreadPoolExecutor() as readers:
-        texts = dict(helps) | dict(zip(others, readers.map(_help, others), strict=True))
-    flags = {name: " ".join(dict.fromkeys(_FLAG.findall(text))) for name, text in texts.items()}
-    cases = "\n".join(f'        *:{name}) words="{words}" ;;' for name, words in flags.items())
+        catalog = readers.submit(_output, "list", "--json")
+        texts = dict(helps) | dict(zip(others, readers.map(_output, others, ["--help"] * len(others)), strict=True))
+    models = ["demo", *(entry["model_id"] for entry in json.loads(catalog.result())["models"])]
+    cases = "\n".join(
+        f'        *:{pattern}) words="{" ".join(words)}" ;;'
+        for name, text in texts.items()
+        for pattern, words in _cases(name, text, models if name in _WITH_MODELS else [])
+    )
     prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return prefix + _SCRIPT.format(commands=" ".join(texts), cases=cases)
 
 
-def _help(command: str) -> str:
-    words = [sys.executable, "-P", "-m", "build_engines", command, "--help"]
-    return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+def _cases(command: str, text: str, models: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the words behind each option that has few values, and then those at other places of a command."""
+    words = [*models, *_ACTION.findall(text), *dict.fromkeys(_FLAG.findall(text))]
+    for flag, values in _VALUES.findall(text):
+        if flag:
+            yield f"{command}:{flag.strip()}", values.split(",")
+        else:
+            words += values.split(",")
+    yield f"{command}:*", words
+
+
+def _output(*words: str) -> str:
+    command = [sys.executable, "-P", "-m", "build_engines", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout

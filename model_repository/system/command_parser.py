@@ -1,11 +1,11 @@
-"""The parser of both command lines: an error is one line, with the nearest command or option."""
+"""The parser of both command lines: an error is one line, with the nearest command, option or value."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 
@@ -13,6 +13,10 @@ class CommandParser(argparse.ArgumentParser):
     """Parses a command and its options."""
 
     commands: argparse._SubParsersAction[Any]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", int, _whole_number)
 
     def add_subparsers(self, **options: Any) -> argparse._SubParsersAction[Any]:
         """Add the commands."""
@@ -42,9 +46,25 @@ class CommandParser(argparse.ArgumentParser):
         own = self.commands.choices.values() if hasattr(self, "commands") else ()
         return [*flags, *(flag for command in own for flag in command.flags())]
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"{value}: {expected_one_of(value, [*action.choices])}")
+
     def error(self, message: str) -> NoReturn:
         """End the program."""
         self.exit(2, f"error: {message} (--help lists the options)\n")
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number") from exc
+
+
+def expected_one_of(word: str, words: Collection[str]) -> str:
+    """Return the rule that a wrong word breaks."""
+    return f"expected one of {', '.join(words)}{did_you_mean(word, words)}"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

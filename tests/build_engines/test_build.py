@@ -320,6 +320,7 @@ def test_a_contradictory_spec_is_refused(changes: dict[str, Any], message: str, 
         ("generation_config.json", '{"eos_token_id": [2, -1]}', r"eos_token_id=\[2, -1\]: expected a token id"),
         ("config.json", "{}", r"config\.json: max_position_embeddings is missing"),
         ("generation_config.json", None, "neither generation_config.json nor config.json names an eos_token_id"),
+        ("tokenizer.json", None, r"/checkpoint: there is no tokenizer\.json and no GGUF file in it$"),
         ("tokenizer.json", "{}", r"checkpoint: its tokenizer does not load: .*Model missing"),
         (
             "config.json",

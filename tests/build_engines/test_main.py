@@ -158,6 +158,7 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
         ("models: {demo: [f16]}", "models.demo: expected a text as the name, and an object of options of `build`"),
         ("demo: {}", "expected one key, `models`, an object with an entry for each model id"),
         ("models: {demo: , demo: }", "demo: given twice"),
+        ("models: {demo: {max_sequences: 2}}", "`build` has no such option; did you mean max-sequences?"),
         ("models: {demo: {state-dir: x}}", "models.demo: state-dir: `build` has no such option"),
         ("models: {demo: {max-sequences: few}}", "models.demo: argument --max-sequences: invalid int value: 'few'"),
         ("models: {demo: {max-sequences: false}}", "models.demo: max-sequences: False: expected a text or a number"),

@@ -97,4 +97,4 @@ def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], arguments: li
 def test_a_wrong_choice_lists_the_words_that_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "--precision", "nope"])
-    assert re.search(r"invalid choice: 'nope' \(choose from '\w+'", capsys.readouterr().err)
+    assert re.search(r"--precision: nope: expected one of bf16, \w+", capsys.readouterr().err)

@@ -67,7 +67,18 @@ def test_an_unknown_option_is_no_question(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err.startswith("error: --nonsense: no such option of chat")
 
 
-def test_the_completion_knows_commands_options_and_files(tmp_path: Path) -> None:
+def test_only_the_model_of_run_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["run"])
+    assert "are required: MODEL (" in capsys.readouterr().err
+
+
+def test_stop_says_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", f"--home={tmp_path}"]) == 1
+    assert capsys.readouterr().err == f"error: --home={tmp_path}: no server of this folder runs\n"
+
+
+def test_the_completion_knows_commands_options_values_and_files(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "frontend", "completion", "bash"]
     script = tmp_path / "completion"
     script.write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
@@ -87,3 +98,9 @@ def test_the_completion_knows_commands_options_and_files(tmp_path: Path) -> None
     assert completed("serve", "--triton-h") == {"--triton-http-port", "--triton-hang-s"}
     assert completed("build", "demo", "--prec") == {"--precision"}
     assert completed("serve", "mo") == {"model.gguf"}
+    assert completed("run", "dem") == {"demo"}
+    assert completed("plan", "nvidia") == {"nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"}
+    assert completed("plan", "demo", "--gpu", "h1") == {"h100"}
+    assert completed("launch", "cl") == {"claude"}
+    assert completed("keys", "a") == {"add"}
+    assert completed("keys", "add", "--mo") == {"--model"}

@@ -123,12 +123,20 @@ def test_a_system_prompt_comes_first_until_it_is_removed(conversation: Conversat
 
 
 def test_settings_go_with_the_next_requests(conversation: Conversation, server: Server) -> None:
-    for command in ("/set temperature 0.5", '/set stop ["\\n"]', "/set reasoning_effort low", "/set seed null"):
+    for command in ("/set temperature 0.5", '/set stop ["\\n"]', "/set reasoning_effort low"):
         list(conversation.obey(command))
     list(conversation.ask("one"))
-    settings = {"temperature": 0.5, "stop": ["\n"], "reasoning_effort": "low", "seed": None}
+    settings = {"temperature": 0.5, "stop": ["\n"], "reasoning_effort": "low"}
     assert server.asked == [{"model": "small", "messages": [user("one")], **settings}]
     assert text_of(conversation.obey("/set")).startswith('temperature 0.5\nstop ["\\n"]\nreasoning_effort "low"\n')
+
+
+def test_null_brings_back_the_value_that_a_conversation_begins_with(server: Server) -> None:
+    conversation = Conversation(server, "large")
+    for command in ("/set max_tokens 3", "/set max_tokens null", "/set seed null"):
+        list(conversation.obey(command))
+    list(conversation.ask("one"))
+    assert server.asked == [{"model": "large", "messages": [user("one")], "max_tokens": 4096}]
 
 
 def test_a_value_that_the_server_refuses_is_not_set(conversation: Conversation, server: Server) -> None:

@@ -154,4 +154,4 @@ def test_another_program_is_refused_with_the_names_of_the_three(capsys: pytest.C
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["launch", "vim"])
     error = capsys.readouterr().err
-    assert "'vim'" in error and all(name in error for name in AGENTS)
+    assert "vim" in error and all(name in error for name in AGENTS)

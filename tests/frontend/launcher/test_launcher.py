@@ -178,7 +178,7 @@ def test_a_signal_at_any_moment_of_the_start_ends_everything(repository, server,
 @pytest.mark.parametrize(
     ("argument", "problem"),
     [
-        ("--port=many", "argument --port: invalid int value: 'many'"),
+        ("--port=many", "argument --port: many: expected a whole number"),
         ("--triton-grpc-port=-1", "--triton-grpc-port=-1: must be"),
         ("--ready-timeout-s=nan", "--ready-timeout-s=nan: must be"),
         ("--colour=red", "--colour: no such option of serve"),

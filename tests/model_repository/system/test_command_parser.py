@@ -1,4 +1,4 @@
-"""The errors of both command lines: one line, with the nearest command or option."""
+"""The errors of both command lines: one line, with the nearest command, option or value."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def parser() -> CommandParser:
     serve.add_argument("--port", type=int)
     keys = commands.add_parser("keys").add_subparsers(metavar="ACTION")
     keys.add_parser("add").add_argument("--name")
+    keys.add_parser("remove")
     return parser
 
 
@@ -27,7 +28,8 @@ def parser() -> CommandParser:
         ("serve --prot=9", "--prot: no such option of serve; did you mean --port?"),
         ("serve a b", "b: one word too many"),
         ("serve --zzz", "--zzz: no such option of serve"),
-        ("serve --port x", "argument --port: invalid int value: 'x'"),
+        ("serve --port x", "argument --port: x: expected a whole number"),
+        ("keys ad", "argument ACTION: ad: expected one of add, remove; did you mean add?"),
         ("keys add --nam x --neme y", "--neme: no such option of keys; did you mean --name?"),
         ("", "the following arguments are required: COMMAND"),
         ("--prot", "the following arguments are required: COMMAND"),
