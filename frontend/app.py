@@ -54,6 +54,7 @@ CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics h
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 # Paths of other APIs, those of OpenAI's store and Ollama's, to what to use.
 _OTHER_APIS = (
+    (re.compile("/v1(/v1)+/.*"), "a base URL with one /v1"),
     (re.compile("(|/v1)/(responses|conversations)(/.*)?"), "/v1/responses with the whole conversation, none is stored"),
     (re.compile("/api/(chat|generate)"), "/v1/chat/completions"),
     (re.compile("/api/(tags|ps|show)"), "/v1/models"),

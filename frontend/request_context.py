@@ -186,7 +186,8 @@ async def find_model(request: web.Request, requested: str) -> ModelName:
             raise _not_allowed(requested) from None
         if isinstance(exc, ModelNotReady):
             facts.served_model = known.model_id  # metrics count the demand
-        raise
+            raise
+        raise ModelNotFound(requested, facts.caller.visible(await models.names())) from None
     if not facts.caller.may_use(name):
         raise _not_allowed(requested)
     facts.served_model = name.model.id

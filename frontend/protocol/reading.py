@@ -127,11 +127,12 @@ def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
         return InvalidRequest(f"{param}: {first['msg']}", param=param)
     param = _place(first["loc"])
     has_value = first["type"] != "missing"
-    message = f"{param}={shown(first['input'])}: {first['msg']}" if has_value else f"{param}: {first['msg']}"
+    rule = "must not be empty" if first["type"] == "too_short" and not first["input"] else first["msg"]
+    message = f"{param}={shown(first['input'])}: {rule}" if has_value else f"{param}: {rule}"
     if first["type"] == "int_type" and isinstance(first["input"], float) and abs(first["input"]) >= 2**63:
         message += " of 64 bits"  # orjson reads longer ones as floats
     elif first["input"] == -1 and param in ("max_tokens", "max_completion_tokens"):  # no limit in LM Studio
-        message += "; without it the server's default holds"
+        message += "; leave it out for the server's default, or send the context window for no other limit"
     if first["type"] == "unsupported_value":
         return UnsupportedValue(message, param=param)
     details = [

@@ -67,7 +67,9 @@ def chat_to_requests(
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
     if chat.truncate_prompt_tokens is None:
         _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
-    request = GenerationRequest(prompt=prompt, params=params, images=_images(chat, may_fetch), request_id=request_id)
+    request = GenerationRequest(
+        prompt=prompt, params=params, images=_images(chat, name, may_fetch), request_id=request_id
+    )
     return _repeated(request, chat.n or 1)
 
 
@@ -340,8 +342,11 @@ def message_for_template(message: ChatMessage, template_fields: Collection[str] 
     return fields | {key: value for key, value in named.items() if value is not None}
 
 
-def _images(chat: ChatCompletionRequest, may_fetch: bool) -> tuple[bytes, ...]:
+def _images(chat: ChatCompletionRequest, name: ModelName, may_fetch: bool) -> tuple[bytes, ...]:
     urls = list(chat.image_urls())
+    if urls and Capability.IMAGES not in name.model.parameters.capabilities:
+        place, _ = urls[0]
+        raise UnsupportedValue(f"{place}: the model {name.requested} reads no images", param=place)
     if len(urls) > MAX_IMAGES:
         raise InvalidRequest(f"messages: {len(urls)} images: a request may have {MAX_IMAGES}", param="messages")
     images = tuple(

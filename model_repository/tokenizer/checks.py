@@ -31,4 +31,6 @@ def check_capabilities(request: GenerationRequest, capabilities: Collection[str]
             is_of_prompt = capability is Capability.LOGPROBS and not request.params.has_logprobs
             blamed = "prompt_logprobs" if is_of_prompt else BLAMED_INPUTS.get(capability, capability)
             field = "tools" if is_from_tools else blamed
-            raise Unsupported(f"this model's runtime, {runtime}, cannot honour it", field)
+            is_of_model = capability is Capability.IMAGES  # the runtime may read images with another model
+            rule = "this model reads none" if is_of_model else f"this model's runtime, {runtime}, cannot honour it"
+            raise Unsupported(rule, field)

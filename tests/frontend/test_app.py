@@ -323,6 +323,7 @@ async def test_aiohttps_own_refusals_have_the_envelope(
         ("/api/tags", "/v1/models"),
         ("/api/version", "/version"),
         ("/v1/responses/compact", "/v1/responses with the whole conversation, none is stored"),
+        ("/v1/v1/chat/completions", "a base URL with one /v1"),
         ("/conversations", "/v1/responses with the whole conversation, none is stored"),
     ],
 )

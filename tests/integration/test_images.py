@@ -62,7 +62,7 @@ def test_what_cannot_be_served_is_refused_by_name(client: OpenAI) -> None:
     broken = refusal(client, messages=messages(circle("red"), b"no picture"))
     assert (broken.param, "images[1]: " in broken.message) == ("images[1]", True)
     text_only = refusal(client, messages=messages(circle("red")), model=PACED_MODEL)
-    assert "cannot honour it" in text_only.message
+    assert (text_only.param, "reads no images" in text_only.message) == ("messages[0].content[0].image_url.url", True)
     both = refusal(client, messages=messages(circle("red"), question="<image>?"))
     assert "`<image>` is the place of an image" in both.message
     long = refusal(client, messages=messages(circle("red"), question="a " * 2020), max_tokens=20)

@@ -119,12 +119,16 @@ def test_a_bad_value_is_refused_with_field_value_and_rule(
     assert error.envelope()["detail"][0]["loc"][0] == "body"
 
 
+def test_an_empty_list_is_named() -> None:
+    assert refusal(ChatCompletionRequest, {"model": "a", "messages": []}).message == "messages=[]: must not be empty"
+
+
 @pytest.mark.parametrize(
     ("fields", "end"),
     [
         ({"seed": -(2**63) - 1}, "Input should be a valid integer of 64 bits"),  # the parser makes a float of it
-        ({"max_tokens": -1}, "; without it the server's default holds"),
-        ({"max_completion_tokens": -1}, "; without it the server's default holds"),
+        ({"max_tokens": -1}, "or send the context window for no other limit"),
+        ({"max_completion_tokens": -1}, "or send the context window for no other limit"),
     ],
 )
 @BOTH

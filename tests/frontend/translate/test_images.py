@@ -10,6 +10,9 @@ import pytest
 from frontend.errors import APIError, InvalidRequest, UnsupportedValue
 from frontend.translate.images import image_from_data_uri
 from frontend.translate.requests import chat_to_requests, completion_to_requests
+from frontend.triton.models import ModelName
+from model_repository.capabilities import Capability
+from tests.fakes import served_model
 from tests.frontend.bodies import chat, completion
 from tests.frontend.translate.test_requests import DEFAULTS, NAME
 
@@ -90,6 +93,15 @@ def test_a_chats_images_come_in_the_order_of_its_parts() -> None:
     messages = [{"role": "user", "content": parts(uri(PNG), uri(JPEG))}, {"role": "user", "content": parts(uri(PNG))}]
     for request in chat_to_requests(chat(messages=messages, n=2), NAME, DEFAULTS):
         assert request.images == (PNG, JPEG, PNG)
+
+
+def test_a_model_that_reads_no_images_is_named_with_the_place_of_the_first() -> None:
+    model = served_model(capabilities=frozenset(Capability) - {Capability.IMAGES})
+    name = ModelName(requested=model.id, model=model)
+    with pytest.raises(UnsupportedValue) as caught:
+        chat_to_requests(chat(messages=[{"role": "user", "content": parts(uri(PNG))}]), name, DEFAULTS)
+    place = "messages[0].content[1].image_url.url"
+    assert (caught.value.param, caught.value.message) == (place, f"{place}: the model {model.id} reads no images")
 
 
 def test_a_bad_image_is_refused_by_place() -> None:
