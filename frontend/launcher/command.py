@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from frontend.launcher.errors import LaunchError
-from frontend.launcher.launcher import Interrupted, Launcher, LauncherSettings
+from frontend.launcher.launcher import EVERY_ADDRESS, Interrupted, Launcher, LauncherSettings
+from frontend.launcher.triton_health import takes_chats
 from frontend.launcher.triton_server import ADDRESS
+from frontend.settings import Settings
 from frontend.terminal import Colour, coloured
 from model_repository.system.repeating import repeated
 
@@ -41,8 +43,9 @@ def serve(
     Args:
         is_verbose: print the whole log, also on a terminal or beside a conversation.
         talk: called with the URL and the first model once the models answer; its end is the end of serving, and its
-            result is returned.
+            result is returned. A signal before it is called gives the status of Ctrl-C.
     """
+    status_of_signal = 0 if talk is None else 128 + signal.SIGINT
     is_quiet = (err.isatty() or talk is not None) and not is_verbose
     streams = [err]  # these get the launcher's own lines; the last one has the children's log too
 
@@ -70,14 +73,15 @@ def serve(
             for text in launcher.unserved:
                 launcher.report(text)
             if talk is not None:
+                status_of_signal = 0
                 return _talk(launcher, lambda: talk(launcher.url, model_ids[0]))
             ready = coloured("Ready:", Colour.GREEN, out)
             grpc = f"{ADDRESS}:{launcher.triton_ports.grpc}"
-            steps = _first_steps(launcher.url, grpc, model_ids, has_keys=bool(settings.frontend.key_file))
+            steps = _first_steps(launcher.url, grpc, model_ids, launcher.frontend_settings)
             _write(f"\n{ready} {steps}", out)
             launcher.watch()
     except Interrupted:
-        return 0
+        return status_of_signal
     except (LaunchError, OSError) as exc:
         for line in exc.log if isinstance(exc, LaunchError) else ():
             _write(line, err)
@@ -151,11 +155,20 @@ def _write(text: str, stream: TextIO) -> None:
     stream.flush()
 
 
-def _first_steps(url: str, grpc: str, model_ids: list[str], has_keys: bool) -> str:
-    body = {"model": model_ids[0], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    key = ' -H "Authorization: Bearer $API_KEY"' if has_keys else ""
+def _first_steps(url: str, grpc: str, model_ids: list[str], frontend: Settings) -> str:
+    body: dict[str, Any] = {"model": model_ids[0]}
+    if takes_chats(url, model_ids[0]):
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+    else:
+        path = "/v1/completions"
+        body["prompt"] = "The capital of France is"
+    key = ' -H "Authorization: Bearer $API_KEY"' if frontend.key_file else ""
     headers = f"-H 'Content-Type: application/json'{key}"
+    everywhere = (
+        f" (and port {frontend.port} of every address of this machine)" if frontend.host in EVERY_ADDRESS else ""
+    )
     return (
-        f"{url} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it. Try:\n\n"
-        f"  curl {url}/v1/chat/completions {headers} -d {shlex.quote(json.dumps(body))}\n"
+        f"{url}{everywhere} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it. Try:\n\n"
+        f"  curl {url}{path} {headers} -d {shlex.quote(json.dumps(body))}\n"
     )

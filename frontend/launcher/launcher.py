@@ -37,6 +37,7 @@ from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, e
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
 WINDOW_S = 600.0  # older restarts do not count
 _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 30.0
@@ -192,7 +193,7 @@ class Launcher:
     def url(self) -> str:
         """The URL of the frontend on this machine."""
         settings = self.frontend_settings
-        host, port = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host, settings.port
+        host, port = "127.0.0.1" if settings.host in EVERY_ADDRESS else settings.host, settings.port
         scheme = "https" if settings.tls_cert else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

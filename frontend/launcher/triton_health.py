@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import ssl
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.request import HTTPSHandler, ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
@@ -56,11 +57,28 @@ def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list
             go_on_waiting(result.reason)
 
 
-def _why_not_ready(url: str) -> str:
-    """Return the reason why a frontend is not ready, or nothing. The certificate of our own child is not checked."""
-    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context()))
+def takes_chats(url: str, model: str) -> bool:
+    """Return whether a model has a chat template; True too if the frontend does not tell it without a key."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}).encode()
     try:
-        with opener.open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
+        request = Request(f"{url}/tokenize", body, {"Content-Type": "application/json"})
+        with _opener().open(request, timeout=_READY_TIMEOUT_S):
+            return True
+    except HTTPError as exc:
+        return exc.code != http.client.BAD_REQUEST
+    except (OSError, http.client.HTTPException):
+        return True
+
+
+def _opener() -> OpenerDirector:
+    """Return an opener that does not check the certificate of our own child."""
+    return build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context()))
+
+
+def _why_not_ready(url: str) -> str:
+    """Return the reason why a frontend is not ready, or nothing."""
+    try:
+        with _opener().open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
             return ""
     except HTTPError as exc:
         return f"GET /health/ready: {exc.read().decode('utf-8', 'replace')}"

@@ -113,8 +113,16 @@ def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     assert "Traceback" not in terminal.text and terminal.text.count("\n") <= 10
 
 
+def test_a_script_learns_that_ctrl_c_ended_the_loading(tmp_path: Path) -> None:
+    terminal = Terminal("run", "demo", "Hello!", f"--home={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("Starting Triton and the frontend.")
+    terminal.kill(signal.SIGINT)
+    assert terminal.status() == 128 + signal.SIGINT
+
+
 def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:
     terminal = Terminal("run", "demo", f"--home={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("model       demo\r\n")
     terminal.wait_for("demo: 1 x 2,048 tokens, ")
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
@@ -169,10 +177,10 @@ def test_an_option_of_a_model_goes_with_a_model(tmp_path: Path) -> None:
     assert " --precision=q8_0: goes with a MODEL, which is built with it" in terminal.text
 
 
-def test_a_model_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_is_an_error_of_one_line(tmp_path: Path) -> None:
     terminal = Terminal("serve", "no-such-model", f"--home={tmp_path}")
     assert terminal.status() == 1
-    (said,) = terminal.text.splitlines()
+    _, said = terminal.text.splitlines()
     assert said.startswith("error: no-such-model: not in the catalog; ")
     assert said.endswith(" (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from frontend.launcher.triton_health import HangClock, wait_for_first_tokens
+from frontend.launcher.triton_health import HangClock, takes_chats, wait_for_first_tokens
 from frontend.settings import Settings, SettingsError
 from frontend.triton.health_checks import HealthResult
 from tests.frontend.connections.self_signed import make
@@ -24,9 +24,9 @@ type Checks = list[HealthResult | SettingsError]
 
 
 @contextmanager
-def frontend(num_not_ready: int, tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Answer on a port, with 503 a number of times; yield the URL."""
-    statuses = iter([503] * num_not_ready)
+def frontend(num_not_ready: int, tls: ssl.SSLContext | None = None, status: int = 503) -> Iterator[str]:
+    """Answer on a port, with a status a number of times; yield the URL."""
+    statuses = iter([status] * num_not_ready)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -34,6 +34,11 @@ def frontend(num_not_ready: int, tls: ssl.SSLContext | None = None) -> Iterator[
             self.send_response(next(statuses, 200))
             self.end_headers()
             self.wfile.write(b"state")
+
+        def do_POST(self) -> None:
+            assert self.path == "/tokenize"
+            self.send_response(next(statuses, 200))
+            self.end_headers()
 
         def log_message(self, *arguments: object) -> None:
             pass
@@ -138,3 +143,9 @@ def test_a_late_event_of_an_earlier_check_is_no_line_on_the_terminal(
     with frontend(0) as url:
         assert wait_for_first_tokens(Settings(), url, time.monotonic() + 30) == ["demo"]
     assert [str(record.exc_info and record.exc_info[1]) for record in caplog.records] == ["pop from empty list"]
+
+
+@pytest.mark.parametrize(("status", "is_taken"), [(200, True), (400, False), (401, True), (503, True)])
+def test_a_model_takes_no_chats_if_the_tokenizer_refuses_one(status: int, is_taken: bool) -> None:
+    with frontend(1, status=status) as url:
+        assert takes_chats(url, "demo") is is_taken
