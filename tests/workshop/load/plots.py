@@ -39,7 +39,7 @@ def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome], note: str = "
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")
-        figure.text(0.5, 0.5, note, color="red", fontsize=20, rotation=15, ha="center", va="center")
+        figure.text(0.5, 0.5, note, color="red", alpha=0.3, fontsize=20, rotation=15, ha="center", va="center")
         figure.savefig(paths[-1], dpi=_DPI, metadata={"Comment": note})
     return paths
 
