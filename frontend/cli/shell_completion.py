@@ -13,7 +13,8 @@ _FLAG = re.compile(r"--[a-z][a-z-]*")
 # In a help text: an option or an argument with its values, and an action of a command.
 _VALUES = re.compile(r"^  (?:-\w .*, )?(--[a-z-]+ )?\{(.+?)\}", re.MULTILINE)
 _ACTION = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
-_WITH_MODELS = ("serve", "run", "build", "plan")
+_OF_CATALOG = ("serve", "run", "bench", "build", "pull", "plan")  # commands with names of the catalog, or of the store
+_OF_STORE = ("show", "rm")
 _SCRIPT = """\
 _conch() {{
     local words word="${{COMP_WORDS[COMP_CWORD]}}"
@@ -36,13 +37,14 @@ def script(shell: str, helps: Mapping[str, str], others: Collection[str]) -> str
         others: commands of build_engines, whose help texts come from its processes.
     """
     with ThreadPoolExecutor() as readers:
-        catalog = readers.submit(_output, "list", "--json")
+        listed = readers.submit(_output, "list", "--json")
         texts = dict(helps) | dict(zip(others, readers.map(_output, others, ["--help"] * len(others)), strict=True))
-    models = ["demo", *(entry["model_id"] for entry in json.loads(catalog.result())["models"])]
+    names = {kind: [each["model_id"] or "" for each in found] for kind, found in json.loads(listed.result()).items()}
+    models = dict.fromkeys(_OF_CATALOG, ["demo", *names["models"]]) | dict.fromkeys(_OF_STORE, names["artifacts"])
     cases = "\n".join(
         f'        *:{pattern}) words="{" ".join(words)}" ;;'
         for name, text in texts.items()
-        for pattern, words in _cases(name, text, models if name in _WITH_MODELS else [])
+        for pattern, words in _cases(name, text, models.get(name, []))
     )
     prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return prefix + _SCRIPT.format(commands=" ".join(texts), cases=cases)
