@@ -40,7 +40,8 @@ def script(shell: str, helps: Mapping[str, str], others: Collection[str]) -> str
         listed = readers.submit(_output, "list", "--json")
         texts = dict(helps) | dict(zip(others, readers.map(_output, others, ["--help"] * len(others)), strict=True))
     names = {kind: [each["model_id"] or "" for each in found] for kind, found in json.loads(listed.result()).items()}
-    models = dict.fromkeys(_OF_CATALOG, ["demo", *names["models"]]) | dict.fromkeys(_OF_STORE, names["artifacts"])
+    models = {name: ["demo", *names["models"]] for name in _OF_CATALOG}
+    models |= {name: names["artifacts"] for name in _OF_STORE}
     cases = "\n".join(
         f'        *:{pattern}) words="{" ".join(words)}" ;;'
         for name, text in texts.items()
