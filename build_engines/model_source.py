@@ -76,7 +76,8 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         digests: of large files, for the check of a download.
 
     Raises:
-        BuildError: there is no such model, or it can be neither served nor converted.
+        CatalogError: there is no such model.
+        BuildError: it can be neither served nor converted.
     """
     model = reference_of_address(model)
     path, found = Path(model), HubReference.find(model)
@@ -106,7 +107,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         _check_converted(reference, entry.architecture.class_name)
         return _of_hub(model, reference, precision, digests)
     if found is None:
-        raise BuildError(f"{model}: no such folder, nor OWNER/NAME of the hub")
+        raise CatalogError(f"{model}: no such folder, nor OWNER/NAME of the hub")
     return _of_hub(model_id, found, precision, digests)
 
 
@@ -181,8 +182,8 @@ def _entry(model: str) -> ModelEntry | None:
         if "/" in model:
             return None
         if hint := did_you_mean(model, ["demo"]):
-            raise BuildError(f"{model}: no such model{hint}") from exc
-        raise BuildError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
+            raise CatalogError(f"{model}: no such model{hint}") from exc
+        raise CatalogError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
 
 
 def _of_hub(model_id: str, reference: HubReference, precision: str | None, digests: Digests) -> ModelSource:

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
+from build_engines.artifact import serve_as
 from build_engines.build import build
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
@@ -20,15 +21,17 @@ from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.cpu_spec import CpuSpec, check_options
 from build_engines.digests import Digests
-from build_engines.errors import BuildError
+from build_engines.errors import BuildError, CatalogError, NotStored
 from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
+from build_engines.lock import lock_path, locked
 from build_engines.model_source import ModelSource, find_source, gguf_source
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
+from build_engines.store import find
 from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
@@ -109,6 +112,7 @@ A MODEL is one of these:
   OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
   llama3.1:8b             a name of the catalog (see `list`), from the hub; with --runtime tensorrt_llm only these
   FOLDER or FILE.gguf     a checkpoint, or a GGUF file
+  a name of `list`        an artifact of the store whose file or folder may be gone
   FILE.yaml               several models with options (docs/models.md)
 """
 _DESCRIPTION = f"""\
@@ -335,7 +339,13 @@ def _tensorrt_llm_options(options: argparse.Namespace, serve_options: ServeOptio
 
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
-    source, adapters, projector = _source(options), _adapters(options), options.mmproj
+    try:
+        source = _source(options)
+    except CatalogError:
+        if (artifact_dir := _stored(options)) is None:
+            raise
+        return artifact_dir
+    adapters, projector = _adapters(options), options.mmproj
     if options.runtime == "llama_cpp":  # the synthetic one has neither
         adapters, projector = source.adapters | adapters, projector or source.projector
     with tempfile.TemporaryDirectory() as folder:
@@ -358,6 +368,29 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             serving=_serving(options),
         )
         return build(spec, options.home / "artifacts")
+
+
+def _stored(options: argparse.Namespace) -> Path | None:
+    """Return the artifact of a model that only the store knows: it was built of a file, or under a chosen name.
+
+    Raises:
+        BuildError: there are several, or an option asks for another artifact.
+    """
+    try:
+        artifacts = find(options.home, options.model)
+    except NotStored:
+        return None
+    for name in ("context_window", "precision", "tokenizer", "mmproj", "adapter", "tool_call_format", "option"):
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BuildError(f"{flag}: {options.model} is in the store without its source: name its file or folder")
+    if len(artifacts) > 1:
+        names = ", ".join(each.folder.name for each in artifacts)
+        raise BuildError(f"{options.model}: there are several artifacts: name one of {names}")
+    if options.alias or options.default:
+        with locked(lock_path(artifacts[0].folder), f"names {artifacts[0].folder.name}"):
+            serve_as(artifacts[0].folder, _serving(options))
+    return artifacts[0].folder
 
 
 def _source(options: argparse.Namespace) -> ModelSource:

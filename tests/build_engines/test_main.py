@@ -84,6 +84,23 @@ def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_pat
     assert (model.context_window, model.options) == (99, {"itl_ms": "20", "num_tokens": "5"})
 
 
+def test_a_model_of_the_store_is_built_by_its_name_without_its_source(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ["--home", str(tmp_path)]
+    assert main(["build", "kept", "--checkpoint", str(checkpoint), *home]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("artifact ")]
+    assert main(["build", "kept", "--alias", "same", *home]) == 0
+    assert line in capsys.readouterr().out
+    assert read_ensemble(tmp_path / "repository", "kept").aliases == ("same",)
+    assert main(["build", "kept", "--precision", "q8_0", *home]) == 1
+    assert "--precision: kept is in the store without its source: name its file" in capsys.readouterr().err
+    assert main(["build", "kept", "--checkpoint", str(checkpoint), "--precision", "q8_0", *home]) == 0
+    capsys.readouterr()
+    assert main(["build", "kept", *home]) == 1
+    assert "kept: there are several artifacts: name one of kept-" in capsys.readouterr().err
+
+
 def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
     source = find_source("demo", None, Digests())
     assert set(source.adapters) == {"demo-formal", "demo-pictures", "demo-thinking"}
