@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
 from model_repository.tool_formats import TOOL_FORMATS
+
+logger = logging.getLogger(__name__)
 
 CONVERTER = 4  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
@@ -224,12 +227,16 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
 
 
 def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
-    kv_numbers = 0
+    context_window, kv_numbers = checkpoint.context_window, 0
     if runtime == "llama_cpp":
         model = ModelConfig.of(checkpoint.config)
+        if model.context_window < context_window:
+            rule = f"the context window has no more tokens, in place of {context_window}"
+            logger.warning("warning: config.json: sliding_window=%d: %s", model.context_window, rule)
+        context_window = model.context_window
         kv_numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelFacts(
-        context_window=checkpoint.context_window,
+        context_window=context_window,
         eos_token_ids=checkpoint.eos_token_ids,
         sampling=checkpoint.sampling,
         vocab_size=int(checkpoint.config["vocab_size"]),

@@ -1,4 +1,4 @@
-"""Writes GGUF files from checkpoints of the Llama and Qwen2 architectures."""
+"""Writes GGUF files from checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a Llama or Qwen2 model: names in both formats, shapes, and order of rows."""
+"""The tensors of a converted model: names in both formats, shapes, and order of rows."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> lis
 def num_interleaved_heads(arch: gguf.MODEL_ARCH, module: str, num_heads: int, num_kv_heads: int) -> int | None:
     """Return the number of heads of a module that needs interleaved rows; None for other modules.
 
-    Hugging Face rotates the halves of a head. llama.cpp does so for Qwen2, but rotates neighbouring pairs for Llama.
+    Hugging Face rotates the halves of a head. llama.cpp does so for Qwen2 and Qwen3, but rotates neighbouring pairs for
+    Llama.
     """
     if arch is not gguf.MODEL_ARCH.LLAMA:
         return None
@@ -95,6 +96,9 @@ def _layer_shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{name}.weight", shape
         if has_bias:
             yield f"{name}.bias", shape[:1]
+    if model.has_head_norms:
+        yield "self_attn.q_norm.weight", (model.head_dim,)
+        yield "self_attn.k_norm.weight", (model.head_dim,)
     yield "input_layernorm.weight", (hidden,)
     yield "post_attention_layernorm.weight", (hidden,)
 

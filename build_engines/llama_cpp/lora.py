@@ -29,7 +29,7 @@ def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:
     Raises:
         UnsupportedAdapter: the base is of another architecture, or has no matrix for a module.
     """
-    architectures = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in ARCHITECTURES.values()}
+    architectures = {gguf.MODEL_ARCH_NAMES[each.arch]: each.arch for each in ARCHITECTURES.values()}
     if base.architecture not in architectures:
         rule = f"expected one of {sorted(architectures)}"
         raise UnsupportedAdapter(f"{adapter.folder}: the base is of architecture {base.architecture}: {rule}")

@@ -1,4 +1,4 @@
-"""The checked config.json of a Llama or Qwen2 model."""
+"""The checked config.json of a model whose architecture is converted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,24 @@ from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.llama_cpp.rope import Rope
 
-ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA, "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A class of transformers: its architecture in GGUF, and its differences from the other classes."""
+
+    arch: gguf.MODEL_ARCH
+    has_optional_biases: bool = False  # attention_bias and mlp_bias of config.json switch them on
+    has_qkv_bias: bool = False
+    has_head_norms: bool = False  # of each query and key head
+    sliding_window: int | None = None  # tokens, if config.json does not say; None: the class has no such window
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(arch=gguf.MODEL_ARCH.LLAMA, has_optional_biases=True),
+    "MistralForCausalLM": Architecture(arch=gguf.MODEL_ARCH.LLAMA, sliding_window=4096),
+    "Qwen2ForCausalLM": Architecture(arch=gguf.MODEL_ARCH.QWEN2, has_qkv_bias=True),
+    "Qwen3ForCausalLM": Architecture(arch=gguf.MODEL_ARCH.QWEN3, has_head_norms=True),
+}
 
 _MAX_LAYERS = 512  # llama-hparams.h: LLAMA_MAX_LAYERS
 # Fields that change the computation in an unsupported way, with their neutral values.
@@ -36,13 +53,14 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    context_window: int
+    context_window: int  # tokens, no more than a sliding window: GGUF has none for these architectures
     rms_norm_eps: float
     rope: Rope
     has_tied_embeddings: bool
     has_qkv_bias: bool
     has_output_bias: bool  # the attention's output projection has one
     has_mlp_bias: bool
+    has_head_norms: bool
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> ModelConfig:
@@ -62,10 +80,13 @@ class ModelConfig:
             rule = "expected full_attention alone"
             raise UnsupportedCheckpoint(f"config.json: layer_types={config['layer_types']}: {rule}")
         require(config, "num_hidden_layers", "rms_norm_eps")
-        is_qwen2 = ARCHITECTURES[name] is gguf.MODEL_ARCH.QWEN2
+        architecture = ARCHITECTURES[name]
+        attention_bias, mlp_bias = (
+            architecture.has_optional_biases and bool(config.get(field)) for field in ("attention_bias", "mlp_bias")
+        )
         hidden_size, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
         model = cls(
-            arch=ARCHITECTURES[name],
+            arch=architecture.arch,
             num_layers=whole_number("config.json: num_hidden_layers", config["num_hidden_layers"], at_most=_MAX_LAYERS),
             hidden_size=hidden_size,
             intermediate_size=_count(config, "intermediate_size"),
@@ -73,18 +94,18 @@ class ModelConfig:
             num_kv_heads=_count(config, "num_key_value_heads", num_heads),
             head_dim=_count(config, "head_dim", hidden_size // num_heads),
             vocab_size=_count(config, "vocab_size"),
-            context_window=_count(config, "max_position_embeddings"),
+            context_window=_context_window(config, architecture),
             rms_norm_eps=positive_number("config.json: rms_norm_eps", config["rms_norm_eps"]),
             rope=Rope.of(config),
             has_tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-            # Qwen2 always has these three.
-            has_qkv_bias=is_qwen2 or bool(config.get("attention_bias", False)),
-            has_output_bias=not is_qwen2 and bool(config.get("attention_bias", False)),
-            has_mlp_bias=not is_qwen2 and bool(config.get("mlp_bias", False)),
+            has_qkv_bias=architecture.has_qkv_bias or attention_bias,
+            has_output_bias=attention_bias,
+            has_mlp_bias=mlp_bias,
+            has_head_norms=architecture.has_head_norms,
         )
         _check_heads(model)
-        if is_qwen2 and model.rope.scaling == "llama3":
-            raise UnsupportedCheckpoint("config.json: rope_type='llama3': llama.cpp has it for LlamaForCausalLM only")
+        if model.arch is not gguf.MODEL_ARCH.LLAMA and model.rope.scaling == "llama3":
+            raise UnsupportedCheckpoint(f"config.json: rope_type='llama3': llama.cpp does not have it for {name}")
         return model
 
     def write(self, writer: gguf.GGUFWriter) -> None:
@@ -101,6 +122,14 @@ class ModelConfig:
         writer.add_layer_norm_rms_eps(self.rms_norm_eps)
         writer.add_vocab_size(self.vocab_size)
         self.rope.write(writer)
+
+
+def _context_window(config: Mapping[str, Any], architecture: Architecture) -> int:
+    window = config.get("sliding_window", architecture.sliding_window)
+    if architecture.sliding_window is None or window is None:
+        return _count(config, "max_position_embeddings")
+    window = whole_number("config.json: sliding_window", window, at_least=2)
+    return min(window, _count(config, "max_position_embeddings"))
 
 
 def _check_heads(model: ModelConfig) -> None:

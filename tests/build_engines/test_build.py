@@ -190,6 +190,18 @@ def test_generation_config_has_sampling_defaults_and_its_wrong_values_are_left_o
     ]
 
 
+def test_a_sliding_window_that_cuts_the_context_window_is_named(
+    checkpoint: Path, artifacts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_json(checkpoint / "config.json", architectures=["MistralForCausalLM"], sliding_window=200)
+    manifest = artifact.verify(build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts))
+    assert manifest.context_window == 200
+    rule = "the context window has no more tokens, in place of 1024"
+    assert [record.getMessage() for record in caplog.records] == [f"warning: config.json: sliding_window=200: {rule}"]
+    with pytest.raises(BuildError, match="context window 300: this model has 2 to 200 tokens"):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint, context_window=300), artifacts)
+
+
 def test_a_gguf_file_has_sampling_defaults_and_generation_config_goes_before_them(
     checkpoint: Path, artifacts: Path, tmp_path: Path
 ) -> None:

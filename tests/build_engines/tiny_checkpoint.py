@@ -1,4 +1,4 @@
-"""A Llama or Qwen2 checkpoint of random weights, small enough to be made in a test, and its tokenizer."""
+"""A checkpoint of random weights, small enough to be made in a test, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -131,6 +131,9 @@ def random_weights(config: Mapping[str, Any] = CONFIG, seed: int = 0) -> Weights
         weights |= {f"model.layers.{layer}.{name}.weight": 2 * matrix(*shape) for name, shape in shapes.items()}
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{layer}.{name}.weight"] = vector(1)
+        if "Qwen3ForCausalLM" in (config.get("architectures") or ()):
+            for name in ("self_attn.q_norm", "self_attn.k_norm"):
+                weights[f"model.layers.{layer}.{name}.weight"] = vector(1, head_dim)
         for name in biased:
             weights[f"model.layers.{layer}.{name}.bias"] = 5 * vector(0, shapes[name][0])
     return weights

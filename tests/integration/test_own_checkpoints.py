@@ -1,4 +1,4 @@
-"""Models of one's own checkpoints: their sampling defaults, and a chat template that is an attack."""
+"""Models of one's own checkpoints: their tokens, their sampling defaults, and a chat template that is an attack."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from build_engines.__main__ import main
+from tests.build_engines.llama_cpp.reference import Reference
 from tests.build_engines.tiny_checkpoint import write_checkpoint
-from tests.integration.api import CHAT, Answer, Api
+from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.conftest import running_stack
 
+REFERENCES = {name: Reference.load(name) for name in ("mistral", "qwen3")}
 TEMPLATE = """\
 {% set word, one = messages[-1].content, messages | length %}
 {% if word == 'fill' %}{{ 'a' * (5 * 10**9 * one) }}{% endif %}
@@ -21,7 +23,7 @@ TEMPLATE = """\
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A server of three models: `own`, `off` (without its own defaults) and `hostile`."""
+    """A server of `own`, `off` (without its own defaults), `hostile` and the REFERENCES."""
     folder = tmp_path_factory.mktemp("own")
     checkpoint, hostile = (write_checkpoint(folder / name) for name in ("checkpoint", "hostile"))
     generation = json.loads((checkpoint / "generation_config.json").read_text())
@@ -29,6 +31,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     (hostile / "chat_template.jinja").write_text(TEMPLATE)
     own = {"checkpoint": str(checkpoint)}
     models = {"own": own, "off": own | {"default": {"sampling": "openai"}}, "hostile": {"checkpoint": str(hostile)}}
+    for name, reference in REFERENCES.items():
+        models[name] = {"checkpoint": str(reference.write_checkpoint(folder / name)), "precision": "f32"}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))
     assert main(["build", str(folder / "models.yaml"), "--home", str(folder), "--num-threads", "1"]) == 0
     with running_stack(folder / "repository", tmp_path_factory) as stack:
@@ -37,6 +41,14 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 def chat(api: Api, model: str, word: str, **fields: Any) -> Answer:
     return api.post(CHAT, {"model": model, "messages": [{"role": "user", "content": word}], "max_tokens": 20} | fields)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_converted_model_continues_as_in_transformers(name: str, api: Api) -> None:
+    reference = REFERENCES[name]
+    fields = {"max_tokens": len(reference.greedy), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = api.post(COMPLETIONS, {"model": name, "prompt": reference.prompt} | fields)
+    assert answer.body["choices"][0]["token_ids"] == reference.greedy
 
 
 def test_a_model_draws_by_its_own_defaults_unless_the_operator_turns_them_off(api: Api) -> None:

@@ -57,6 +57,14 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 OWN_YARN = YARN | {"attention_factor": 1.4}
+# The prompt and the greedy tokens just fit into the window, and with one token more they would not.
+MISTRAL = LLAMA | {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "head_dim": 32,
+    "sliding_window": NUM_PROMPT_TOKENS + NUM_GREEDY_TOKENS,
+}
+QWEN3 = QWEN2 | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}
 CASES: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama_wide_heads": LLAMA | {"head_dim": 32, "num_key_value_heads": 1},
@@ -66,9 +74,13 @@ CASES: dict[str, dict[str, Any]] = {
     "llama_tied": LLAMA | {"tie_word_embeddings": True},
     "llama_biased": LLAMA | {"attention_bias": True, "mlp_bias": True},
     "llama_sentencepiece": LLAMA | {"num_key_value_heads": 4},
+    "mistral": MISTRAL,
     "qwen2": QWEN2 | {"rope_theta": 1_000_000.0},
     "qwen2_tied": QWEN2 | {"tie_word_embeddings": True},
     "qwen2_rope_yarn": QWEN2 | {"rope_scaling": YARN},
+    "qwen3": QWEN3 | {"rope_theta": 1_000_000.0},
+    "qwen3_tied": QWEN3 | {"tie_word_embeddings": True},
+    "qwen3_rope_yarn": QWEN3 | {"rope_scaling": YARN},
 }
 
 

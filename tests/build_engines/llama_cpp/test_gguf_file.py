@@ -17,10 +17,13 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError, UnsupportedCheckpoint
 from build_engines.llama_cpp import weights as weights_module
 from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.llama_cpp.model_config import ModelConfig
 from tests.build_engines.tiny_checkpoint import CONFIG, Weights, random_weights, write_checkpoint
 
 WEIGHTS = random_weights()
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
 QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -97,6 +100,21 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
     assert len(tensors_of(convert(checkpoint))) == len(WEIGHTS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "num_tokens"),
+    [
+        (MISTRAL | {"sliding_window": 2000}, 2000),
+        (MISTRAL | {"sliding_window": 9000}, 8192),
+        (MISTRAL | {"sliding_window": None}, 8192),
+        (MISTRAL, 4096),  # transformers' default
+        ({"sliding_window": 2000}, 8192),  # Llama has none
+        (QWEN3 | {"sliding_window": 2000, "use_sliding_window": False}, 8192),
+    ],
+)
+def test_a_context_window_is_no_larger_than_the_sliding_window(changes: dict[str, Any], num_tokens: int) -> None:
+    assert ModelConfig.of(CONFIG | {"max_position_embeddings": 8192} | changes).context_window == num_tokens
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +123,7 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["GemmaForCausalLM"]},
-            "architecture GemmaForCausalLM: expected one of LlamaForCausalLM, Qwen2ForCausalLM",
+            "architecture GemmaForCausalLM: expected one of LlamaForCausalLM, MistralForCausalLM, Qwen2",
         ),
         ({"architectures": []}, "architecture none"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': expected 'silu'"),
@@ -126,7 +144,9 @@ def test_the_buffers_of_early_checkpoints_are_left_out(tmp_path: Path) -> None:
         ({"rope_parameters": {"type": "linear"}}, r"rope_parameters\.factor=None: expected a number above 0"),
         ({"rope_scaling": "linear"}, "rope_scaling='linear': expected an object"),
         ({"rope_theta": -1.0}, r"rope_theta=-1\.0: expected a number above 0"),
-        (QWEN2 | {"rope_scaling": LLAMA3}, r"rope_type='llama3': llama\.cpp has it for LlamaForCausalLM only"),
+        (MISTRAL | {"sliding_window": 1}, "sliding_window=1: expected a whole number from 2"),
+        (QWEN2 | {"rope_scaling": LLAMA3}, r"rope_type='llama3': llama\.cpp does not have it for Qwen2ForCausalLM"),
+        (QWEN3 | {"rope_scaling": LLAMA3}, r"rope_type='llama3': llama\.cpp does not have it for Qwen3ForCausalLM"),
         # More rows than the embedding has: the list of tokens was made first.
         ({"vocab_size": 2**24}, r"tensor model\.embed_tokens\.weight: is of shape \[288, 48\]"),
     ],
@@ -176,6 +196,12 @@ def without(name: str) -> Weights:
     [
         (without(Q_PROJ), {}, rf"tensor {Q_PROJ}: missing"),
         (without("lm_head.weight"), {}, r"tensor lm_head\.weight: missing"),
+        (WEIGHTS, QWEN3, r"tensor model\.layers\.0\.self_attn\.q_norm\.weight: missing"),
+        (
+            random_weights(CONFIG | QWEN2) | random_weights(CONFIG | QWEN3),
+            QWEN3 | {"attention_bias": True},
+            r"tensor model\.layers\.0\.self_attn\.k_proj\.bias: unknown in this architecture",
+        ),
         (WEIGHTS, QWEN2, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias: missing"),
         (WEIGHTS, {"attention_bias": True}, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias: missing"),
         (

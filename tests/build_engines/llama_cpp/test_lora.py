@@ -71,7 +71,7 @@ def merged_logits(tmp_path: Path) -> Callable[[float], Floats]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
 @pytest.mark.parametrize("ends", [*((end,) for end in (*ATTENTION, *MLP, "lm_head")), (*ATTENTION, *MLP)], ids=str)
 def test_an_adapter_equals_merged_weights(ends: tuple[str, ...], architecture: str, tmp_path: Path) -> None:
     config = {"architectures": [architecture], "hidden_size": 64}
@@ -243,6 +243,6 @@ def test_a_base_of_another_architecture_is_refused(tmp_path: Path) -> None:
     base = GgufBase(architecture="gemma", num_layers=2, num_heads=4, num_kv_heads=2, shapes={})
     adapter = LoraAdapter.load(write_adapter(tmp_path / "adapter", tensors_of(PAIRS)))
     with pytest.raises(
-        UnsupportedAdapter, match=r"the base is of architecture gemma: expected one of \['llama', 'qwen2'\]"
+        UnsupportedAdapter, match=r"the base is of architecture gemma: expected one of \['llama', 'qwen2', 'qwen3'\]"
     ):
         write_lora(adapter, base, tmp_path / "adapter.gguf")

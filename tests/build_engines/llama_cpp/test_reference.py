@@ -35,9 +35,13 @@ def test_there_is_a_fixture_of_each_kind_of_model() -> None:
         "llama_sentencepiece",
         "llama_tied",
         "llama_wide_heads",
+        "mistral",
         "qwen2",
         "qwen2_rope_yarn",
         "qwen2_tied",
+        "qwen3",
+        "qwen3_rope_yarn",
+        "qwen3_tied",
     ]
 
 
@@ -74,21 +78,26 @@ def is_same(name: str, folder: Path) -> bool:
     return bool(np.abs(logits - expected).max() < max(BOUNDS.values()) * expected.std())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama_biased"])
+@pytest.mark.parametrize("name", ["llama", "llama_biased", "mistral"])
 def test_it_sees_rows_that_are_not_interleaved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("build_engines.llama_cpp.storage.interleave_heads", lambda tensor, num_heads: tensor)
     assert not is_same(name, tmp_path)
 
 
-def test_it_sees_rows_that_are_interleaved_and_should_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_it_sees_rows_that_are_interleaved_and_should_not_be(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def heads(arch: object, module: str, num_heads: int, num_kv_heads: int) -> int | None:
         return num_heads if module.endswith("q_proj") else None
 
     monkeypatch.setattr("build_engines.llama_cpp.layout.num_interleaved_heads", heads)
-    assert not is_same("qwen2", tmp_path)
+    assert not is_same(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["llama_rope_llama3", "llama_rope_linear", "llama_rope_yarn", "qwen2_rope_yarn"])
+@pytest.mark.parametrize(
+    "name", ["llama_rope_llama3", "llama_rope_linear", "llama_rope_yarn", "qwen2_rope_yarn", "qwen3_rope_yarn"]
+)
 def test_it_sees_that_the_scaling_of_positions_is_left_out(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
