@@ -57,13 +57,7 @@ class Checkpoint:
         Raises:
             BuildError: a file is missing or malformed.
         """
-        config = whole = read_json(folder / "config.json")
-        _check_kinds(whole)
-        if whole.get("text_config") is not None:
-            config = _LLAMA_DEFAULTS | whole["text_config"]
-            _check_kinds(config)
-            if config.get("model_type") == "llama":
-                config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
+        config, image_config = read_config(folder)
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
         whole_number("config.json: max_position_embeddings", config["max_position_embeddings"], 2)
@@ -72,12 +66,29 @@ class Checkpoint:
         if not eos_token_ids:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
         sampling = named_sampling(generation)
-        return cls(folder, config, eos_token_ids, sampling, None if config is whole else whole)
+        return cls(folder, config, eos_token_ids, sampling, image_config)
 
     @property
     def context_window(self) -> int:
         """Tokens of prompt and completion together."""
         return int(self.config["max_position_embeddings"])
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return config.json of a language model; of a model that reads images that of its language model, and the whole.
+
+    Raises:
+        BuildError: it is missing or malformed.
+    """
+    whole = read_json(folder / "config.json")
+    _check_kinds(whole)
+    if whole.get("text_config") is None:
+        return whole, None
+    config = _LLAMA_DEFAULTS | whole["text_config"]
+    _check_kinds(config)
+    if config.get("model_type") == "llama":
+        config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
+    return config, whole
 
 
 def _check_kinds(config: Mapping[str, Any]) -> None:

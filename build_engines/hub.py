@@ -144,7 +144,7 @@ class HubRepository:
             if name not in self.sizes:
                 raise BuildError(f"{self.reference}: {name}: no such file in the repository")
         missing_bytes = sum(self.sizes[name] for name in names if not self._is_cached(name))
-        storage = Path(constants.HF_HUB_CACHE) / f"models--{self.reference.repository.replace('/', '--')}"
+        storage = storage_of(self.reference.repository)
         existing = next(folder for folder in (storage, *storage.parents) if folder.exists())
         free_bytes = shutil.disk_usage(existing).free
         if missing_bytes > free_bytes:
@@ -176,6 +176,11 @@ class HubRepository:
     def _is_cached(self, name: str) -> bool:
         found = huggingface_hub.try_to_load_from_cache(self.reference.repository, name, revision=self.commit)
         return isinstance(found, str)
+
+
+def storage_of(repository: str) -> Path:
+    """Return the folder of a repository in the hub's cache."""
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def checkpoint_folder(given: str, digests: Digests, is_imported: bool = False) -> tuple[Path, str | None]:

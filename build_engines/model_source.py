@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -15,13 +16,20 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from build_engines.catalog import Catalog
-from build_engines.checkpoint import read_json
+from build_engines.checkpoint import read_config, read_json
 from build_engines.cpu_spec import MATRIX_PRECISIONS
 from build_engines.digests import Digests
-from build_engines.errors import BuildError, CatalogError
-from build_engines.hub import HUB_ERRORS, HubReference, HubRepository, download_checkpoint, reference_of_address
+from build_engines.errors import BuildError, CatalogError, UnsupportedCheckpoint
+from build_engines.hub import (
+    HUB_ERRORS,
+    HubReference,
+    HubRepository,
+    download_checkpoint,
+    reference_of_address,
+    storage_of,
+)
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
-from build_engines.llama_cpp.model_config import ARCHITECTURES
+from build_engines.llama_cpp.model_config import ARCHITECTURES, ModelConfig
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
 from build_engines.memory_fit import SHARE
 from build_engines.model_entry import ModelEntry
@@ -30,11 +38,16 @@ from model_repository.engine.runtime import PROJECTOR
 from model_repository.system.command_parser import did_you_mean
 from model_repository.system.cores import memory_bytes
 
+logger = logging.getLogger(__name__)
+
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
 
 _HUB_TIMEOUT_S = 10.0
 _VARIANT = "Q4_K_M"  # default among several GGUF files: most repositories have it
 _MAX_NAMES = 12  # file names in a message
+_MAX_QUANTIZED = 3  # repositories that are tried, and named in a message
+_TAKEN = "gguf_repository"  # file in the cache of an unconverted checkpoint: later builds take the same
+_BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?(?P<name>[\w.-]+/[\w.-]+)\s*$", re.MULTILINE)
 _KV_CACHE = ("f16", "f32")
 _BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
 _CONVERTED = (*ARCHITECTURES, *IMAGE_ARCHITECTURES)
@@ -104,7 +117,9 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
     entry = _entry(model)
     if entry is not None:
         reference = HubReference(entry.model_id, "main")
-        _check_converted(reference, entry.architecture.class_name)
+        if entry.architecture.class_name not in _CONVERTED:
+            reason = f"{entry.architecture.class_name} is not converted"
+            return _of_quantized(model, reference, reason, precision, digests)
         return _of_hub(model, reference, precision, digests)
     if found is None:
         raise CatalogError(f"{model}: no such folder, nor OWNER/NAME of the hub")
@@ -192,6 +207,14 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
     is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
     if is_gguf_alone or (chosen is not None and variant is not None):
         return _download_gguf(model_id, repository, chosen, precision, digests)
+    names = repository.matching("config.json")
+    if not names:
+        raise BuildError(f"{reference}: neither a checkpoint with config.json, nor a GGUF file")
+    reason = _why_not_converted(repository.download(names, digests), repository.sizes)
+    if reason is not None and chosen is None:
+        return _of_quantized(model_id, reference, reason, precision, digests)
+    if reason is not None:
+        return _download_gguf(model_id, repository, chosen, precision, digests)
     if variant is not None and variant.lower() not in MATRIX_PRECISIONS:
         precisions = f"the precisions are {', '.join(MATRIX_PRECISIONS)}"
         raise BuildError(f"{reference}: no GGUF file or precision {variant}: {_gguf_files(repository)}; {precisions}")
@@ -199,7 +222,6 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
         raise BuildError(f"--precision {precision}: {model_id} names a precision already: leave out --precision")
     precision = precision or (variant or "f16").lower()
     _check_id(model_id, f"--checkpoint {reference} --precision {precision}")
-    _check_converted(reference, _architecture(repository, digests))
     return ModelSource(model_id=model_id, checkpoint=download_checkpoint(repository, digests), precision=precision)
 
 
@@ -258,30 +280,81 @@ def _parts(first: str) -> list[str]:
     return [first] if part is None else list(part_names(part["model"], int(part["count"])))
 
 
-def _architecture(repository: HubRepository, digests: Digests) -> str:
-    """Return the architecture, without a download of the weights.
+def check_converted(folder: Path) -> None:
+    """Check that the checkpoint of a folder is converted.
 
     Raises:
-        BuildError: the repository has no configuration.
+        BuildError: it is not; names GGUF files of the model that the folder names, if the hub knows some.
     """
-    names = repository.matching("config.json")
-    if not names:
-        raise BuildError(f"{repository.reference}: neither a checkpoint with config.json, nor a GGUF file")
-    config = read_json(repository.download(names, digests) / "config.json")
-    return str((config.get("architectures") or ["none"])[0])
-
-
-def _check_converted(reference: HubReference, architecture: str) -> None:
-    """Check that an architecture is converted.
-
-    Raises:
-        BuildError: it is not; names GGUF files that others have made of the model.
-    """
-    if architecture in _CONVERTED:
+    reason = _why_not_converted(folder, [path.name for path in folder.iterdir()])
+    if reason is None:
         return
-    rule = f"{architecture} is not converted, only {' and '.join(ARCHITECTURES)}: take a GGUF file of the model"
-    found = ", ".join(f"{name}:{_VARIANT}" for name in _quantized(reference.repository))
-    raise BuildError(f"{reference}: {rule}{f', such as {found}' if found else ''}")
+    base = _base_model(folder)
+    found = ", ".join(_quantized(base)[:_MAX_QUANTIZED]) if base else ""
+    made = "one of the hub, or one that convert_hf_to_gguf.py of llama.cpp makes of the folder"
+    advice = f"such as those of {found}, made of {base}" if found else made
+    raise BuildError(f"{folder}: {reason}: take a GGUF file of the model, {advice}")
+
+
+def _base_model(folder: Path) -> str | None:
+    """Return the model of the hub that config.json or README.md names."""
+    named = HubReference.find(str(read_json(folder / "config.json").get("_name_or_path")))
+    if named is not None:
+        return named.repository
+    readme = folder / "README.md"
+    found = _BASE_MODEL.search(readme.read_text(encoding="utf-8", errors="replace")) if readme.is_file() else None
+    return found and found["name"]
+
+
+def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
+    """Return why a checkpoint is not converted; None: it is.
+
+    Args:
+        folder: with config.json.
+        names: of the checkpoint's files.
+
+    Raises:
+        BuildError: config.json is missing or malformed.
+    """
+    config, image_config = read_config(folder)
+    architecture = str(((image_config or config).get("architectures") or ["none"])[0])
+    if architecture not in _CONVERTED:
+        return f"{architecture} is not converted"
+    if "tokenizer.json" not in names:
+        return "no tokenizer.json, and no other kind of tokenizer is converted"
+    try:
+        ModelConfig.of(config)
+    except UnsupportedCheckpoint as exc:
+        return str(exc)
+    return None
+
+
+def _of_quantized(
+    model_id: str, reference: HubReference, reason: str, precision: str | None, digests: Digests
+) -> ModelSource:
+    """Download a GGUF file that others have made of a checkpoint.
+
+    Args:
+        reason: why the checkpoint is not converted.
+
+    Raises:
+        BuildError: the hub knows no such file of the variant, or its revision is another one.
+    """
+    taken = storage_of(reference.repository) / _TAKEN
+    former = [taken.read_text(encoding="utf-8")] if taken.is_file() else []
+    names = sorted(_quantized(reference.repository) or former, key=lambda name: name not in former)[:_MAX_QUANTIZED]
+    asked = [HubReference(name, "main", reference.variant) for name in names if reference.revision == "main"]
+    repository = next(filter(_chosen, map(HubRepository.open, asked)), None)
+    if repository is None:
+        found = f", such as those of {', '.join(names)}" if names else ""
+        lacking = f" (none has {reference.variant or _VARIANT})" if asked else ""
+        raise BuildError(f"{reference}: {reason}: take a GGUF file of the model{found}{lacking}")
+    chosen, where = _chosen(repository), repository.reference.repository
+    logger.warning("hub         %s: %s: taking %s of %s", reference, reason, chosen, where)
+    source = _download_gguf(model_id, repository, chosen, precision, digests)
+    taken.parent.mkdir(parents=True, exist_ok=True)
+    taken.write_text(where, encoding="utf-8")
+    return source
 
 
 def on_this_cpu(entry: ModelEntry) -> str | None:
@@ -295,13 +368,17 @@ def on_this_cpu(entry: ModelEntry) -> str | None:
 
 
 def _quantized(repository: str) -> list[str]:
-    """Return the repositories with GGUF files of a model that are downloaded most; none if the hub does not say."""
-    asked: dict[str, Any] = {"filter": ["gguf", f"base_model:quantized:{repository}"], "sort": "downloads", "limit": 3}
+    """Return the repositories with GGUF files of a model; none if the hub does not say.
+
+    The one of its owner comes first, then those that are downloaded most.
+    """
+    asked: dict[str, Any] = {"filter": ["gguf", f"base_model:quantized:{repository}"], "sort": "downloads", "limit": 30}
     try:  # not by list_models, which tries for 24 s to reach a hub
         answer = huggingface_hub.get_session().get(
             f"{constants.ENDPOINT}/api/models", params=asked, headers=build_hf_headers(), timeout=_HUB_TIMEOUT_S
         )
         answer.raise_for_status()
-        return [str(info["id"]) for info in answer.json()]
+        names = [str(info["id"]) for info in answer.json()]
     except HUB_ERRORS:
         return []
+    return sorted(names, key=lambda name: name != f"{repository}-GGUF")

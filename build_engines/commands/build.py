@@ -27,7 +27,7 @@ from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.lock import lock_path, locked
-from build_engines.model_source import ModelSource, find_source, gguf_source
+from build_engines.model_source import ModelSource, check_converted, find_source, gguf_source
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
@@ -348,6 +348,8 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
     adapters, projector = _adapters(options), options.mmproj
     if options.runtime == "llama_cpp":  # the synthetic one has neither
         adapters, projector = source.adapters | adapters, projector or source.projector
+        if source.checkpoint is not None:
+            check_converted(source.checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = options.tokenizer
         if source.gguf is not None and tokenizer is None:

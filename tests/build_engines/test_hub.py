@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from build_engines.__main__ import main
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.hub import HubReference, checkpoint_folder, reference_of_address
-from build_engines.model_source import DEMO, ModelSource, find_source, gguf_source
+from build_engines.model_source import DEMO, ModelSource, check_converted, find_source, gguf_source
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
 
 
@@ -209,19 +210,115 @@ def test_a_mistyped_folder_is_one_line(hub: Hub) -> None:
         assert hub.refusal(typo).endswith("/typo: no such folder, and not a name of the hub")
 
 
-def test_another_architecture_is_told_to_take_a_gguf_file_by_name(hub: Hub, gguf_folder: Path, tmp_path: Path) -> None:
-    gemma = folder_of(tmp_path / "gemma", "model.safetensors")
-    (gemma / "config.json").write_text('{"architectures": ["Gemma2ForCausalLM"]}')
-    with hub.serving(gemma=Repository(gemma), quantized=Repository(gguf_folder, base="org/gemma")):
-        refused = hub.refusal("org/gemma")
-    rule = "Gemma2ForCausalLM is not converted, only LlamaForCausalLM and Qwen2ForCausalLM"
-    assert refused == f"org/gemma@main: {rule}: take a GGUF file of the model, such as org/quantized:Q4_K_M"
+GEMMA = "Gemma2ForCausalLM is not converted"
+FP8 = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "fp8"}}
+
+
+def checkpoint_of(path: Path, **config: Any) -> Path:
+    """Make the folder of a checkpoint that is not converted."""
+    folder = folder_of(path, "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Gemma2ForCausalLM"]} | config))
+    return folder
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """A checkpoint of an architecture that is not converted."""
+    return checkpoint_of(tmp_path / "gemma")
+
+
+def test_a_gguf_file_is_taken_in_place_of_a_checkpoint_that_is_not_converted(
+    hub: Hub, gguf_folder: Path, gemma: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = Repository(folder_of(tmp_path / "others", "gemma-IQ2_M.gguf", "gemma-Q4_K_M.gguf"), base="org/gemma")
+    own = Repository(gguf_folder, base="org/gemma")
+    repositories = {"gemma": Repository(gemma), "others": others, "gemma-GGUF": own}
+    with hub.serving(**repositories):
+        taken = [hub.find(f"org/gemma{variant}") for variant in ("", ":Q8_0", ":IQ2_M")]
+        refused, pinned = hub.refusal("org/gemma:Q2_K"), hub.refusal(f"org/gemma@{COMMIT}")
+    names = [f"{source.model_id} {source.gguf and source.gguf.name}" for source in taken]
+    assert names == ["org/gemma demo-Q4_K_M.gguf", "org/gemma:Q8_0 demo-Q8_0.gguf", "org/gemma:IQ2_M gemma-IQ2_M.gguf"]
+    assert f"org/gemma@main: {GEMMA}: taking demo-Q4_K_M.gguf of org/gemma-GGUF" in caplog.text
+    advice = "take a GGUF file of the model, such as those of org/others, org/gemma-GGUF"
+    assert refused == f"org/gemma@main: {GEMMA}: {advice} (none has Q2_K)"
+    assert pinned.startswith(f"org/gemma@{COMMIT}: Gemma2") and pinned.endswith(advice)
     assert not list(hub.cache.rglob("snapshots/*/model.safetensors"))
+
+
+def test_a_later_build_takes_the_same_gguf_file(hub: Hub, gguf_folder: Path, gemma: Path) -> None:
+    first, newer = Repository(gguf_folder, base="org/gemma"), Repository(gguf_folder, base="org/gemma")
+    with hub.serving(gemma=Repository(gemma), first=first):
+        taken = hub.find("org/gemma")
+    with hub.serving(gemma=Repository(gemma), newer=newer, first=first):
+        assert hub.find("org/gemma") == taken
+    assert hub.find("org/gemma") == taken  # the hub is gone
+    with hub.serving(gemma=Repository(gemma), newer=newer):
+        assert "org--newer" in str(hub.find("org/gemma").gguf)  # the first repository is
+
+
+@pytest.mark.parametrize(
+    ("config", "missing", "reason"),
+    [
+        (FP8, "", "config.json: quantization_config={'quant_method': 'fp8'}: expected None"),
+        ({"architectures": ["MistralForCausalLM"]}, "tokenizer.json", "no tokenizer.json, and no other kind of"),
+    ],
+)
+def test_a_gguf_file_is_taken_before_the_weights_of_a_checkpoint_are_downloaded(
+    config: dict[str, Any], missing: str, reason: str, hub: Hub, gguf_folder: Path, tmp_path: Path
+) -> None:
+    folder = checkpoint_of(tmp_path / "checkpoint", max_position_embeddings=64, **config)
+    (folder / (missing or "absent")).unlink(missing_ok=True)
+    with hub.serving(mine=Repository(folder)):
+        assert hub.refusal("org/mine").startswith(f"org/mine@main: {reason}")
+    with hub.serving(mine=Repository(folder), others=Repository(gguf_folder, base="org/mine")):
+        assert hub.find("org/mine").gguf
+    assert not list(hub.cache.rglob("snapshots/*/model.safetensors"))
+
+
+def test_a_gguf_file_beside_a_checkpoint_that_is_not_converted_is_taken_first(
+    hub: Hub, gguf_folder: Path, gemma: Path
+) -> None:
+    (gemma / "gemma-Q4_K_M.gguf").write_text("GGUF")
+    with hub.serving(gemma=Repository(gemma), quantized=Repository(gguf_folder, base="org/gemma")):
+        assert "org--gemma" in str(hub.find("org/gemma").gguf)
+
+
+@pytest.mark.parametrize(
+    ("config", "readme"),
+    [
+        ({"_name_or_path": "org/gemma"}, ""),
+        ({"_name_or_path": "/home/me/gemma"}, "---\nlicense: gemma\nbase_model: org/gemma\n---\n"),
+        ({}, "---\nbase_model:\n- org/gemma\n---\n"),
+    ],
+)
+def test_the_refusal_of_a_folder_names_gguf_files_of_its_model(
+    config: dict[str, Any], readme: str, hub: Hub, gguf_folder: Path, tmp_path: Path
+) -> None:
+    folder = checkpoint_of(tmp_path / "mine", **config)
+    (folder / "README.md").write_text(readme)
+
+    def refusal() -> str:
+        with pytest.raises(BuildError) as caught:
+            check_converted(folder)
+        return str(caught.value)
+
+    rule = f"{folder}: {GEMMA}: take a GGUF file of the model, "
+    with hub.serving(quantized=Repository(gguf_folder, base="org/gemma")):
+        assert refusal() == f"{rule}such as those of org/quantized, made of org/gemma"
+    assert refusal().startswith(f"{rule}one of the hub, or one that convert_hf_to_gguf.py of llama.cpp makes")
+
+
+def test_a_folder_that_is_not_converted_is_refused_by_build(
+    gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([str(gemma)], ["mine", "--checkpoint", str(gemma)]):
+        assert main(["build", *words, "--home", str(tmp_path / "home")]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {gemma}: {GEMMA}")
 
 
 def test_an_unconverted_model_of_the_catalog_is_refused_without_a_network(hub: Hub) -> None:
     refused = hub.refusal("gemma2:9b")
-    assert refused.startswith("google/gemma-2-9b-it@main: Gemma2ForCausalLM is not converted, only Llama")
+    assert refused == f"google/gemma-2-9b-it@main: {GEMMA}: take a GGUF file of the model"
 
 
 def test_a_gated_repository_needs_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
