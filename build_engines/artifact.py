@@ -18,12 +18,13 @@ from typing import Any, cast
 from build_engines.checkpoint import read_json
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
+from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
-FORMAT = 5  # layout of the files: another number makes older artifacts invalid
+FORMAT = 6  # layout of the files: another number makes older artifacts invalid
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
@@ -43,7 +44,7 @@ class Contents:
     reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False
-    kv_cache_bytes_per_token: int = 0
+    sequence_memory: SequenceMemory | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return them by name."""
@@ -72,7 +73,7 @@ class Manifest:
     reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
-    kv_cache_bytes_per_token: int = 0  # a CPU model's; 0: unknown
+    sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
     linked: dict[str, LinkedFile] = field(default_factory=dict)  # those files that are links to source files
@@ -108,7 +109,13 @@ class Manifest:
         try:
             tuples = {name: tuple(fields[name]) for name in ("eos_token_ids", "template_fields")}
             linked = {name: LinkedFile(**each) for name, each in fields.get("linked", {}).items()}
-            return cls(**(fields | tuples | {"serving": Serving.of(**fields["serving"]), "linked": linked}))
+            memory = fields.get("sequence_memory")
+            parts = {
+                "serving": Serving.of(**fields["serving"]),
+                "linked": linked,
+                "sequence_memory": None if memory is None else SequenceMemory(**memory),
+            }
+            return cls(**(fields | tuples | parts))
         except (BuildError, AttributeError, KeyError, TypeError) as exc:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 

@@ -62,6 +62,11 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def built(self) -> Catalog:
+        """The models that `build` makes for GPUs."""
+        return Catalog(entry for entry in self if entry.is_built)
+
     def find(self, name: str) -> ModelEntry:
         """Return the model of an id, an alias, an id without its owner, or an unambiguous part of an id.
 

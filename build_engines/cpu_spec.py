@@ -23,6 +23,7 @@ from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
+from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving, check_names
 from build_engines.text_files import (
     detected_reasoning_format,
@@ -94,6 +95,7 @@ class CpuSpec:
     options: dict[str, str] = field(default_factory=dict)  # the runtime's
     adapters: dict[str, Path] = field(default_factory=dict)  # name to folder in PEFT's format
     tool_call_format: str | None = None  # None: that of the chat template
+    sampling: dict[str, float] = field(default_factory=dict)  # the author's, where the source names no values
     serving: Serving = field(default_factory=Serving)
 
     def __post_init__(self) -> None:
@@ -144,6 +146,7 @@ class CpuSpec:
             "precision": self.precision,
             "options": self.options,
             "tool_call_format": self._tool_call_format,
+            "sampling": self.sampling,
         }
 
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
@@ -155,12 +158,13 @@ class CpuSpec:
         else:
             checkpoint = Checkpoint.load(self.tokenizer_folder)
             facts = _facts_of_checkpoint(checkpoint, self.runtime)
+        sampling = facts.sampling or self.sampling
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
-        _write_model(self, checkpoint, folder)
+        sequence_memory = _write_model(self, checkpoint, folder)
         return Contents(
             context_window=_context_window(self, facts),
             eos_token_ids=facts.eos_token_ids,
-            sampling={name: facts.sampling[name] for name in facts.sampling if name in capabilities},
+            sampling={name: value for name, value in sampling.items() if name in capabilities},
             precision=self.precision,
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
@@ -168,7 +172,7 @@ class CpuSpec:
             reasoning_format=detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
-            kv_cache_bytes_per_token=facts.kv_numbers_per_token * (4 if self.precision == "f32" else 2),
+            sequence_memory=sequence_memory,
         )
 
     def clean_up(self, source: dict[str, str]) -> None:
@@ -187,25 +191,26 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float]
     vocab_size: int
-    kv_numbers_per_token: int  # size of the KV cache of all layers
 
 
-def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> None:
-    """Write the weights and the adapters."""
+def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> SequenceMemory | None:
+    """Write the weights and the adapters, and return the memory of a sequence, if it is known."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
     _write_weights(spec, checkpoint, folder)
     if spec.projector is not None:
         check_projector(spec.projector)
         copy_or_link(spec.projector, folder / PROJECTOR)
     if spec.runtime != "llama_cpp":
-        return
+        return None
     model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # the first part
-    check_loads(str(spec.gguf or spec.checkpoint), model, projector if projector.exists() else None)
+    name, is_f32 = str(spec.gguf or spec.checkpoint), spec.precision == "f32"
+    sequence_memory = check_loads(name, model, projector if projector.exists() else None, is_f32=is_f32)
     if adapters:
         base = read_gguf_base(model)
         (folder / "adapters").mkdir()
         for name, adapter in adapters.items():
             write_lora(adapter, base, folder / _adapter_path(name))
+    return sequence_memory
 
 
 def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> None:
@@ -227,20 +232,18 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
 
 
 def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
-    context_window, kv_numbers = checkpoint.context_window, 0
+    context_window = checkpoint.context_window
     if runtime == "llama_cpp":
         model = ModelConfig.of(checkpoint.config)
         if model.context_window < context_window:
             rule = f"the context window has no more tokens, in place of {context_window}"
             logger.warning("warning: config.json: sliding_window=%d: %s", model.context_window, rule)
         context_window = model.context_window
-        kv_numbers = 2 * model.num_layers * model.num_kv_heads * model.head_dim
     return ModelFacts(
         context_window=context_window,
         eos_token_ids=checkpoint.eos_token_ids,
         sampling=checkpoint.sampling,
         vocab_size=int(checkpoint.config["vocab_size"]),
-        kv_numbers_per_token=kv_numbers,
     )
 
 
@@ -255,7 +258,6 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
         eos_token_ids=eos_token_ids,
         sampling=named_sampling(header.sampling, path.name) | named_sampling(generation),
         vocab_size=header.vocab_size,
-        kv_numbers_per_token=header.kv_numbers_per_token,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from build_engines.sequence_memory import SequenceMemory
 
 SHARE = 0.8  # part of the memory for weights and KV caches
 _CACHE_SHARE = 0.25  # part for KV caches: other programs want memory too
@@ -18,7 +21,7 @@ class ModelDemand:
     """Sequences and window of a model on a machine with enough memory."""
 
     weight_bytes: int
-    bytes_per_token: int  # KV cache; 0: unknown
+    sequence_memory: SequenceMemory | None  # None: unknown
     num_sequences: int
     window: int  # tokens
     is_fixed: bool = False  # the user has chosen the number of sequences
@@ -26,16 +29,18 @@ class ModelDemand:
     @property
     def can_shrink(self) -> bool:
         """Whether it may get less."""
-        return not self.is_fixed and self.bytes_per_token > 0
+        return not self.is_fixed and self.sequence_memory is not None
 
     @property
     def cache_bytes(self) -> int:
-        """The size of the KV cache."""
-        return self.num_sequences * self.window * self.bytes_per_token
+        """The size of the KV cache, 0 if it is unknown."""
+        return 0 if self.sequence_memory is None else self.num_sequences * self.sequence_memory.num_bytes(self.window)
 
     def text(self, num_sequences: int, window: int) -> str:
-        """Describe the memory of the model with these numbers of sequences and tokens."""
-        num_bytes = self.weight_bytes + num_sequences * window * self.bytes_per_token
+        """Describe the memory of the model with these numbers of sequences and tokens; empty if it is unknown."""
+        if self.sequence_memory is None:
+            return ""
+        num_bytes = self.weight_bytes + num_sequences * self.sequence_memory.num_bytes(window)
         return f"{num_sequences} x {window:,} tokens, {num_bytes / 1e9:.1f} GB with the weights"
 
 
@@ -55,11 +60,14 @@ def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> lis
 
 
 def _fitted(model: ModelDemand, free_bytes: int, num_cores: int) -> tuple[int, int]:
-    num_tokens, num_quick_tokens = free_bytes // model.bytes_per_token, _QUICK_CACHE_BYTES // model.bytes_per_token
-    num_useful = max(num_cores, num_quick_tokens // model.window)
-    num_sequences = min(model.num_sequences, max(_FEW_SEQUENCES, min(num_tokens // model.window, num_useful)))
-    window = num_tokens // num_sequences // _WINDOW_STEP * _WINDOW_STEP
-    least = min(_MIN_WINDOW, model.window)
+    sequence = model.sequence_memory
+    assert sequence is not None
+    whole_bytes, least = sequence.num_bytes(model.window), min(_MIN_WINDOW, model.window)
+    num_useful = max(num_cores, _QUICK_CACHE_BYTES // whole_bytes)
+    num_sequences = min(model.num_sequences, max(_FEW_SEQUENCES, min(free_bytes // whole_bytes, num_useful)))
+    # The longest window that fits: the size grows with it, though not always by the same number of bytes.
+    windows = range(0, model.window + _WINDOW_STEP, _WINDOW_STEP)
+    window = _WINDOW_STEP * (bisect_right(windows, free_bytes // num_sequences, key=sequence.num_bytes) - 1)
     if window < least:
-        num_sequences = max(1, min(num_sequences, num_tokens // least))
+        num_sequences = max(1, min(num_sequences, free_bytes // sequence.num_bytes(least)))
     return num_sequences, min(model.window, max(window, least))

@@ -16,6 +16,7 @@ from build_engines.gpus import GPUS, Gpu
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.serving import Serving, check_id
 from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.fill_in_middle import FAMILIES
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -24,6 +25,7 @@ CHAT_TEMPLATES = resources.files("build_engines").joinpath("chat_templates")
 
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 Text = Annotated[str, Field(min_length=1)]
+GgufReference = Annotated[str, Field(pattern=r"^[^/:@\s]+/[^/:@\s]+:[^/:@\s]+$")]  # OWNER/NAME:VARIANT of the hub
 
 
 class Family(StrEnum):
@@ -42,20 +44,21 @@ class Precision(StrEnum):
     F16 = "f16"
     FP8 = "fp8"  # embeddings, head and norms stay at 16 bit
     NVFP4 = "nvfp4"  # the same parts stay; the others have 4 bits, and a scale in FP8 for each 16 values
+    MXFP4 = "mxfp4"  # experts alone: 4 bits, and a scale of a byte for each 32 values
 
     @property
     def num_bytes(self) -> float:
         """Bytes of one value."""
-        return {Precision.FP8: 1, Precision.NVFP4: 0.5 + 1 / 16}.get(self, 2)
+        return {Precision.FP8: 1, Precision.NVFP4: 0.5 + 1 / 16, Precision.MXFP4: 0.5 + 1 / 32}.get(self, 2)
 
     @property
     def is_quantized(self) -> bool:
         """Whether it has fewer than 16 bits."""
-        return self in (Precision.FP8, Precision.NVFP4)
+        return self in (Precision.FP8, Precision.NVFP4, Precision.MXFP4)
 
     def runs_on(self, gpu: Gpu) -> bool:
-        """Whether the GPU's matrix units take it: FP8 from Ada, NVFP4 from Blackwell."""
-        return gpu.compute_capability >= {Precision.FP8: 89, Precision.NVFP4: 100}.get(self, 0)
+        """Whether TensorRT-LLM has kernels for it: FP8 from Ada, MXFP4 from Hopper, NVFP4 from Blackwell."""
+        return gpu.compute_capability >= {Precision.FP8: 89, Precision.MXFP4: 90, Precision.NVFP4: 100}.get(self, 0)
 
 
 class Fp8Method(StrEnum):
@@ -94,18 +97,22 @@ class ModelEntry:
 
     model_id: Text  # the repository on the Hugging Face hub
     aliases: tuple[Text, ...] = ()
-    family: Family
+    is_older: Flag = False  # listed after the models of today
+    family: Family | None = None  # None: `build` does not make it for GPUs
     architecture: Architecture
+    gguf: GgufReference | None = None  # for a CPU; None: the checkpoint is converted
     context_window: Count
     max_seq_len: Count | None = None  # limit of the engine, if it is below the context window
     default_max_seq_len: Count | None = None  # planned by default; None: the limit
     default_max_batch_size: Count | None = None  # planned by default; None: the planner's default
-    tokenizer_kind: TokenizerKind
+    tokenizer_kind: TokenizerKind | None = None
     bos_token_id: TokenId | None = None  # None: the tokenizer adds no BOS
-    eos_token_ids: Annotated[tuple[TokenId, ...], Field(min_length=1)]  # the first is that of the tokenizer
+    eos_token_ids: tuple[TokenId, ...] = ()  # the first is that of the tokenizer
     chat_template: Text = CHECKPOINT_TEMPLATE  # or the name of a shipped one
     has_system_role: Flag = True
-    tool_call_format: str
+    tool_call_format: str = ""  # empty: unknown
+    reasoning_format: str = ""  # of thinking; empty: it does not think
+    sampling: Mapping[str, int | float] = Field(default_factory=dict)  # the author's, for a GGUF file that names none
     fill_in_middle: FillInMiddleTokens | None = None
     license: Text
     is_gated: Flag = False
@@ -113,7 +120,7 @@ class ModelEntry:
     has_fp8_kv_cache: Flag = True  # FP8 engines have one
     gpu_architectures: tuple[Text, ...] = ()  # those with kernels for it; empty: any
     has_pipeline_parallelism: Flag = True
-    backends: Annotated[tuple[Backend, ...], Field(min_length=1)] = tuple(Backend)
+    backends: tuple[Backend, ...] = tuple(Backend)  # of TensorRT-LLM; none: it has no such model
     # By the key of the GPU: the layout that is planned without --gpus and --nodes.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False
@@ -122,9 +129,9 @@ class ModelEntry:
     def __post_init__(self) -> None:
         try:
             check_id(self.model_id)
-            Serving.of(self.aliases, {})
+            Serving.of(self.aliases, self.sampling)
         except BuildError as exc:
-            raise ValueError(f"model_id, aliases: {exc}") from exc
+            raise ValueError(f"model_id, aliases, sampling: {exc}") from exc
         self._check_names()
         self._check_limits()
         self._check_presets()
@@ -133,6 +140,11 @@ class ModelEntry:
     def short_name(self) -> str:
         """The id without its owner."""
         return self.model_id.rpartition("/")[2]
+
+    @property
+    def is_built(self) -> bool:
+        """Whether `build` makes it for GPUs."""
+        return self.family is not None
 
     @property
     def seq_len_limit(self) -> int:
@@ -163,8 +175,13 @@ class ModelEntry:
         return broken_rule(self.architecture, tp_size, pp_size)
 
     def _check_names(self) -> None:
-        if self.tool_call_format not in TOOL_FORMATS:
+        if self.tool_call_format not in ("", *TOOL_FORMATS):
             raise ValueError(f"tool_call_format: {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
+        if self.reasoning_format not in ("", *REASONING_FORMATS):
+            expected = ", ".join(REASONING_FORMATS)
+            raise ValueError(f"reasoning_format: {self.reasoning_format}: expected one of {expected}")
+        if self.is_built and not (self.tokenizer_kind and self.eos_token_ids and self.tool_call_format):
+            raise ValueError(f"family: {self.family}: needs tokenizer_kind, eos_token_ids and tool_call_format")
         if self.chat_template != CHECKPOINT_TEMPLATE and self.chat_template not in shipped_templates():
             expected = ", ".join((CHECKPOINT_TEMPLATE, *shipped_templates()))
             raise ValueError(f"chat_template: {self.chat_template}: expected one of {expected}")

@@ -6,7 +6,7 @@ import logging
 import re
 import shlex
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class ModelSource:
     projector: Path | None = None
     adapters: dict[str, Path] = field(default_factory=dict)
     precision: str  # the KV cache's, and a checkpoint's matrices'
+    sampling: dict[str, float] = field(default_factory=dict)  # the author's values, for a GGUF file that names none
 
 
 def model_id_of(model: str) -> str:
@@ -115,6 +116,10 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
     if path.is_file():
         raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
     entry = _entry(model)
+    if entry is not None and entry.gguf is not None:
+        reference = HubReference.find(entry.gguf)
+        assert reference is not None
+        return replace(_of_hub(model, reference, precision, digests), sampling=dict(entry.sampling))
     if entry is not None:
         reference = HubReference(entry.model_id, "main")
         if entry.architecture.class_name not in _CONVERTED:
@@ -358,13 +363,19 @@ def _of_quantized(
 
 
 def on_this_cpu(entry: ModelEntry) -> str | None:
-    """Return the largest precision in which this machine serves a model on the CPU; None: its memory is too small.
+    """Return how this machine serves a model on the CPU; None: its memory is too small.
 
-    A model of an architecture that is not converted needs a GGUF file that others have made.
+    A checkpoint is converted in the largest precision that fits. A model of another architecture needs a GGUF file, of
+    the catalog or of others on the hub.
     """
     most_bits = 8 * SHARE * memory_bytes() / entry.architecture.num_parameters
+    if entry.gguf is not None:
+        variant = entry.gguf.rpartition(":")[2]
+        return f"GGUF {variant}" if _BITS.get(variant.lower(), _BITS["q4_k_m"]) <= most_bits else None
     precision = next((name for name, num_bits in _BITS.items() if num_bits <= most_bits), None)
-    return precision if precision is None or entry.architecture.class_name in _CONVERTED else "as a GGUF file"
+    if precision is None or entry.architecture.class_name not in _CONVERTED:
+        return None if precision is None else "GGUF of the hub"
+    return f"converted, {precision}"
 
 
 def _quantized(repository: str) -> list[str]:

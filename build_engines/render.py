@@ -245,7 +245,7 @@ def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> 
     """Return what an artifact needs of the memory."""
     return ModelDemand(
         weight_bytes=sum(path.stat().st_size for path in artifact_dir.glob("*.gguf")),
-        bytes_per_token=manifest.kv_cache_bytes_per_token,
+        sequence_memory=manifest.sequence_memory,
         num_sequences=options.max_sequences_of(manifest),
         window=manifest.context_window,
         is_fixed=options.max_sequences is not None,
@@ -267,8 +267,8 @@ def _fitted(
             reduced = f"windows of {model.window:,} tokens are reduced for {num_bytes / 1e9:.1f} GB of memory"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
-        if model.bytes_per_token:
-            logger.info("memory      %s: %s", manifest.model_id, model.text(num_sequences, window))
+        if text := model.text(num_sequences, window):
+            logger.info("memory      %s: %s", manifest.model_id, text)
         fitted[folder] = (manifest, own)
     return fitted
 

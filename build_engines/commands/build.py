@@ -367,6 +367,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             options=_pairs("--option", options.option),
             adapters=adapters,
             tool_call_format=options.tool_call_format,
+            sampling=source.sampling,
             serving=_serving(options),
         )
         return build(spec, options.home / "artifacts")

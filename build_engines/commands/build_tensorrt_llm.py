@@ -127,10 +127,14 @@ class BuildOptions:
     def entry(self) -> ModelEntry:
         """The model in the catalog."""
         try:
-            return Catalog.load(*self.options.catalog).find(self.options.model)
+            entry = Catalog.load(*self.options.catalog).find(self.options.model)
         except CatalogError as exc:
             rule = "--catalog FILE adds models; --runtime llama_cpp takes models of the hub, folders and GGUF files"
             raise BuildError(f"{exc} ({rule})") from exc
+        if not entry.is_built:
+            cpu = f"`conch build {self.options.model} --runtime llama_cpp` builds it for a CPU"
+            raise BuildError(f"{entry.model_id}: {entry.architecture.class_name} is not built for GPUs yet; {cpu}")
+        return entry
 
     @property
     def backend(self) -> Backend:

@@ -16,7 +16,8 @@ from build_engines.tables import text_table
 from model_repository.system.home import add_home
 
 _STORE_HEADER = ("model", "artifact", "size", "context", "runtime", "aliases, defaults", "served at")
-_HEADER = ("model", "short name", "params", "context", "precisions", "tools", "license", "on this CPU")
+_HEADER = ("model", "short name", "params", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
+_TOO_LARGE = "no: too large"
 _EXAMPLES = """\
 examples:
   conch list                             the store, and the catalog
@@ -32,8 +33,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "list",
         help="show the models of the store and of the catalog",
         description="Show the artifacts of the store, with the running server of their model, and the models of the "
-        "catalog, which `pull`, `serve` and `plan` find by name: first those that the CPU of this machine serves, with "
-        "the largest precision for which its memory has room.",
+        "catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and first those for "
+        "which the memory of this machine has room on the CPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,8 +59,9 @@ def _list(options: argparse.Namespace) -> None:
         print("\n".join(text_table(_STORE_HEADER, map(_store_row, artifacts))))
     else:
         print("The store is empty: `conch run demo` builds the demo model, and `conch run OWNER/NAME` one of the hub.")
-    print()
-    print("\n".join(text_table(_HEADER, map(_row, entries))))
+    for title, is_older in (("Models of today", False), ("Older models", True)):
+        rows = [_row(entry) for entry in entries if entry.is_older is is_older]
+        print("\n".join(("", title, *text_table(_HEADER, rows))))
 
 
 def _store_row(artifact: Stored) -> tuple[str, ...]:
@@ -82,11 +84,19 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
         next((alias for alias in entry.aliases if ":" in alias), ""),
         f"{entry.architecture.num_parameters / 1e9:.1f} B",
         str(entry.seq_len_limit),
-        ", ".join(entry.precisions),
+        on_this_cpu(entry) or _TOO_LARGE,
+        on_gpus(entry),
         entry.tool_call_format,
+        entry.reasoning_format,
         f"{entry.license}{', gated' if entry.is_gated else ''}",
-        on_this_cpu(entry) or "no: needs a GPU",
     )
+
+
+def on_gpus(entry: ModelEntry) -> str:
+    """Return how TensorRT-LLM serves a model on GPUs."""
+    if not entry.backends:
+        return "no"
+    return f"{', '.join(entry.backends)}: {', '.join(entry.precisions) if entry.is_built else 'not built yet'}"
 
 
 def _object(artifact: Stored) -> dict[str, object]:

@@ -11,6 +11,7 @@ from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import named_sampling, read_chat_templates, read_json
 from build_engines.commands.build import fault_of_templates
+from build_engines.commands.list import on_gpus
 from build_engines.commands.plan import add_catalog_option
 from build_engines.cpu_spec import GGUF_NAME
 from build_engines.digests import Digests
@@ -92,7 +93,7 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
     demand = demand_of(folder, manifest, ServeOptions())
     [(num_sequences, window)] = fit([demand], memory_bytes(), num_physical_cores())
     yield "sequences", str(num_sequences)
-    yield "memory", demand.text(num_sequences, window) if demand.bytes_per_token else ""
+    yield "memory", demand.text(num_sequences, window)
     yield "aliases", ", ".join(manifest.serving.aliases)
     yield "adapters", ", ".join(manifest.adapters)
     yield "defaults", _defaults(manifest.defaults)
@@ -109,9 +110,12 @@ def _of_entry(entry: ModelEntry) -> Facts:
     yield "size", f"{size_text(entry.checkpoint_bytes)} in 16 bit"
     yield "architecture", _architecture(entry.architecture.class_name, entry.architecture.num_parameters)
     yield "context", f"{entry.context_window:,} tokens"
-    yield "on this CPU", on_this_cpu(entry) or "no: needs a GPU"
-    yield "on GPUs", f"{', '.join(entry.precisions)}; `conch plan` shows their number"
+    yield "GGUF file", entry.gguf or ""
+    yield "on this CPU", on_this_cpu(entry) or "no: too large"
+    yield "on GPUs", f"{on_gpus(entry)}; `conch plan` shows their number" if entry.backends else on_gpus(entry)
+    yield "defaults", _defaults(entry.sampling)
     yield "tools", entry.tool_call_format
+    yield "thinking", entry.reasoning_format
     yield "license", f"{entry.license}{', gated' if entry.is_gated else ''}"
     for note in entry.notes:
         yield "note", note

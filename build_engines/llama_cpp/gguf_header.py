@@ -35,7 +35,6 @@ class GgufFacts:
     context_length: int
     vocab_size: int  # rows of the token embedding
     eos_token_ids: tuple[int, ...]
-    kv_numbers_per_token: int  # size of the KV cache of all layers
     sampling: dict[str, Any]  # unchecked values for requests without these fields
 
 
@@ -91,7 +90,6 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         context_length=context_length,
         vocab_size=embedding[0],
         eos_token_ids=tuple(ends),
-        kv_numbers_per_token=_kv_numbers_per_token(readers[0], path, architecture),
         # 0.95 in 32 bits reads as 0.949999988.
         sampling={name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()},
     )
@@ -158,29 +156,6 @@ def check_projector(path: Path) -> None:
     has_vision = reader.fields.get("clip.has_vision_encoder")
     if _architecture(reader, path) != "clip" or has_vision is None or not has_vision.contents():
         raise BuildError(f"{path}: not a projector of images (general.architecture clip, with a vision encoder)")
-
-
-def _kv_numbers_per_token(reader: gguf.GGUFReader, path: Path, architecture: str) -> int:
-    """Return how many numbers the KV cache of all layers has for a token; 0 if the file does not say it."""
-
-    def values(name: str) -> list[int]:
-        """Return the value of all layers, or one of each layer."""
-        field = reader.fields.get(f"{architecture}.{name}")
-        contents = [] if field is None else field.contents()
-        found = contents if isinstance(contents, list) else [contents]
-        if not all(isinstance(value, int) for value in found):
-            raise BuildError(f"{path}: {architecture}.{name} is {contents}: expected whole numbers")
-        return found
-
-    num_heads = values("attention.head_count")
-    if not num_heads or not max(num_heads):
-        return 0
-    of_layers = values("attention.head_count_kv") or num_heads
-    num_layers = _number(reader, path, f"{architecture}.block_count", 0)
-    num_kv_heads = sum(of_layers) if len(of_layers) > 1 else of_layers[0] * num_layers
-    head_size = _number(reader, path, f"{architecture}.embedding_length", 0) // max(num_heads)
-    sizes = [_number(reader, path, f"{architecture}.attention.{name}_length", head_size) for name in ("key", "value")]
-    return num_kv_heads * sum(sizes)
 
 
 def _readers(path: Path) -> dict[Path, gguf.GGUFReader]:

@@ -1,47 +1,66 @@
 """Tries whether llama.cpp loads a model, in a process of its own: some files make the library end the process.
 
-Run as a program: `python -m build_engines.llama_cpp.trial_load MODEL [PROJECTOR]`.
+Run as a program: `python -m build_engines.llama_cpp.trial_load f16|f32 MODEL [PROJECTOR]`. It prints the memory of a
+sequence in JSON.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from build_engines.errors import BuildError
+from build_engines.sequence_memory import SequenceMemory
 
 _ERROR = 4  # ggml.h: enum ggml_log_level
+# A window longer than those of layers with a sliding window, and enough sequences for sizes of many hundredths of MiB.
+NUM_SEQUENCES, WINDOW = 16, 16384
+# llama.cpp's log has one line for each cache: of keys and values with the tokens of a sequence, or of states.
+_CACHE = re.compile(r"llama_(kv_cache|memory_recurrent): size = +([\d.]+) MiB \( *(\d+) cells")
 
 
-def check_loads(name: str, model: Path, projector: Path | None) -> None:
-    """Check that llama.cpp loads a model, if it is installed. The weights are not read.
+def check_loads(name: str, model: Path, projector: Path | None, *, is_f32: bool = False) -> SequenceMemory | None:
+    """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence.
+
+    Neither weights nor caches are allocated.
 
     Args:
         name: of the model, for the error.
         model: a GGUF file, or the first of a split model.
         projector: a GGUF file with which the model reads images.
+        is_f32: the KV cache is in f32, not in f16.
 
     Raises:
         BuildError: it does not; with llama.cpp's reason.
     """
     if importlib.util.find_spec("cyllama") is None:
-        return
-    command = [sys.executable, "-P", "-m", __name__, str(model), *([] if projector is None else [str(projector)])]
+        return None
+    arguments = ["f32" if is_f32 else "f16", str(model), *([] if projector is None else [str(projector)])]
+    command = [sys.executable, "-P", "-m", __name__, *arguments]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         lines = [f"status {done.returncode}", *filter(None, done.stderr.splitlines())]
         reason = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{name}: llama.cpp does not load it: {reason}")
+    return SequenceMemory(**json.loads(done.stdout))
 
 
-def _load(model: str, projector: str | None = None) -> None:
+def _load(precision: str, model: str, projector: str | None = None) -> SequenceMemory:
     from cyllama.llama import llama_cpp as llama
 
+    from model_repository.engine.llama_cpp.context import context_params
+
+    logged = []
+
     def log(level: int, text: str) -> None:
+        logged.append(text)
         if level == _ERROR:
             sys.stderr.write(text)
             sys.stderr.flush()
@@ -55,10 +74,27 @@ def _load(model: str, projector: str | None = None) -> None:
         from model_repository.engine.llama_cpp.image_prompts import load_projector
 
         load_projector(Path(projector), loaded, 1)
+    llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=precision == "f32"))
+    return sequence_memory_of("".join(logged))
+
+
+def sequence_memory_of(log: str) -> SequenceMemory:
+    """Return the memory of a sequence by the log of a context with NUM_SEQUENCES of WINDOW tokens."""
+    per_token = window = per_window_token = state = 0.0
+    for kind, size_mib, cells in _CACHE.findall(log):
+        num_bytes, num_cells = float(size_mib) * 2**20 / NUM_SEQUENCES, int(cells)
+        if kind == "memory_recurrent":
+            state += num_bytes
+        elif num_cells == WINDOW:
+            per_token += num_bytes / num_cells
+        else:
+            window, per_window_token = num_cells, num_bytes / num_cells
+    sizes = {"bytes_per_token": per_token, "window": window, "bytes_per_window_token": per_window_token}
+    return SequenceMemory(**{name: round(size) for name, size in (sizes | {"state_bytes": state}).items()})
 
 
 if __name__ == "__main__":
     try:
-        _load(*sys.argv[1:])
+        json.dump(dataclasses.asdict(_load(*sys.argv[1:])), sys.stdout)
     except Exception as exc:
         sys.exit(str(exc))

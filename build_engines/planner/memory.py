@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from build_engines.architecture import Architecture, Matrix, Split, kv_heads_per_rank
+from build_engines.architecture import Architecture, LayerKind, Matrix, Split, kv_heads_per_rank
 from build_engines.model_entry import Precision
 from build_engines.parallelism import Parallelism
+from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES
 
 # TensorRT-LLM's defaults.
 KV_CACHE_SHARE = 0.9  # part of the memory that is free after the engine is loaded
 TOKENS_PER_BLOCK = 32  # block of the paged cache
+STATE_BYTES = 4  # a value of a recurrent layer's state
 
 # Estimates. Tests compare them with published logs; we have not measured on a GPU.
 ACTIVATION_BYTES = 3  # one live value: 2, and 1 more for TensorRT's overhead
@@ -79,7 +81,8 @@ def stage_weights(
         layers = range(stage * layers_per_stage, (stage + 1) * layers_per_stage)
         matrices = Counter(matrix for layer in layers for matrix in architecture.layer_matrices(layer))
         if stage == 0:
-            matrices.update((architecture.embedding, *architecture.vision_matrices))
+            beside = (*architecture.per_layer_embeddings, *architecture.vision_matrices)
+            matrices.update((architecture.embedding, *beside))
         if stage == num_stages - 1:
             matrices.update((architecture.final_norm, architecture.head))
         yield tuple(_matrix_term(matrix, count, architecture, tp_size, precision) for matrix, count in matrices.items())
@@ -142,17 +145,41 @@ def reserve(num_gpus: int) -> tuple[Term, ...]:
     return tuple(terms)
 
 
-def kv_cache_term(architecture: Architecture, parallelism: Parallelism, bytes_per_value: int) -> Term:
-    """Return the size of one token in the cache of one GPU."""
-    num_layers = architecture.num_layers // parallelism.pp_size
-    latent = architecture.latent_attention
+def cache_term(architecture: Architecture, kind: LayerKind, parallelism: Parallelism, bytes_per_value: int) -> Term:
+    """Return what the layers of a kind keep on one GPU: of one token, or of a sequence if they are recurrent."""
+    num_layers = -(-architecture.num_cached_layers(kind) // parallelism.pp_size)
+    latent, recurrence = architecture.latent_attention, architecture.recurrence
+    if kind is LayerKind.RECURRENT and recurrence is not None:
+        num_values = -(-recurrence.num_state_values // parallelism.tp_size)
+        formula = f"{num_layers} x {num_values} x {STATE_BYTES}"
+        return Term("state", formula, num_layers * num_values * STATE_BYTES)
+    name = "per token in the window" if kind is LayerKind.SLIDING else "per token"
     if latent is not None:
-        formula = f"{num_layers} x ({latent.kv_lora_rank} + {latent.qk_rope_head_size}) x {bytes_per_value}"
-    else:
-        num_heads = kv_heads_per_rank(architecture.num_kv_heads, parallelism.tp_size)
-        formula = f"2 x {num_layers} x {num_heads} x {architecture.head_size} x {bytes_per_value}"
-    num_bytes = architecture.kv_bytes_per_token(bytes_per_value, parallelism.tp_size) // parallelism.pp_size
-    return Term("KV cache per token", formula, num_bytes)
+        sizes = " + ".join(map(str, latent.cached_sizes))
+        num_bytes = num_layers * sum(latent.cached_sizes) * bytes_per_value
+        return Term(name, f"{num_layers} x ({sizes}) x {bytes_per_value}", num_bytes)
+    heads = architecture.kv_heads(kind)
+    num_heads = kv_heads_per_rank(heads.num_kv_heads, parallelism.tp_size)
+    formula = f"2 x {num_layers} x {num_heads} x {heads.head_size} x {bytes_per_value}"
+    return Term(name, formula, 2 * num_layers * num_heads * heads.head_size * bytes_per_value)
+
+
+def cache_terms(architecture: Architecture, parallelism: Parallelism, bytes_per_value: int) -> dict[LayerKind, Term]:
+    """Return what each kind of layer keeps on one GPU."""
+    kinds = (LayerKind.FULL, LayerKind.SLIDING, LayerKind.RECURRENT)
+    found = {kind: cache_term(architecture, kind, parallelism, bytes_per_value) for kind in kinds}
+    return {kind: term for kind, term in found.items() if term.num_bytes}
+
+
+def sequence_memory(architecture: Architecture, terms: Mapping[LayerKind, Term]) -> SequenceMemory:
+    """Return the memory of a sequence on one GPU from the terms of its layers."""
+    sizes = {kind: terms[kind].num_bytes if kind in terms else 0 for kind in LayerKind}
+    return SequenceMemory(
+        bytes_per_token=sizes[LayerKind.FULL],
+        window=architecture.sliding_window or 0,
+        bytes_per_window_token=sizes[LayerKind.SLIDING],
+        state_bytes=sizes[LayerKind.RECURRENT],
+    )
 
 
 def num_blocks(num_tokens: int) -> int:
@@ -163,7 +190,8 @@ def num_blocks(num_tokens: int) -> int:
 def _matrix_term(
     matrix: Matrix, num_layers: int, architecture: Architecture, tp_size: int, precision: Precision
 ) -> Term:
-    bytes_per_value = precision.num_bytes if matrix.is_quantized else 2
+    is_quantized = matrix.is_expert if precision is Precision.MXFP4 else matrix.is_quantized
+    bytes_per_value = precision.num_bytes if is_quantized else 2
     part, parts = _share(matrix.split, architecture, tp_size)
     num_values = math.ceil(matrix.num_values * part / parts)
     share = "" if parts == 1 else f" x {part} / {parts}"
@@ -189,7 +217,7 @@ def _attention_width(architecture: Architecture, tp_size: int) -> int:
         num_kv_heads = kv_heads_per_rank(architecture.num_kv_heads, tp_size)
         return (2 * num_heads + 2 * num_kv_heads) * architecture.head_size
     per_head = 2 * (latent.qk_nope_head_size + latent.v_head_size) + latent.qk_rope_head_size
-    return latent.q_lora_rank + latent.cached_size + num_heads * per_head
+    return latent.q_lora_rank + sum(latent.cached_sizes) + num_heads * per_head
 
 
 def _mlp_width(architecture: Architecture, tp_size: int) -> int:

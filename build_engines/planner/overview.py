@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
@@ -61,7 +62,7 @@ def outcomes(
     models = list(entries)
     for gpu in gpus:
         for entry in models:
-            precisions = [name for name in entry.precisions if name.runs_on(gpu)]
+            precisions = [name for name in entry.precisions if name.runs_on(gpu)] or entry.precisions[:1]
             for name in precisions if precision is None else [Precision(precision)]:
                 try:
                     found = plan(
@@ -92,7 +93,7 @@ def row(outcome: Outcome) -> tuple[str, ...]:
         *begin,
         str(found.parallelism),
         *(f"{size / 1e9:.1f}" for size in sizes),
-        str(found.kv_bytes_per_token),
+        str(found.sequence_memory.bytes_per_token),
         str(found.num_cached_tokens),
         f"{found.num_concurrent_sequences} x {found.max_seq_len}",
         f"{found.build_disk_bytes / 1e9:.0f}",
@@ -101,9 +102,9 @@ def row(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def page(entries: Iterable[ModelEntry]) -> str:
+def page(catalog: Catalog) -> str:
     """Return docs/plans.md."""
-    found = list(outcomes(entries, GPUS.values()))
+    found = list(outcomes(catalog.built, GPUS.values()))
     lines = list(_introduction())
     for gpu in GPUS.values():
         here = [outcome for outcome in found if outcome.gpu == gpu]
@@ -121,7 +122,7 @@ def page(entries: Iterable[ModelEntry]) -> str:
 def _introduction() -> Iterator[str]:
     yield "# Plans"
     yield ""
-    yield "What each model of the catalog takes on each GPU. Nothing of it has been measured on a GPU yet."
+    yield "What each model of the catalog that `build` makes takes on each GPU. Nothing has been measured on a GPU yet."
     yield f"Written by `{COMMAND}`; a test keeps it equal to the code."
     yield ""
     for point in _POINTS:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from build_engines.architecture import LayerKind
 from build_engines.model_entry import Fp8Method
-from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, num_blocks
+from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES
 
@@ -37,11 +38,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[str]:
         f"Limits  max_seq_len {plan.max_seq_len}, max_input_len {plan.max_input_len}, "
         f"max_batch_size {plan.max_batch_size}, max_num_tokens {plan.max_num_tokens}"
     )
-    yield (
-        f"Build   disk {gigabytes(plan.build_disk_bytes)} (checkpoint {gigabytes(plan.checkpoint_bytes)}, "
-        f"converted checkpoint and engines {gigabytes(plan.engine_bytes)} each), "
-        f"RAM up to {gigabytes(plan.build_ram_bytes)}, {plan.build_time_class}"
-    )
+    yield f"Build   {_build_sizes(plan)}"
     yield f"Serve   RAM up to {gigabytes(MAX_LOGITS_BYTES)} for requests with log probabilities"
     for note in notes(plan):
         yield f"Note    {note}"
@@ -100,7 +97,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
             "reserve": _term_objects(memory.reserve),
         },
         "kv_cache": {
-            "bytes_per_token": plan.kv_bytes_per_token,
+            "bytes_per_token": plan.sequence_memory.bytes_per_token,
             "bytes_per_sequence": plan.kv_bytes_per_sequence,
             "num_tokens": plan.num_cached_tokens,
             "num_concurrent_sequences": plan.num_concurrent_sequences,
@@ -121,6 +118,9 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> Iterator[str]:
     """Yield the catalog's notes on the model, and notes on the layout."""
     yield from plan.entry.notes
+    if not plan.entry.is_built:
+        missing = "" if plan.entry.backends else f", and TensorRT-LLM has no {plan.entry.architecture.class_name}"
+        yield f"`build` does not make it for GPUs yet{missing}."
     layout, gpu = plan.parallelism, plan.gpu
     if plan.entry.is_gated:
         yield f"Gated: accept its license ({plan.entry.license}) and set a token before it can be downloaded."
@@ -143,12 +143,13 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def _cache_terms(plan: Plan) -> tuple[Term, ...]:
-    tokens = num_blocks(plan.max_seq_len) * TOKENS_PER_BLOCK
-    memory = plan.memory
+    tokens, terms, sequence = plan.num_tokens_per_sequence, plan.cache_terms, plan.sequence_memory
+    numbers = {LayerKind.FULL: f"{tokens} x ", LayerKind.SLIDING: f"{min(tokens, sequence.window)} x "}
+    parts = " + ".join(f"{numbers.get(kind, '')}{term.num_bytes}" for kind, term in terms.items())
     return (
-        Term("per token", plan.kv_cache_per_token.formula, plan.kv_bytes_per_token),
-        Term("per sequence", f"{tokens} x {plan.kv_bytes_per_token}", plan.kv_bytes_per_sequence),
-        Term("in all", f"{memory.room_bytes} x {KV_CACHE_SHARE}", memory.kv_cache_bytes),
+        *terms.values(),
+        Term("per sequence", parts, plan.kv_bytes_per_sequence),
+        Term("in all", f"{plan.memory.room_bytes} x {KV_CACHE_SHARE}", plan.memory.kv_cache_bytes),
     )
 
 
@@ -161,6 +162,16 @@ def _section(title: str, terms: Sequence[Term], *, has_sum: bool = True) -> Iter
     formula_width = max(len(term.formula) for term in terms)
     for term in terms:
         yield f"  {term.name:<{name_width}}  {term.formula:<{formula_width}}  {term.num_bytes:>17,}"
+
+
+def _build_sizes(plan: Plan) -> str:
+    if not plan.is_converted:
+        return f"nothing; the checkpoint has {gigabytes(plan.checkpoint_bytes)}"
+    return (
+        f"disk {gigabytes(plan.build_disk_bytes)} (checkpoint {gigabytes(plan.checkpoint_bytes)}, "
+        f"converted checkpoint and engines {gigabytes(plan.engine_bytes)} each), "
+        f"RAM up to {gigabytes(plan.build_ram_bytes)}, {plan.build_time_class}"
+    )
 
 
 def _which(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from build_engines.gpus import Gpu
 from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.memory import GpuMemory, Term, kv_cache_term, reserve, stage_weights, workspace
+from build_engines.planner.memory import GpuMemory, Term, cache_terms, reserve, stage_weights, workspace
 from build_engines.planner.sizing import Plan, fp8_method
 
 MAX_NODES = 8  # largest layout that is searched
@@ -108,7 +108,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
     )
     method = None
     if request.precision is Precision.FP8:
-        is_ready = request.has_fp8_checkpoint
+        is_ready = request.has_fp8_checkpoint or not request.entry.is_built
         method = Fp8Method.READY if is_ready else fp8_method(request.entry, request.gpu, parallelism)
     kv_precision = request.entry.kv_precision(request.precision, method)
     return Plan(
@@ -122,7 +122,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
         max_num_tokens=max_num_tokens,
         fp8_method=method,
         memory=memory,
-        kv_cache_per_token=kv_cache_term(architecture, parallelism, int(kv_precision.num_bytes)),
+        cache_terms=cache_terms(architecture, parallelism, int(kv_precision.num_bytes)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from build_engines.architecture import LayerKind
 from build_engines.gpus import Gpu
 from build_engines.model_entry import Family, Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
@@ -13,8 +15,10 @@ from build_engines.planner.memory import (
     GpuMemory,
     Term,
     num_blocks,
+    sequence_memory,
     stage_weights,
 )
+from build_engines.sequence_memory import SequenceMemory
 
 # With more weights the cache is small, and more GPUs of the node are better.
 COMFORTABLE_WEIGHTS_SHARE = 2 / 3
@@ -46,7 +50,7 @@ class Plan:
     max_num_tokens: int
     fp8_method: Fp8Method | None  # None: another precision
     memory: GpuMemory
-    kv_cache_per_token: Term  # one GPU's
+    cache_terms: Mapping[LayerKind, Term]  # one GPU's, by kind of layer
 
     @property
     def max_input_len(self) -> int:
@@ -54,25 +58,30 @@ class Plan:
         return self.max_seq_len - 1
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes on one GPU."""
-        return self.kv_cache_per_token.num_bytes
+    def sequence_memory(self) -> SequenceMemory:
+        """One sequence's on one GPU."""
+        return sequence_memory(self.entry.architecture, self.cache_terms)
+
+    @property
+    def num_tokens_per_sequence(self) -> int:
+        """Tokens of `max_seq_len` in whole blocks."""
+        return num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK
 
     @property
     def kv_bytes_per_sequence(self) -> int:
         """Bytes on one GPU, for a sequence of `max_seq_len` in whole blocks."""
-        return num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK * self.kv_bytes_per_token
+        return self.sequence_memory.num_bytes(self.num_tokens_per_sequence)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of all sequences together."""
-        return self.memory.kv_cache_bytes // (TOKENS_PER_BLOCK * self.kv_bytes_per_token) * TOKENS_PER_BLOCK
+        """Tokens of all sequences together, if each has `max_seq_len`."""
+        num_tokens = self.memory.kv_cache_bytes * self.num_tokens_per_sequence // self.kv_bytes_per_sequence
+        return num_tokens // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
 
     @property
     def num_concurrent_sequences(self) -> int:
         """Sequences of `max_seq_len` in one step."""
-        num_sequences = self.num_cached_tokens // (num_blocks(self.max_seq_len) * TOKENS_PER_BLOCK)
-        return min(self.max_batch_size, num_sequences)
+        return min(self.max_batch_size, self.memory.kv_cache_bytes // self.kv_bytes_per_sequence)
 
     @property
     def fits(self) -> bool:
@@ -97,8 +106,8 @@ class Plan:
 
     @property
     def is_converted(self) -> bool:
-        """Whether a build makes the matrices from others. NVFP4 comes ready from ModelOpt."""
-        return self.precision is not Precision.NVFP4
+        """Whether a build makes the matrices from others. NVFP4 and the models without a build come ready."""
+        return self.entry.is_built and self.precision is not Precision.NVFP4
 
     @property
     def engine_bytes(self) -> int:

@@ -154,6 +154,7 @@ type Options = Mapping[str, object]  # flag to value; True: a flag without one; 
 def _convert(recipe: Recipe) -> tuple[str, Options]:
     plan = recipe.plan
     family, parallelism = plan.entry.family, plan.parallelism
+    assert family is not None  # the command refuses a model without one
     if family is Family.GEMMA:
         options: dict[str, object] = {
             "--ckpt-type": "hf",

@@ -34,7 +34,7 @@ def examples() -> Mapping[str, str]:
     """Return the texts of the examples by file name."""
     return {
         f"{_object_name(entry)}-{key}.yaml": _text(plan(entry, GPUS[key]))
-        for entry in Catalog.load()
+        for entry in Catalog.load().built
         for key in GPU_KEYS
     }
 
@@ -87,7 +87,7 @@ def _object_name(entry: ModelEntry) -> str:
 
 
 def _entry(name: str) -> ModelEntry:
-    catalog = Catalog.load()
+    catalog = Catalog.load().built
     try:
         return catalog.find(name)
     except CatalogError as exc:

@@ -80,7 +80,7 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(fields | {"format": 99}))
     assert not artifact.is_complete(folder)
-    with pytest.raises(ArtifactInvalid, match="format 99, expected 5: build it again"):
+    with pytest.raises(ArtifactInvalid, match="format 99, expected 6: build it again"):
         artifact.verify(folder)
 
 
@@ -90,8 +90,8 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
         ("", "not JSON"),
         ("{", "not JSON"),
         ("{}", "not a manifest"),
-        ('{"format": 5, "eos_token_ids": [1]}', "not a manifest"),
-        ('{"format": 5, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
+        ('{"format": 6, "eos_token_ids": [1]}', "not a manifest"),
+        ('{"format": 6, "eos_token_ids": [1], "serving": {"aliases": [""], "defaults": {}}}', "not a manifest"),
     ],
 )
 def test_a_malformed_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:

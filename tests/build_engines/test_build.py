@@ -202,6 +202,13 @@ def test_a_sliding_window_that_cuts_the_context_window_is_named(
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint, context_window=300), artifacts)
 
 
+def test_sampling_defaults_of_the_catalog_are_for_a_source_without_values(checkpoint: Path, artifacts: Path) -> None:
+    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, sampling={"temperature": 0.6, "top_k": 20})
+    assert artifact.verify(build(spec, artifacts)).sampling == {"temperature": 0.6, "top_k": 20}
+    edit_json(checkpoint / "generation_config.json", top_p=0.9)
+    assert artifact.verify(build(spec, artifacts)).sampling == {"top_p": 0.9}
+
+
 def test_a_gguf_file_has_sampling_defaults_and_generation_config_goes_before_them(
     checkpoint: Path, artifacts: Path, tmp_path: Path
 ) -> None:

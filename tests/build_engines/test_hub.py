@@ -14,9 +14,11 @@ import pytest
 from huggingface_hub import constants
 
 from build_engines.__main__ import main
+from build_engines.catalog import Catalog
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.hub import HubReference, checkpoint_folder, reference_of_address
+from build_engines.model_entry import ModelEntry
 from build_engines.model_source import DEMO, ModelSource, check_converted, find_source, gguf_source
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
 
@@ -84,8 +86,9 @@ class Hub:
 
     @contextmanager
     def serving(self, **repositories: Repository) -> Iterator[str]:
-        """Serve repositories of `org`; yield the URL."""
-        with stand_in_hub({f"org/{name}": each for name, each in repositories.items()}) as endpoint:
+        """Serve repositories by name, of `org` if they have no owner; yield the URL."""
+        named = {name if "/" in name else f"org/{name}": each for name, each in repositories.items()}
+        with stand_in_hub(named) as endpoint:
             self.use(endpoint)
             yield endpoint
         self.use(NOWHERE)
@@ -314,6 +317,32 @@ def test_a_folder_that_is_not_converted_is_refused_by_build(
     for words in ([str(gemma)], ["mine", "--checkpoint", str(gemma)]):
         assert main(["build", *words, "--home", str(tmp_path / "home")]) == 1
         assert capsys.readouterr().err.startswith(f"error: {gemma}: {GEMMA}")
+
+
+def test_a_model_of_the_catalog_is_the_gguf_file_that_it_names(hub: Hub, tmp_path: Path) -> None:
+    files = folder_of(tmp_path / "qwen", "Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q8_0.gguf")
+    experts = folder_of(
+        tmp_path / "oss", "gpt-oss-120b-mxfp4-00001-of-00002.gguf", "gpt-oss-120b-mxfp4-00002-of-00002.gguf"
+    )
+    repositories = {"Qwen/Qwen3-8B-GGUF": Repository(files), "ggml-org/gpt-oss-120b-GGUF": Repository(experts)}
+    with hub.serving(**repositories):
+        dense, split = hub.find("qwen3:8b"), hub.find("gpt-oss:120b")
+        refused = hub.refusal("Qwen/Qwen3-8B", "q8_0")
+    assert (dense.model_id, dense.gguf and dense.gguf.name, dense.precision) == (
+        "qwen3:8b",
+        "Qwen3-8B-Q4_K_M.gguf",
+        "f16",
+    )
+    assert dense.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}
+    assert split.gguf is not None and split.gguf.name == "gpt-oss-120b-mxfp4-00001-of-00002.gguf"
+    assert refused == "--precision q8_0: a GGUF file keeps its precision: expected f16 or f32, for the KV cache"
+
+
+@pytest.mark.parametrize("entry", [each for each in Catalog.load() if each.gguf], ids=lambda entry: entry.aliases[0])
+def test_a_gguf_file_of_the_catalog_is_a_reference_of_the_hub(entry: ModelEntry) -> None:
+    assert entry.gguf is not None
+    reference = HubReference.find(entry.gguf)
+    assert reference is not None and reference.variant and "gguf" in reference.repository.lower()
 
 
 def test_an_unconverted_model_of_the_catalog_is_refused_without_a_network(hub: Hub) -> None:

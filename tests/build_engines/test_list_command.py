@@ -30,20 +30,35 @@ def built(checkpoint: Path, home: Path, model: str, *options: str) -> Path:
     return artifact
 
 
-def test_models_that_the_cpu_serves_are_before_those_that_need_a_gpu(
+def test_todays_models_are_before_older_ones_and_those_that_fit_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_source, "memory_bytes", lambda: 16 * GB)
-    header, *rows = run(capsys, tmp_path).partition("\n\n")[2].splitlines()
-    assert header.split("  ")[0] == "model"
-    assert {row.split()[0] for row in rows} == {entry.model_id for entry in CATALOG}
-    on_cpu = {row.split()[0]: row.rpartition("  ")[2] for row in rows}
-    assert on_cpu["meta-llama/Llama-3.2-1B-Instruct"] == "f16"
-    assert on_cpu["Qwen/Qwen2.5-7B-Instruct"] == "q8_0"
-    assert on_cpu["google/gemma-2-9b-it"] == "as a GGUF file"
-    is_last = [text == "no: needs a GPU" for text in on_cpu.values()]
-    assert is_last == sorted(is_last) and set(is_last) == {False, True}
-    assert "Llama 3.1 community, gated" in rows[0]
+    _, *sections = run(capsys, tmp_path).split("\n\n")
+    for section, title, is_older in zip(sections, ("Models of today", "Older models"), (False, True), strict=True):
+        first, header, *rows = section.splitlines()
+        assert (first, header.split("  ")[0]) == (title, "model")
+        assert {row.split()[0] for row in rows} == {each.model_id for each in CATALOG if each.is_older is is_older}
+        is_last = ["no: too large" in row for row in rows]
+        assert is_last == sorted(is_last) and set(is_last) == {False, True}
+
+
+@pytest.mark.parametrize(
+    ("model", "columns"),
+    [
+        ("qwen3:8b", "GGUF Q4_K_M|pytorch: not built yet|hermes|think|Apache-2.0"),
+        ("gpt-oss:120b", "no: too large|pytorch: not built yet|harmony|harmony|Apache-2.0"),
+        ("smollm2:135m", "converted, f16|no|plain|Apache-2.0"),
+        ("llama3.1:8b", "converted, q8_0|engine, pytorch: bf16, fp8, nvfp4|llama3_json|Llama 3.1 community, gated"),
+        ("gemma2:9b", "GGUF of the hub|engine: bf16, fp8|plain|Gemma terms, gated"),
+    ],
+)
+def test_the_list_says_where_a_model_runs(
+    model: str, columns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_source, "memory_bytes", lambda: 16 * GB)
+    [row] = [line for line in run(capsys, tmp_path).splitlines() if f" {model} " in line]
+    assert "|".join(filter(None, (part.strip() for part in row.split("  ")))).endswith(f"|{columns}")
 
 
 def test_the_store_is_first_with_names_values_and_the_server(
@@ -54,9 +69,8 @@ def test_the_store_is_first_with_names_values_and_the_server(
     folder, _ = built(checkpoint, tmp_path, "tiny", "--alias", "gpt-4o"), built(checkpoint, tmp_path, "other")
     capsys.readouterr()
     with serving(tmp_path, "tiny") as url:
-        store, _, catalog = run(capsys, tmp_path).partition("\n\n")
+        store = run(capsys, tmp_path).partition("\n\n")[0]
         artifacts = json.loads(run(capsys, tmp_path, "--json"))["artifacts"]
-    assert len(catalog.splitlines()) == 16
     _, other, tiny = store.splitlines()
     names_and_values = ["gpt-4o", "temperature=0.6", "top_k=20"]
     assert tiny.split()[:2] == ["tiny", folder.name]
@@ -69,7 +83,7 @@ def test_a_file_extends_the_catalog(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "models.yaml"
     path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
     models = json.loads(run(capsys, tmp_path, "--catalog", str(path), "--json"))["models"]
-    assert "me/my-model" in [model["model_id"] for model in models] and len(models) == 16
+    assert "me/my-model" in [model["model_id"] for model in models] and len(models) == len(CATALOG) + 1
 
 
 def test_a_damaged_artifact_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,24 @@ import pytest
 from build_engines import artifact
 from build_engines.memory_fit import ModelDemand, fit
 from build_engines.render import ServeOptions, render_artifacts
+from build_engines.sequence_memory import SequenceMemory
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.test_render_artifacts import MANIFEST
 
 GB = 10**9
-SMALL = ModelDemand(weight_bytes=GB, bytes_per_token=12_288, num_sequences=16, window=32_768)  # 0.4 GB a sequence
-LARGE = ModelDemand(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=16, window=131_072)  # 17 GB a sequence
+
+
+def demand(weights_gb: int, context_window: int, **sizes: int) -> ModelDemand:
+    """A model with 16 sequences."""
+    memory = SequenceMemory(**sizes)
+    return ModelDemand(weight_bytes=weights_gb * GB, sequence_memory=memory, num_sequences=16, window=context_window)
+
+
+SMALL = demand(1, 32_768, bytes_per_token=12_288)  # 0.4 GB a sequence
+LARGE = demand(5, 131_072, bytes_per_token=131_072)  # 17 GB a sequence
+# 17 GB a sequence too, of which 12.9 GB are of layers with a sliding window: 0.1 GB in their window
+SLIDING = demand(5, 131_072, bytes_per_token=32_768, window=1024, bytes_per_window_token=98_304)
+RECURRENT = demand(1, 131_072, state_bytes=100_000_000)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +40,11 @@ LARGE = ModelDemand(weight_bytes=5 * GB, bytes_per_token=131_072, num_sequences=
         (LARGE, 16, (4, 7424)),
         (LARGE, 7, (2, 2048)),
         (LARGE, 1, (1, 2048)),  # it may run slowly
-        (dataclasses.replace(LARGE, bytes_per_token=0), 1, (16, 131_072)),
+        (SLIDING, 32, (4, 57_856)),
+        (SLIDING, 7, (3, 2048)),
+        (RECURRENT, 2, (5, 131_072)),
+        (RECURRENT, 4, (10, 131_072)),
+        (dataclasses.replace(LARGE, sequence_memory=None), 1, (16, 131_072)),
         (dataclasses.replace(LARGE, is_fixed=True), 1, (16, 131_072)),
         (dataclasses.replace(LARGE, window=512), 7, (8, 512)),
     ],
@@ -37,8 +53,10 @@ def test_sequences_and_then_the_window_shrink(model: ModelDemand, memory_gb: int
     assert fit([model], memory_gb * GB, 64) == [fitted]
     num_sequences, window = fitted
     if window > 2048 and model.can_shrink:
-        assert model.weight_bytes + num_sequences * window * model.bytes_per_token <= 0.8 * memory_gb * GB
-        assert num_sequences * window * model.bytes_per_token <= 0.25 * memory_gb * GB
+        assert model.sequence_memory is not None
+        cache_bytes = num_sequences * model.sequence_memory.num_bytes(window)
+        assert model.weight_bytes + cache_bytes <= 0.8 * memory_gb * GB
+        assert cache_bytes <= 0.25 * memory_gb * GB
 
 
 @pytest.mark.parametrize(
@@ -72,7 +90,9 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
     folder = tmp_path / "large"
     folder.mkdir()
-    manifest = dataclasses.replace(MANIFEST, context_window=131_072, kv_cache_bytes_per_token=32_768)
+    manifest = dataclasses.replace(
+        MANIFEST, context_window=131_072, sequence_memory=SequenceMemory(bytes_per_token=32_768)
+    )
     artifact.seal(folder, manifest)
     files = render_artifacts({folder: ServeOptions()})
     fitted = parameters_in(files["org--demo/config.pbtxt"])

@@ -86,7 +86,7 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
         ),
         (["llama3.1:8b", "--all"], "error: --all: plans every model, not llama3.1:8b alone"),
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
-        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 3 more, of other GPUs, models and"),
+        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 6 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
 )

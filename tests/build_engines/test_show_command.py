@@ -61,7 +61,7 @@ def test_a_model_of_the_catalog_has_its_facts(
     monkeypatch.setattr(model_source, "memory_bytes", lambda: 8 * 10**9)
     [facts] = shown(capsys, tmp_path, "llama3.1:8b")
     assert facts["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
-    assert (facts["size"], facts["on this CPU"]) == ("16.1 GB in 16 bit", "q4_k_m")
+    assert (facts["size"], facts["on this CPU"]) == ("16.1 GB in 16 bit", "converted, q4_k_m")
 
 
 def test_a_damaged_artifact_is_shown_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

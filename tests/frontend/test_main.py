@@ -99,7 +99,7 @@ def test_the_completion_knows_commands_options_values_and_files(tmp_path: Path) 
     assert completed("build", "demo", "--prec") == {"--precision"}
     assert completed("serve", "mo") == {"model.gguf"}
     assert completed("run", "dem") == {"demo"}
-    assert completed("plan", "nvidia") == {"nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"}
+    assert completed("plan", "nvidia/Llama") == {"nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"}
     assert completed("plan", "demo", "--gpu", "h1") == {"h100"}
     assert completed("launch", "cl") == {"claude"}
     assert completed("keys", "a") == {"add"}

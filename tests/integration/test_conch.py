@@ -98,12 +98,12 @@ class Terminal:
 def test_a_gguf_file_of_the_hub_leads_to_a_conversation(tmp_path: Path) -> None:
     folder = tmp_path / "repository"
     folder.mkdir()
-    write_gguf(Checkpoint.load(DEMO / "checkpoint"), folder / "demo-F16.gguf", "f16")
+    write_gguf(Checkpoint.load(DEMO / "checkpoint"), folder / "Qwen3-8B-Q4_K_M.gguf", "f16")
     shutil.copyfile(DEMO / "mmproj.gguf", folder / "mmproj-F16.gguf")
-    with stand_in_hub({"org/demo-GGUF": Repository(folder)}) as endpoint:
+    with stand_in_hub({"Qwen/Qwen3-8B-GGUF": Repository(folder)}) as endpoint:
         hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hub")}
-        terminal = Terminal("run", "org/demo-GGUF:F16", f"--home={tmp_path / 'state'}", *FREE_PORTS, **hub)
-        terminal.wait_for("org/demo-GGUF:F16: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
+        terminal = Terminal("run", "qwen3:8b", f"--home={tmp_path / 'state'}", *FREE_PORTS, **hub)
+        terminal.wait_for("qwen3:8b: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
         terminal.wait_for(PROMPT)
         terminal.type("What is the capital of France?\n")
         terminal.wait_for(ANSWER)

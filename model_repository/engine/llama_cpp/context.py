@@ -13,6 +13,23 @@ from cyllama.llama import llama_cpp as llama
 from model_repository.engine.scheduler import Chunk, Scheduler
 
 MAX_STEP_TOKENS = 512
+_GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
+_FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
+
+
+def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaContextParams:
+    """Return the parameters of a context, for slots of `window` tokens."""
+    params = llama.LlamaContextParams()
+    params.n_ctx = window * num_slots
+    params.n_seq_max = num_slots
+    params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
+    params.kv_unified = False  # a shared pool would make every sequence attend over all KV tokens in use
+    params.no_perf = True
+    if is_f32:
+        # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
+        params.type_k = params.type_v = _GGML_TYPE_F32
+        params.flash_attn_type = _FLASH_ATTN_DISABLED
+    return params
 
 
 class Context:

@@ -26,7 +26,7 @@ from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
-from model_repository.engine.llama_cpp.context import MAX_STEP_TOKENS, Context
+from model_repository.engine.llama_cpp.context import Context, context_params
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
@@ -41,8 +41,6 @@ from model_repository.system.cores import num_physical_cores
 # A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
 # weights come from memory, and all cores should use them while they are in the cache.
 MAX_CACHED_WEIGHTS_BYTES = 64 << 20
-_GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
-_FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
 
 
 @dataclass(slots=True)
@@ -360,15 +358,6 @@ def _share_out(count: int, num_parts: int) -> list[int]:
 
 
 def _context_params(config: EngineConfig, num_slots: int, num_threads: int) -> llama.LlamaContextParams:
-    params = llama.LlamaContextParams()
-    params.n_ctx = config.context_window * num_slots
-    params.n_seq_max = num_slots
-    params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
+    params = context_params(num_slots, config.context_window, is_f32=config.precision == "f32")
     params.n_threads = params.n_threads_batch = num_threads
-    params.kv_unified = False  # a shared pool would make every sequence attend over all KV tokens in use
-    params.no_perf = True
-    if config.precision == "f32":
-        # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
-        params.type_k = params.type_v = _GGML_TYPE_F32
-        params.flash_attn_type = _FLASH_ATTN_DISABLED
     return params

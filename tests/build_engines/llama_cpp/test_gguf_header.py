@@ -28,7 +28,7 @@ def whole_file(checkpoint: Path, tmp_path: Path) -> Path:
 
 def test_a_header_has_the_facts_for_serving(whole_file: Path) -> None:
     assert read_gguf_facts(whole_file) == GgufFacts(
-        context_length=1024, vocab_size=288, eos_token_ids=(261,), kv_numbers_per_token=2 * 2 * 2 * 16, sampling={}
+        context_length=1024, vocab_size=288, eos_token_ids=(261,), sampling={}
     )
 
 
@@ -63,11 +63,6 @@ def add_end(writer: gguf.GGUFWriter, kind: str) -> None:
     getattr(writer, f"add_{kind}_token_id")(32)
 
 
-def add_heads(writer: gguf.GGUFWriter) -> None:
-    add_embedding(writer, 32)
-    writer.add_array("llama.attention.head_count", ["many"])
-
-
 # Most were built, and llama.cpp did not load them. An end token beyond the vocabulary would never come. A file without
 # token embedding is one of LoRA adapters, or of what turns images into embeddings.
 @pytest.mark.parametrize(
@@ -86,7 +81,6 @@ def add_heads(writer: gguf.GGUFWriter) -> None:
         (lambda writer: add_tokens(writer, *"abc"), r"3 tokens, and token_embd\.weight has 4 rows: llama\.cpp does"),
         (lambda writer: add_tokens(writer, *"abcde"), r"5 tokens, and token_embd\.weight has 4 rows: llama\.cpp does"),
         (lambda writer: add_tokens(writer, "a", "", "", "a"), "tokens 0 and 3 have the same text, 'a': llama.cpp does"),
-        (add_heads, r"llama\.attention\.head_count is \['many'\]: expected whole numbers"),
     ],
 )
 def test_a_model_that_llama_cpp_does_not_serve_is_refused(
@@ -189,25 +183,3 @@ def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter
     write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")
-
-
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "expected"),
-    [([8, 4], None, (8 + 4) * 16), ([8, 0], [2, 0], 2 * 16), (8, 2, 2 * 2 * 16), (None, None, 0)],
-)
-def test_layers_may_have_different_numbers_of_heads(
-    num_heads: list[int] | int | None,
-    num_kv_heads: list[int] | int | None,
-    expected: int,
-    writer: gguf.GGUFWriter,
-    tmp_path: Path,
-) -> None:
-    writer.add_context_length(64)
-    writer.add_embedding_length(64)
-    if num_heads is not None:
-        writer.add_head_count(num_heads)
-    if num_kv_heads is not None:
-        writer.add_head_count_kv(num_kv_heads)
-    writer.add_tensor("token_embd.weight", np.zeros((32, 64), dtype=np.float32))
-    write_and_close(writer)
-    assert read_gguf_facts(tmp_path / "model.gguf").kv_numbers_per_token == expected

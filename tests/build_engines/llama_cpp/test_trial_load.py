@@ -1,4 +1,4 @@
-"""Files that llama.cpp does not load."""
+"""Files that llama.cpp does not load, and the memory of a sequence of those that it loads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from pathlib import Path
 
 import gguf
 import pytest
+from cyllama.llama import llama_cpp as llama
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
-from build_engines.llama_cpp.trial_load import check_loads
+from build_engines.llama_cpp.trial_load import NUM_SEQUENCES, WINDOW, check_loads, sequence_memory_of
 from build_engines.model_source import DEMO
+from build_engines.parallelism import Parallelism
+from build_engines.planner.memory import cache_terms, sequence_memory
+from build_engines.sequence_memory import SequenceMemory
+from model_repository.engine.llama_cpp.context import context_params
 from model_repository.engine.runtime import PROJECTOR
+from tests.build_engines.llama_cpp.tiny_architectures import ARCHITECTURES, write_tiny
+from tests.model_repository.engine.tiny_mamba import write_mamba
 
 
 @pytest.fixture
@@ -40,3 +47,53 @@ def test_a_file_at_which_llama_cpp_aborts_is_refused(model: Path, num_layers: in
 def test_a_projector_of_another_model_is_refused(model: Path) -> None:
     with pytest.raises(BuildError, match=r"mismatch between text model \(n_embd = 48\) and mmproj \(n_embd = 192\)"):
         check_loads("tiny", model, DEMO / PROJECTOR)
+
+
+# --- the memory of a sequence -----------------------------------------------------------------------------------------
+
+_ROUNDING = 0.005 * 2**20 / NUM_SEQUENCES  # bytes of a sequence: the log has hundredths of MiB
+
+
+def counted(name: str) -> SequenceMemory:
+    """Return what the planner counts, in 16 bit on one GPU."""
+    return sequence_memory(ARCHITECTURES[name], cache_terms(ARCHITECTURES[name], Parallelism(), 2))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_llama_cpp_allocates_what_the_planner_counts(name: str, tmp_path: Path) -> None:
+    expected, found = counted(name), check_loads(name, write_tiny(tmp_path / "model.gguf", name), None)
+    assert found is not None
+    # The engine lets layers with a sliding window keep all tokens.
+    assert found.bytes_per_token == expected.bytes_per_token + expected.bytes_per_window_token > 0
+    assert abs(found.state_bytes - expected.state_bytes) <= _ROUNDING
+
+
+def test_a_cache_in_f32_is_twice_as_large(model: Path) -> None:
+    half, whole = check_loads("tiny", model, None), check_loads("tiny", model, None, is_f32=True)
+    assert half == SequenceMemory(bytes_per_token=2 * 2 * 2 * 16 * 2)
+    assert whole == SequenceMemory(bytes_per_token=2 * 2 * 2 * 16 * 4)
+
+
+def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Path) -> None:
+    memory = check_loads("mamba", write_mamba(tmp_path / "model.gguf"), None)
+    assert memory is not None and memory.num_bytes(2) == memory.num_bytes(10**6)
+    assert abs(memory.state_bytes - (96 * 16 + 96 * 3) * 4) <= _ROUNDING  # inner size x states, and the convolution's
+
+
+def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:
+    """llama.cpp, without `swa_full`: the window and a batch, in blocks of 256 tokens."""
+    model_params, params = llama.LlamaModelParams(), context_params(NUM_SEQUENCES, WINDOW, is_f32=False)
+    model_params.no_alloc, model_params.load_mode, params.swa_full = True, 0, False
+    logged: list[str] = []
+    llama.set_log_callback(lambda level, text: logged.append(text))
+    try:
+        model = llama.LlamaModel(str(write_tiny(tmp_path / "model.gguf", "gpt-oss")), model_params)
+        llama.LlamaContext(model, params).close()
+    finally:
+        llama.disable_logging()
+    expected = counted("gpt-oss")
+    assert sequence_memory_of("".join(logged)) == SequenceMemory(
+        bytes_per_token=expected.bytes_per_token,
+        window=768,  # 128 + 512
+        bytes_per_window_token=expected.bytes_per_window_token,
+    )

@@ -16,11 +16,13 @@ from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import (
     GpuMemory,
     Term,
-    kv_cache_term,
+    cache_terms,
     reserve,
+    sequence_memory,
     stage_weights,
     workspace,
 )
+from build_engines.sequence_memory import SequenceMemory
 
 CATALOG = Catalog.load()
 TINY = Architecture(
@@ -137,7 +139,74 @@ def test_no_layout_loses_a_parameter(architecture: Architecture, pp_size: int, p
     ],
 )
 def test_the_size_of_a_token_in_the_cache(model: str, layout: Parallelism, bytes_per_value: int, expected: int) -> None:
-    assert kv_cache_term(CATALOG.find(model).architecture, layout, bytes_per_value).num_bytes == expected
+    memory = sequence_memory_on(model, layout, bytes_per_value)
+    assert memory == SequenceMemory(bytes_per_token=expected)
+
+
+def sequence_memory_on(model: str, layout: Parallelism, bytes_per_value: int) -> SequenceMemory:
+    architecture = CATALOG.find(model).architecture
+    return sequence_memory(architecture, cache_terms(architecture, layout, bytes_per_value))
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "sizes"),
+    [
+        ("qwen3.6:35b", Parallelism(), (10 * 2 * 2 * 256 * 2, 0, 0, 30 * (32 * 128 * 128 + 3 * 8192) * 4)),
+        ("qwen3.6:35b", Parallelism(tp_size=4), (10 * 2 * 1 * 256 * 2, 0, 0, 30 * (8 * 128 * 128 + 3 * 2048) * 4)),
+        ("gpt-oss:20b", Parallelism(tp_size=2), (12 * 2 * 4 * 64 * 2, 128, 12 * 2 * 4 * 64 * 2, 0)),
+        ("gemma4:26b", Parallelism(), (5 * 2 * 2 * 512 * 2, 1024, 25 * 2 * 8 * 256 * 2, 0)),
+        # The last 18 layers use keys and values of the first 24.
+        ("gemma4:e4b", Parallelism(), (4 * 2 * 2 * 512 * 2, 512, 20 * 2 * 2 * 256 * 2, 0)),
+        ("nemotron-3-nano:30b", Parallelism(), (6 * 2 * 2 * 128 * 2, 0, 0, 23 * (64 * 64 * 128 + 3 * 6144) * 4)),
+        ("lfm2.5:1.2b", Parallelism(), (6 * 2 * 8 * 64 * 2, 0, 0, 10 * 2 * 2048 * 4)),
+        (
+            "deepseek-v3.2:671b",
+            Parallelism(tp_size=8),
+            (61 * (512 + 64 + 128) * 2, 0, 0, 0),
+        ),  # latent, and the indexer's
+        ("glm-4.7:358b", Parallelism(), (368 * 1024, 0, 0, 0)),  # source: Raschka's gallery of architectures
+    ],
+)
+def test_each_kind_of_layer_keeps_something_else(
+    model: str, layout: Parallelism, sizes: tuple[int, int, int, int]
+) -> None:
+    names = ("bytes_per_token", "window", "bytes_per_window_token", "state_bytes")
+    assert sequence_memory_on(model, layout, 2) == SequenceMemory(**dict(zip(names, sizes, strict=True)))
+
+
+def test_tokens_beyond_the_window_cost_only_the_layers_without_one() -> None:
+    memory = SequenceMemory(bytes_per_token=10, window=100, bytes_per_window_token=30, state_bytes=7)
+    assert [memory.num_bytes(num_tokens) for num_tokens in (0, 100, 101)] == [7, 4007, 4017]
+
+
+# Their model cards say 8.2 B, 30.5 B, 20.9 B, 116.8 B, 31.6 B, 1.17 B and 671 B (here with the indexers); GLM-4.7's
+# 358 B have a layer for speculation, Gemma 4 26B's 25.8 B and Ministral's 8.9 B a vision transformer.
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("qwen3:8b", 8.19),
+        ("qwen3:30b", 30.53),
+        ("gpt-oss:20b", 20.91),
+        ("gpt-oss:120b", 116.79),
+        ("nemotron-3-nano:30b", 31.58),
+        ("lfm2.5:1.2b", 1.17),
+        ("deepseek-v3.2:671b", 671.88),
+        ("glm-4.7:358b", 352.80),
+        ("gemma4:26b", 25.25),
+        ("ministral-3:8b", 8.49),
+        ("smollm2:135m", 0.13),
+    ],
+)
+def test_the_weights_of_todays_models_are_those_of_their_cards(model: str, billions: float) -> None:
+    assert round(CATALOG.find(model).architecture.num_parameters / 1e9, 2) == billions
+
+
+def test_mxfp4_is_of_experts_alone() -> None:
+    architecture = CATALOG.find("gpt-oss:20b").architecture
+    [terms] = stage_weights(architecture, Parallelism(), Precision.MXFP4)
+    experts = 24 * 32 * 3 * 2880 * 2880
+    others = architecture.num_parameters - experts
+    assert sum(term.num_bytes for term in terms) == experts // 32 * 17 + 2 * others
 
 
 # --- workspace and runtime --------------------------------------------------------------------------------------------
@@ -188,6 +257,7 @@ def test_the_shown_formula_gives_the_computed_size(entry) -> None:
         for precision in entry.precisions:
             terms = [term for stage in stage_weights(entry.architecture, layout, precision) for term in stage]
             terms += workspace(entry.architecture, layout.tp_size, max_num_tokens=8192, max_batch_size=128)
-            terms += [*reserve(layout.num_gpus), kv_cache_term(entry.architecture, layout, precision.num_bytes)]
+            terms += reserve(layout.num_gpus)
+            terms += cache_terms(entry.architecture, layout, max(1, int(precision.num_bytes))).values()
             for term in terms:
                 assert value_of(term.formula) == term.num_bytes, term.name

@@ -21,7 +21,7 @@ from build_engines.parallelism import Parallelism
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 
-CATALOG = Catalog.load()
+CATALOG = Catalog.load().built
 CONTRACT = json.loads((Path(__file__).parents[2] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
 # One GPU serves them, and only two hold the 16-bit model while its scales are measured.
 LARGER_THAN_ADVISED = {("Qwen/Qwen2-72B-Instruct", "h200", "fp8"), ("Qwen/Qwen2.5-72B-Instruct", "h200", "fp8")}
@@ -183,7 +183,7 @@ def test_a_found_plan_has_the_requested_limits(entry: ModelEntry, max_seq_len: i
     assert (found.max_seq_len, found.max_batch_size) == (max_seq_len, max_batch_size)
     assert 1 <= found.num_concurrent_sequences <= max_batch_size
     used = found.num_concurrent_sequences * found.kv_bytes_per_sequence
-    assert used <= found.num_cached_tokens * found.kv_bytes_per_token <= found.memory.kv_cache_bytes
+    assert used <= found.num_cached_tokens * found.sequence_memory.bytes_per_token <= found.memory.kv_cache_bytes
     assert found.memory.free_bytes > 0
     assert found.num_cached_tokens >= max_seq_len
 

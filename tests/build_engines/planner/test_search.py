@@ -13,7 +13,7 @@ from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.search import layouts, node_counts
 
-CATALOG = Catalog.load()
+CATALOG = Catalog.load().built
 H100 = GPUS["h100"]
 
 

@@ -1,0 +1,20 @@
+"""The memory that one sequence keeps between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceMemory:
+    """Its bytes by kind of layer: keys and values of all tokens, those of the last tokens, or a state of fixed size."""
+
+    bytes_per_token: int = 0  # layers that attend to all tokens
+    window: int = 0  # tokens that the layers with a sliding window keep
+    bytes_per_window_token: int = 0  # layers with a sliding window
+    state_bytes: int = 0  # recurrent layers
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Return the size for a sequence of so many tokens."""
+        in_window = min(num_tokens, self.window) * self.bytes_per_window_token
+        return num_tokens * self.bytes_per_token + in_window + self.state_bytes
