@@ -179,8 +179,8 @@ def test_tokens_beyond_the_window_cost_only_the_layers_without_one() -> None:
     assert [memory.num_bytes(num_tokens) for num_tokens in (0, 100, 101)] == [7, 4007, 4017]
 
 
-# Published are 8.2 B, 30.5 B, 20.9 B, 116.8 B, 31.6 B, 1.17 B and 671 B (here with the indexers). GLM-4.7's 358 B have a
-# layer for speculation. The last three are this code's own sums.
+# Published are 8.2 B, 30.5 B, 20.9 B, 116.8 B, 31.6 B, 1.17 B and 671 B (here with the indexers). GLM-4.7's 358 B have
+# a layer for speculation. The last three are this code's own sums.
 @pytest.mark.parametrize(
     ("model", "billions"),
     [
