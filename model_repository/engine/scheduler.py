@@ -30,8 +30,11 @@ class KVCache(Protocol):
     def load(self, slot: int, state: bytes) -> None:
         """Replace the slot's tokens by a copy, which may come from another KV cache."""
 
-    def trim(self, slot: int, num_tokens: int) -> int:
-        """Free all but the first tokens of a slot, or all; return how many are kept."""
+    def can_trim(self, slot: int, num_tokens: int, *, is_copied: bool) -> bool:
+        """Whether `trim` can keep so many tokens of the slot, or of a copy of it that is loaded into another one."""
+
+    def trim(self, slot: int, num_tokens: int) -> None:
+        """Free all but the first tokens of a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ class _Slot:
     sequence: int | None = None  # the running sequence
     last_used: int = 0
 
-    def num_reusable(self, job: Job) -> int:
-        """Return how many of its tokens a sequence could reuse."""
+    def num_common(self, job: Job) -> int:
+        """Return how many of its tokens begin the prompt of a sequence that may reuse them."""
         return job.num_reusable(self.token_ids) if self.family == job.family else 0
 
 
@@ -178,8 +181,11 @@ class Scheduler:
             slot.token_ids, slot.sequence = [], None
 
     def num_reusable(self, job: Job) -> int:
-        """Return how much of a sequence's prompt is already in a slot."""
-        return max(slot.num_reusable(job) for slot in self._slots)
+        """Return how much of a sequence's prompt is already in a slot: it can reuse so much, or less.
+
+        This may be called while a step is computed: then the KV cache cannot say how much it can keep.
+        """
+        return max(slot.num_common(job) for slot in self._slots)
 
     def next_step(self) -> list[Chunk]:
         """Return the chunks to compute now, all under one adapter.
@@ -198,7 +204,7 @@ class Scheduler:
         room = self._max_step_tokens - len(chunks)
         if any(not running.is_in_prefill for running in self._running.values()):
             room = min(room, self.prefill_budget.max_tokens)
-        chunks += self._prefill_chunks(group, room)
+        chunks += self._prefill_chunks((running for running in group if running.is_in_prefill), room)
         return sorted(chunks, key=lambda chunk: chunk.running.slot.index)
 
     def record(self, chunk: Chunk, next_token_id: int | None) -> None:
@@ -226,7 +232,10 @@ class Scheduler:
         for running in group:
             job, position = running.job, len(running.slot.token_ids)
             end = min(len(job.prompt), position + (min(room, scored_room) if job.is_scored else room))
-            if running.is_in_prefill and position < end:
+            # Not all KV caches can be cut behind the shared tokens: a copy is made when there are no others yet.
+            shared = (item.num_shared for item in self._waiting if item.leader is running)
+            end = min((num_shared for num_shared in shared if position < num_shared < end), default=end)
+            if position < end:
                 room -= end - position
                 scored_room -= end - position if job.is_scored else 0
                 yield Chunk(running, job.prompt[position:end], position, is_sampled=end == len(job.prompt))
@@ -287,25 +296,36 @@ class Scheduler:
             return False
         item.leader = max(candidates, key=lambda running: item.job.num_reusable(running.job.prompt))
         item.num_shared = item.job.num_reusable(item.leader.job.prompt)
-        return item.num_shared >= self.num_reusable(item.job) + MIN_COPIED_TOKENS
+        num_kept = max(
+            self._num_kept(slot, slot.num_common(item.job), is_copied=slot.sequence is not None) for slot in self._slots
+        )
+        return item.num_shared >= num_kept + MIN_COPIED_TOKENS
+
+    def _num_kept(self, slot: _Slot, num_common: int, *, is_copied: bool) -> int:
+        """Return how many of these first tokens of a slot, or of its copy, can be reused: all or none."""
+        return num_common if self._kv_cache.can_trim(slot.index, num_common, is_copied=is_copied) else 0
 
     def _claim_slot(self, job: Job) -> tuple[_Slot, int]:
         """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays, and its length."""
-        common = {slot.index: slot.num_reusable(job) for slot in self._slots}
+        common = [(slot, slot.num_common(job)) for slot in self._slots]
+        in_place, copied = (
+            {slot.index: self._num_kept(slot, num_common, is_copied=is_copied) for slot, num_common in common}
+            for is_copied in (False, True)
+        )
         free = [slot for slot in self._slots if slot.sequence is None]
         # Reuse in place, unless that would discard more tokens than it keeps.
-        claimed = max(free, key=lambda slot: common[slot.index])
-        if 2 * common[claimed.index] < len(claimed.token_ids):
+        claimed = max(free, key=lambda slot: in_place[slot.index])
+        if 2 * in_place[claimed.index] < len(claimed.token_ids):
             claimed = min(free, key=lambda slot: slot.last_used)
-        num_kept = common[claimed.index]
-        source = max(self._slots, key=lambda slot: common[slot.index])
-        if common[source.index] >= num_kept + MIN_COPIED_TOKENS:
-            num_kept = common[source.index]
+        num_kept = in_place[claimed.index]
+        source = max(self._slots, key=lambda slot: copied[slot.index])
+        if copied[source.index] >= num_kept + MIN_COPIED_TOKENS:
+            num_kept = copied[source.index]
             claimed = min(free, key=lambda slot: (slot is source, slot.last_used))
             if claimed is not source:
                 self._kv_cache.load(claimed.index, self._kv_cache.read(source.index))
                 claimed.token_ids = list(source.token_ids)
-        num_kept = self._kv_cache.trim(claimed.index, num_kept)
+        self._kv_cache.trim(claimed.index, num_kept)
         del claimed.token_ids[num_kept:]
         computed = job.computed
         if computed is not None and num_kept < computed.num_computed:

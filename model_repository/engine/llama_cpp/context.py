@@ -24,6 +24,7 @@ def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaC
     params.n_seq_max = num_slots
     params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
     params.kv_unified = False  # a shared pool would make every sequence attend over all KV tokens in use
+    params.swa_full = True  # a later prompt may reuse a beginning that ends before the sliding window
     params.no_perf = True
     if is_f32:
         # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
@@ -148,6 +149,7 @@ class SlotCache:
 
     def __init__(self, context: llama.LlamaContext) -> None:
         self._context = context
+        self._window: int = context.model.n_swa  # tokens that layers with a sliding window see; 0: no such layers
 
     def read(self, slot: int) -> bytes:
         """Return a copy of the slot's tokens."""
@@ -159,12 +161,20 @@ class SlotCache:
         self._context.memory_seq_rm(slot, -1, -1)
         self._context.set_state_seq_data(state, slot)
 
-    def trim(self, slot: int, num_tokens: int) -> int:
-        """Free all but the first tokens of a slot, and return how many are kept.
+    def can_trim(self, slot: int, num_tokens: int, *, is_copied: bool) -> bool:
+        """Whether `trim` can keep so many tokens of the slot, or of a copy of it that is loaded into another one.
 
-        A recurrent model, like Mamba, has one state for all tokens: it can only forget it whole.
+        A recurrent or hybrid model, like Mamba or Qwen3.5, has one state for all tokens: it is kept whole or not at
+        all. With a sliding window, the next token needs those before it in the window, and a copy has no others.
         """
-        if self._context.memory_seq_rm(slot, num_tokens, -1):
-            return num_tokens
-        self._context.memory_seq_rm(slot, -1, -1)
-        return 0
+        first: int = self._context.memory_seq_pos_min(slot)
+        last: int = self._context.memory_seq_pos_max(slot)
+        if is_copied and self._window:
+            first = max(first, last + 1 - self._window)
+        first_needed = max(0, num_tokens + 1 - self._window) if self._window else 0
+        return num_tokens > last or first <= first_needed
+
+    def trim(self, slot: int, num_tokens: int) -> None:
+        """Free all but the first tokens of a slot."""
+        is_freed = self._context.memory_seq_rm(slot, num_tokens, -1)
+        assert is_freed, f"slot {slot} does not keep {num_tokens} tokens"

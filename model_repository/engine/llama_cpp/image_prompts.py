@@ -196,7 +196,8 @@ class _Computer:
 
         def num_common(slot: _Slot) -> int:
             pairs = zip(slot.token_ids, token_ids, strict=False) if slot.family == family else ()
-            return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            num_tokens = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            return num_tokens if self._kv_cache.can_trim(slot.index, num_tokens, is_copied=True) else 0
 
         source = max(self._slots, key=num_common)
         num_kept = num_common(source)
@@ -205,7 +206,7 @@ class _Computer:
             slot = min(self._slots, key=lambda each: each.last_used)
         if slot is not source:
             self._kv_cache.load(slot.index, self._kv_cache.read(source.index))
-        num_kept = self._kv_cache.trim(slot.index, num_kept)
+        self._kv_cache.trim(slot.index, num_kept)
         slot.token_ids, slot.family, slot.last_used = token_ids[:num_kept], family, next(self._ticks)
         return slot
 

@@ -19,7 +19,7 @@ from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.llama_cpp.context import context_params
 from model_repository.engine.runtime import PROJECTOR
 from tests.build_engines.llama_cpp.tiny_architectures import ARCHITECTURES, write_tiny
-from tests.model_repository.engine.tiny_mamba import write_mamba
+from tests.model_repository.engine.tiny_models import write_model
 
 
 @pytest.fixture
@@ -75,9 +75,10 @@ def test_a_cache_in_f32_is_twice_as_large(model: Path) -> None:
 
 
 def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Path) -> None:
-    memory = check_loads("mamba", write_mamba(tmp_path / "model.gguf"), None)
+    memory = check_loads("mamba", write_model(tmp_path / "model.gguf", "mamba"), None)
     assert memory is not None and memory.num_bytes(2) == memory.num_bytes(10**6)
-    assert abs(memory.state_bytes - (96 * 16 + 96 * 3) * 4) <= _ROUNDING  # inner size x states, and the convolution's
+    layer_bytes = (96 * 16 + 96 * 3) * 4  # inner size x states, and the convolution's
+    assert abs(memory.state_bytes - 2 * layer_bytes) <= _ROUNDING
 
 
 def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def copy_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reuse_tokens_of_other_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler._Slot, "num_reusable", lambda slot, job: job.num_reusable(slot.token_ids))
+    monkeypatch.setattr(scheduler._Slot, "num_common", lambda slot, job: job.num_reusable(slot.token_ids))
 
 
 def take_one_image_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

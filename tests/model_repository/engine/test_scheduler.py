@@ -26,22 +26,32 @@ class FakeKVCache:
 
     def __init__(self, num_slots: int) -> None:
         self.slots: list[list[CachedToken]] = [[] for _ in range(num_slots)]
+        self.firsts = [0] * num_slots  # position of each slot's first token that is not gone
         self.copies: list[tuple[int, int]] = []
         self.is_recurrent = False
+        self.window = 1000
 
     def read(self, slot: int) -> bytes:
-        return pickle.dumps((slot, self.slots[slot]))
+        tokens = self.slots[slot]
+        return pickle.dumps((slot, tokens, max(self.firsts[slot], len(tokens) - self.window)))
 
     def load(self, slot: int, state: bytes) -> None:
-        source, self.slots[slot] = pickle.loads(state)
+        source, self.slots[slot], self.firsts[slot] = pickle.loads(state)
         self.copies.append((source, slot))
 
-    def trim(self, slot: int, num_tokens: int) -> int:
+    def can_trim(self, slot: int, num_tokens: int, *, is_copied: bool) -> bool:
+        num_cached, first = len(self.slots[slot]), self.firsts[slot]
+        if is_copied:
+            first = max(first, num_cached - self.window)
+        is_in_window = not self.is_recurrent and first <= max(0, num_tokens + 1 - self.window)
+        return num_tokens == num_cached or is_in_window
+
+    def trim(self, slot: int, num_tokens: int) -> None:
         assert num_tokens <= len(self.slots[slot])
-        if self.is_recurrent and num_tokens < len(self.slots[slot]):
-            num_tokens = 0
+        assert num_tokens == 0 or self.can_trim(slot, num_tokens, is_copied=False)
         del self.slots[slot][num_tokens:]
-        return num_tokens
+        if num_tokens == 0:
+            self.firsts[slot] = 0
 
 
 class FixedBudget(PrefillBudget):
@@ -247,12 +257,36 @@ def test_a_sequence_freed_in_prefill_leaves_its_computed_tokens() -> None:
     assert fake.run(2, PROMPT) == 60
 
 
+def test_a_slot_that_can_be_reused_is_chosen_before_one_with_more_tokens_that_cannot() -> None:
+    """A recurrent model has one state for all tokens of a slot."""
+    fake = Fake(num_slots=2)
+    fake.cache.is_recurrent = True
+    fake.run(1, (*PROMPT, 7), num_steps=1)
+    fake.run(2, PROMPT[:40], num_steps=1)
+    assert fake.run(3, (*PROMPT, 8)) == 40
+    assert fake.run(4, (*PROMPT, 7, 8)) == len(PROMPT) + 1
+
+
+def test_the_tokens_before_a_sliding_window_are_reused_only_where_they_are() -> None:
+    fake = Fake(num_slots=2)
+    fake.cache.window = 8
+    fake.submit(1, PROMPT)
+    fake.step()
+    fake.submit(2, (*PROMPT[:60], 7))
+    fake.step()
+    assert (fake.num_cached[2], fake.cache.copies) == (0, [])
+    fake.free(1)
+    assert fake.run(3, (*PROMPT[:60], 8)) == 60
+
+
 # --- prompts that begin alike and come together ----------------------------------------------------------------------
 
 
-def test_sequences_with_one_prompt_compute_it_once() -> None:
+@pytest.mark.parametrize(("is_recurrent", "window"), [(False, 1000), (True, 1000), (False, 8)])
+def test_sequences_with_one_prompt_compute_it_once(is_recurrent: bool, window: int) -> None:
     """The `n` completions of a request: the first computes the prompt, the others copy its KV tokens."""
     fake = Fake(num_slots=8, max_step_tokens=30)
+    fake.cache.is_recurrent, fake.cache.window = is_recurrent, window
     for sequence in range(8):
         fake.submit(sequence, PROMPT)
     while len(fake.num_computed) < 8:
@@ -275,7 +309,7 @@ def test_only_the_beginning_that_is_shared_is_waited_for() -> None:
     fake = Fake(max_step_tokens=50)
     fake.submit(1, tuple(range(1000, 2000)))
     fake.submit(2, (*range(1000, 1040), 5))
-    assert sequences(fake.step()) == [1]
+    assert [len(chunk.token_ids) for chunk in fake.step()] == [40]  # some KV caches copy no part of a slot
     assert sequences(fake.step()) == [1]  # a full step
     assert fake.scheduler.num_waiting == 0
     assert len(fake.cache.copies) == 1
@@ -367,11 +401,13 @@ JOBS = st.tuples(
 ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size=60)
 
 
-@given(ACTIONS, st.booleans())
-def test_tokens_are_always_the_tokens_of_their_sequence(actions: list[str | int | tuple], is_recurrent: bool) -> None:
+@given(ACTIONS, st.booleans(), st.sampled_from([8, 1000]))
+def test_tokens_are_always_the_tokens_of_their_sequence(
+    actions: list[str | int | tuple], is_recurrent: bool, window: int
+) -> None:
     """Submit, free and step in any order: `Fake.step` checks every cached token against the text of its sequence."""
     fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24)
-    fake.cache.is_recurrent = is_recurrent
+    fake.cache.is_recurrent, fake.cache.window = is_recurrent, window
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
             prompt, adapter, cache_salt, is_scored = action

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
@@ -24,6 +25,7 @@ from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm
 from tests.model_repository.engine.tiny_adapter import write_adapter
+from tests.model_repository.engine.tiny_models import write_model
 from tests.processes import is_running
 
 pytestmark = pytest.mark.usefixtures("servers")
@@ -47,13 +49,13 @@ def started(artifact: Path, **changes: object) -> LlamaCppRuntime:
         "context_window": CONFIG["max_position_embeddings"],
         "max_sequences": 3,
         "num_threads": 1,
+        "adapters": {"a": "a.gguf"},
     } | changes
     config = EngineConfig(
         runtime="llama_cpp",
         artifact_dir=artifact,
         eos_token_ids=frozenset([261]),
         precision="f32",
-        adapters={"a": "a.gguf"},
         **options,
     )
     return LlamaCppRuntime(config, load_byte_table(artifact / FILE_NAME))
@@ -132,6 +134,21 @@ def test_the_same_image_again_is_cached_and_not_computed(runtime: LlamaCppRuntim
     assert num_cached == prefix
     counts = runtime.stats().images
     assert (counts.num_images, counts.num_tokens, counts.passed_s > 0) == (1, NUM_IMAGE_TOKENS, True)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "lfm2"])
+def test_images_are_reused_before_a_sliding_window_and_by_a_recurrent_model(
+    architecture: str, artifact: Path, tmp_path: Path
+) -> None:
+    """Copies lacked the tokens before a sliding window. A salt of its own lets a request reuse nothing."""
+    for name in (FILE_NAME, PROJECTOR):
+        (tmp_path / name).symlink_to(artifact / name)
+    write_model(tmp_path / "model.gguf", architecture, tokenizer_of=artifact / "model.gguf")
+    with closing(started(tmp_path, adapters={})) as runtime:
+        for images in ([RED, BLUE, RED], [RED, BLUE, BLUE], [RED, BLUE, RED, RED], [RED], [RED, BLUE], [BLUE]):
+            asked = request(images)
+            salted = replace(asked, params=replace(asked.params, cache_salt=str(images)))
+            assert answer(runtime, asked)[0] == answer(runtime, salted)[0]
 
 
 def test_a_broken_image_is_refused_by_its_number(runtime: LlamaCppRuntime) -> None:

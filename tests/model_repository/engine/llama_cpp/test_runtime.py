@@ -25,7 +25,6 @@ from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
-from tests.model_repository.engine.tiny_mamba import write_mamba
 
 EOS = 261  # <|im_end|> of the tiny checkpoint
 GREEDY = SamplingParams(temperature=0.0)
@@ -253,20 +252,6 @@ def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise_and_a_
 def test_a_number_of_contexts_that_cannot_be_is_refused(start: Start, value: str) -> None:
     with pytest.raises(EngineFailed, match=f"option contexts={value}: expected a whole number from 1 to 3"):
         start(options={"contexts": value})
-
-
-def test_a_recurrent_model_reuses_tokens_only_to_go_on_from_all_of_them(
-    start: Start, config: EngineConfig, tmp_path: Path
-) -> None:
-    """It cannot forget a sequence's last tokens, so llama.cpp refused the step, and everybody's request failed."""
-    artifact_dir = write_mamba(tmp_path / "model.gguf").parent
-    shutil.copy(config.artifact_dir / FILE_NAME, artifact_dir)
-    runtime, fresh = (start(artifact_dir=artifact_dir, adapters={}) for _ in range(2))
-    drawn = tokens_of(runtime, request())
-    for prompt, expected_cached in (((*PROMPT, *drawn[:-1], 7), len(PROMPT) + NUM_TOKENS - 1), ((*PROMPT, 7), 0)):
-        tokens, num_cached = complete(runtime, {1: request(prompt)})
-        assert (tokens[1], num_cached[1]) == (tokens_of(fresh, request(prompt)), expected_cached)
-        fresh._forget_all()
 
 
 def test_the_urgent_pass_others_that_wait(contexts: LlamaCppRuntime) -> None:
