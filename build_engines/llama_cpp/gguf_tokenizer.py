@@ -27,6 +27,7 @@ _END_TOKENS = """
     <\uff5cend\u2581of\u2581sentence\uff5c> <|file_sep|>
     <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>
 """
+_VISIBLE_END = "<|tool_response>"  # converters mark this token of Gemma 4 as text, so that parsers see it
 _TURN_END_KEYS = (Keys.EOS_ID, Keys.EOT_ID, Keys.EOM_ID)
 _END_KEYS = (*_TURN_END_KEYS, Keys.FIM_PAD_ID, Keys.FIM_REP_ID, Keys.FIM_SEP_ID)
 # The last token ends no turn where the model has all the others.
@@ -174,7 +175,7 @@ def _end_token_ids(tokens: _Tokens) -> list[int]:
     ends = dict.fromkeys(tokens.special_ids[key] for key in _END_KEYS if key in tokens.special_ids)
     for text in _END_TOKENS.split():
         token_id = tokens.ids.get(text)
-        if token_id is not None and tokens.types[token_id] == gguf.TokenType.CONTROL:
+        if token_id is not None and (tokens.types[token_id] == gguf.TokenType.CONTROL or text == _VISIBLE_END):
             ends[token_id] = None
     texts = {tokens.texts[token_id] for token_id in ends}
     removed = {group[-1] for group in _NOT_ENDS if texts.issuperset(group)}

@@ -61,7 +61,7 @@ _PRE_TOKENIZERS = (
         ignores_merges=True,
         adds_bos=True,
     ),
-    PreTokenizer("glm4", (_words("{1,3}"),), ignores_merges=True),
+    PreTokenizer("glm4 glm5", (_words("{1,3}"),), ignores_merges=True),
     PreTokenizer("dbrx smaug-bpe chatglm-bpe", (_words("{1,3}"),)),
     PreTokenizer("qwen2 deepseek-r1-qwen", (_words(""),), normalizes=True),
     PreTokenizer("qwen35", (_words("", r"\p{L}\p{M}"),), normalizes=True),

@@ -264,6 +264,7 @@ def test_the_tokens_of_phi_3_include_the_spaces_behind_them(scored: Vocab, tmp_p
     assert encoded[0] != encoded[1]
 
 
+VISIBLE_END = "<|tool_response>"  # Gemma 4's, which its GGUF files mark as text
 ENDS = [
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|flush|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "[e~["),
@@ -275,6 +276,7 @@ ENDS = [
     "controls",
     [
         ENDS,
+        [VISIBLE_END],
         ["<|end|>", "<|return|>", "<|call|>", "<|start|>"],
         ["<|end|>", "<|flush|>", "<|calls|>"],
         ["<|end|>", "<|call|>", "<|flush|>"],
@@ -290,7 +292,11 @@ def test_generation_ends_where_it_ends_for_llama_cpp(controls: list[str], byte_l
     first = len(normal)
     vocab = Vocab(
         tokens=[*normal, "<stop>", *controls],
-        types=[*[KIND.NORMAL] * first, *[KIND.CONTROL] * (1 + len(controls))],
+        types=[
+            *[KIND.NORMAL] * first,
+            KIND.CONTROL,
+            *(KIND.USER_DEFINED if token == VISIBLE_END else KIND.CONTROL for token in controls),
+        ],
         merges=byte_level.merges,
         keys={"pre": "gpt-2", "bos_token_id": first, "eos_token_id": first},
     )
