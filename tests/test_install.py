@@ -93,7 +93,7 @@ def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
 def test_make_uses_the_named_python_or_none(tmp_path: Path) -> None:
     """Another Python was used in place of a missing one."""
     stamp = tmp_path / "venv" / "python.stamp"
-    command = ["make", str(stamp), f"VENV={stamp.parent}", "PYTHON=/nope"]
+    command = ["make", "--no-print-directory", str(stamp), f"VENV={stamp.parent}", "PYTHON=/nope"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0 and done.stderr.startswith("No usable Python 3.12 was found")
     [line] = done.stdout.splitlines()
