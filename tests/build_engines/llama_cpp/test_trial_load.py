@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import gguf
 import pytest
 from cyllama.llama import llama_cpp as llama
 
+from build_engines.architecture import Architecture, LatentAttention, Recurrence
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
@@ -18,7 +20,7 @@ from build_engines.planner.memory import cache_terms, sequence_memory
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.llama_cpp.context import context_params
 from model_repository.engine.runtime import PROJECTOR
-from tests.build_engines.llama_cpp.tiny_architectures import ARCHITECTURES, write_tiny
+from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.tiny_models import write_model
 
 
@@ -51,6 +53,35 @@ def test_a_projector_of_another_model_is_refused(model: Path) -> None:
 
 # --- the memory of a sequence -----------------------------------------------------------------------------------------
 
+_tiny = partial(
+    Architecture,
+    class_name="Tiny",
+    num_layers=2,
+    hidden_size=CONFIG["hidden_size"],
+    num_heads=3,
+    num_kv_heads=1,
+    head_size=16,
+    intermediate_size=96,
+    vocab_size=CONFIG["vocab_size"],
+)
+_states = partial(Recurrence, num_heads=6, head_size=16, state_size=16, num_groups=2, conv_width=4)
+# The numbers of `tiny_models`, as the planner has them.
+ARCHITECTURES = {
+    "gpt-oss": _tiny(layer_pattern="SF", sliding_window=32),
+    "qwen35": _tiny(layer_pattern="RF", recurrence=_states(gates_per_head=2)),
+    "nemotron_h": _tiny(num_layers=3, layer_pattern="FR-", recurrence=_states(gates_per_head=1)),
+    "lfm2": _tiny(
+        layer_pattern="FR",
+        recurrence=Recurrence(
+            num_heads=CONFIG["hidden_size"], head_size=1, state_size=0, num_groups=0, conv_width=3, gates_per_head=1
+        ),
+    ),
+    "deepseek2": _tiny(
+        latent_attention=LatentAttention(
+            kv_lora_rank=32, q_lora_rank=24, qk_nope_head_size=16, qk_rope_head_size=8, v_head_size=16
+        )
+    ),
+}
 _ROUNDING = 0.005 * 2**20 / NUM_SEQUENCES  # bytes of a sequence: the log has hundredths of MiB
 
 
@@ -61,7 +92,7 @@ def counted(name: str) -> SequenceMemory:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_llama_cpp_allocates_what_the_planner_counts(name: str, tmp_path: Path) -> None:
-    expected, found = counted(name), check_loads(name, write_tiny(tmp_path / "model.gguf", name), None)
+    expected, found = counted(name), check_loads(name, write_model(tmp_path / "model.gguf", name), None)
     assert found is not None
     # The engine lets layers with a sliding window keep all tokens.
     assert found.bytes_per_token == expected.bytes_per_token + expected.bytes_per_window_token > 0
@@ -85,16 +116,16 @@ def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:
     """llama.cpp, without `swa_full`: the window and a batch, in blocks of 256 tokens."""
     model_params, params = llama.LlamaModelParams(), context_params(NUM_SEQUENCES, WINDOW, is_f32=False)
     model_params.no_alloc, model_params.load_mode, params.swa_full = True, 0, False
-    logged: list[str] = []
+    path, logged = write_model(tmp_path / "model.gguf", "gpt-oss"), list[str]()
     llama.set_log_callback(lambda level, text: logged.append(text))
     try:
-        model = llama.LlamaModel(str(write_tiny(tmp_path / "model.gguf", "gpt-oss")), model_params)
+        model = llama.LlamaModel(str(path), model_params)
         llama.LlamaContext(model, params).close()
     finally:
         llama.disable_logging()
     expected = counted("gpt-oss")
     assert sequence_memory_of("".join(logged)) == SequenceMemory(
         bytes_per_token=expected.bytes_per_token,
-        window=768,  # 128 + 512
+        window=768,  # 32 + 512
         bytes_per_window_token=expected.bytes_per_window_token,
     )
