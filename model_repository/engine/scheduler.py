@@ -31,7 +31,11 @@ class KVCache(Protocol):
         """Replace the slot's tokens by a copy, which may come from another KV cache."""
 
     def can_trim(self, slot: int, num_tokens: int, *, is_copied: bool) -> bool:
-        """Whether `trim` can keep so many tokens of the slot, or of a copy of it that is loaded into another one."""
+        """Whether `trim` can keep the first `num_tokens` tokens of a slot.
+
+        Args:
+            is_copied: of its copy in another slot.
+        """
 
     def trim(self, slot: int, num_tokens: int) -> None:
         """Free all but the first tokens of a slot."""
@@ -181,9 +185,10 @@ class Scheduler:
             slot.token_ids, slot.sequence = [], None
 
     def num_reusable(self, job: Job) -> int:
-        """Return how much of a sequence's prompt is already in a slot: it can reuse so much, or less.
+        """Return the largest number of first tokens of a sequence's prompt that one slot has.
 
-        This may be called while a step is computed: then the KV cache cannot say how much it can keep.
+        The sequence may be able to reuse fewer. This may be called while a step is computed, when the KV cache cannot
+        say how many it can keep.
         """
         return max(slot.num_common(job) for slot in self._slots)
 
@@ -229,11 +234,12 @@ class Scheduler:
 
     def _prefill_chunks(self, group: Iterable[Running], room: int) -> Iterable[Chunk]:
         scored_room = self._max_scored_tokens
+        followers = [item for item in self._waiting if item.leader is not None]
         for running in group:
             job, position = running.job, len(running.slot.token_ids)
             end = min(len(job.prompt), position + (min(room, scored_room) if job.is_scored else room))
             # Not all KV caches can be cut behind the shared tokens: a copy is made when there are no others yet.
-            shared = (item.num_shared for item in self._waiting if item.leader is running)
+            shared = (item.num_shared for item in followers if item.leader is running)
             end = min((num_shared for num_shared in shared if position < num_shared < end), default=end)
             if position < end:
                 room -= end - position
@@ -303,7 +309,8 @@ class Scheduler:
 
     def _num_kept(self, slot: _Slot, num_common: int, *, is_copied: bool) -> int:
         """Return how many of these first tokens of a slot, or of its copy, can be reused: all or none."""
-        return num_common if self._kv_cache.can_trim(slot.index, num_common, is_copied=is_copied) else 0
+        can_keep = num_common > 0 and self._kv_cache.can_trim(slot.index, num_common, is_copied=is_copied)
+        return num_common if can_keep else 0
 
     def _claim_slot(self, job: Job) -> tuple[_Slot, int]:
         """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays, and its length."""

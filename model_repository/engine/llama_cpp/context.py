@@ -162,7 +162,7 @@ class SlotCache:
         self._context.set_state_seq_data(state, slot)
 
     def can_trim(self, slot: int, num_tokens: int, *, is_copied: bool) -> bool:
-        """Whether `trim` can keep so many tokens of the slot, or of a copy of it that is loaded into another one.
+        """Whether `trim` can keep the first `num_tokens` tokens of a slot, or of its copy in another slot.
 
         A recurrent or hybrid model, like Mamba or Qwen3.5, has one state for all tokens: it is kept whole or not at
         all. With a sliding window, the next token needs those before it in the window, and a copy has no others.
