@@ -137,6 +137,11 @@ class ModelEntry:
         self._check_presets()
 
     @property
+    def terms(self) -> str:
+        """The license, and whether the hub asks for its acceptance."""
+        return f"{self.license}{', gated' if self.is_gated else ''}"
+
+    @property
     def short_name(self) -> str:
         """The id without its owner."""
         return self.model_id.rpartition("/")[2]

@@ -70,10 +70,11 @@ class ModelSource:
 def model_id_of(model: str) -> str:
     """Return the id that a model gets from its name, as `find_source` takes it."""
     model = reference_of_address(model)
-    path, found = Path(model), HubReference.find(model)
-    if path.is_dir() and model != "demo":
-        file = _only_gguf(path)
-        return path.resolve().name if file is None else file.stem
+    if model == "demo":
+        return model
+    path, found = _path_of(model), HubReference.find(model)
+    if path.is_dir():
+        return path.resolve().name
     if _is_gguf(path, found):
         return path.stem
     if found is None:
@@ -94,7 +95,6 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         BuildError: it can be neither served nor converted.
     """
     model = reference_of_address(model)
-    path, found = Path(model), HubReference.find(model)
     if model == "demo":
         configs = sorted(DEMO.glob("adapters/*/adapter_config.json"))
         return ModelSource(
@@ -104,9 +104,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
             adapters={f"demo-{config.parent.name}": config.parent for config in configs},
             precision=precision or "f32",
         )
-    if path.is_dir() and (file := _only_gguf(path)) is not None:
-        path = file
-    model_id = model_id_of(model)
+    path, found, model_id = _path_of(model), HubReference.find(model), model_id_of(model)
     if path.is_dir():
         _check_id(model_id, f"--checkpoint {shlex.quote(model)}")
         return ModelSource(model_id=model_id, checkpoint=path, precision=precision or "f16")
@@ -136,15 +134,16 @@ def _is_gguf(path: Path, found: HubReference | None) -> bool:
     return path.suffix.lower() == ".gguf" and (path.exists() or found is None or found.variant is None)
 
 
-def _only_gguf(folder: Path) -> Path | None:
-    """Return the model of a folder with GGUF files alone; None: it is a checkpoint.
+def _path_of(model: str) -> Path:
+    """Return the path that a name is; of a folder with GGUF files alone, that of its model.
 
     Raises:
-        BuildError: it has several models.
+        BuildError: the folder has several models.
     """
+    folder = Path(model)
     names = _first_parts(path.name for path in folder.glob("*.gguf"))
     if not names or (folder / "config.json").exists():
-        return None
+        return folder
     if len(names) > 1:
         raise BuildError(f"{folder}: name one of its GGUF files: {', '.join(names[:_MAX_NAMES])}")
     return folder / names[0]

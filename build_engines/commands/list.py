@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import add_catalog_option
@@ -17,7 +18,7 @@ from model_repository.system.home import add_home
 
 _STORE_HEADER = ("model", "artifact", "size", "context", "runtime", "aliases, defaults", "served at")
 _HEADER = ("model", "short name", "params", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
-_TOO_LARGE = "no: too large"
+TOO_LARGE = "no: too large"
 _EXAMPLES = """\
 examples:
   conch list                             the store, and the catalog
@@ -68,12 +69,11 @@ def _store_row(artifact: Stored) -> tuple[str, ...]:
     manifest, begin = artifact.manifest, (artifact.model_id, artifact.folder.name, size_text(artifact.size_bytes))
     if manifest is None:
         return (*begin, "", "", artifact.error, "")
-    defaults = (f"{name}={json.dumps(value)}" for name, value in manifest.defaults.items())
     return (
         *begin,
         str(manifest.context_window),
         f"{manifest.runtime} {manifest.precision}",
-        " ".join((*manifest.serving.aliases, *defaults)),
+        " ".join((*manifest.serving.aliases, *assignments(manifest.defaults))),
         "" if artifact.server is None else artifact.server.url,
     )
 
@@ -84,12 +84,17 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
         next((alias for alias in entry.aliases if ":" in alias), ""),
         f"{entry.architecture.num_parameters / 1e9:.1f} B",
         str(entry.seq_len_limit),
-        on_this_cpu(entry) or _TOO_LARGE,
+        on_this_cpu(entry) or TOO_LARGE,
         on_gpus(entry),
         entry.tool_call_format,
         entry.reasoning_format,
-        f"{entry.license}{', gated' if entry.is_gated else ''}",
+        entry.terms,
     )
+
+
+def assignments(values: Mapping[str, object]) -> list[str]:
+    """Return defaults as `--default` takes them."""
+    return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
 def on_gpus(entry: ModelEntry) -> str:

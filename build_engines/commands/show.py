@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import named_sampling, read_chat_templates, read_json
 from build_engines.commands.build import fault_of_templates
-from build_engines.commands.list import on_gpus
+from build_engines.commands.list import TOO_LARGE, assignments, on_gpus
 from build_engines.commands.plan import add_catalog_option
 from build_engines.cpu_spec import GGUF_NAME
 from build_engines.digests import Digests
@@ -96,7 +95,7 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
     yield "memory", demand.text(num_sequences, window)
     yield "aliases", ", ".join(manifest.serving.aliases)
     yield "adapters", ", ".join(manifest.adapters)
-    yield "defaults", _defaults(manifest.defaults)
+    yield "defaults", ", ".join(assignments(manifest.defaults))
     yield "tools", manifest.tool_call_format
     yield "thinking", manifest.reasoning_format
     yield "images", "yes" if manifest.has_images else ""
@@ -111,12 +110,12 @@ def _of_entry(entry: ModelEntry) -> Facts:
     yield "architecture", _architecture(entry.architecture.class_name, entry.architecture.num_parameters)
     yield "context", f"{entry.context_window:,} tokens"
     yield "GGUF file", entry.gguf or ""
-    yield "on this CPU", on_this_cpu(entry) or "no: too large"
+    yield "on this CPU", on_this_cpu(entry) or TOO_LARGE
     yield "on GPUs", f"{on_gpus(entry)}; `conch plan` shows their number" if entry.backends else on_gpus(entry)
-    yield "defaults", _defaults(entry.sampling)
+    yield "defaults", ", ".join(assignments(entry.sampling))
     yield "tools", entry.tool_call_format
     yield "thinking", entry.reasoning_format
-    yield "license", f"{entry.license}{', gated' if entry.is_gated else ''}"
+    yield "license", entry.terms
     for note in entry.notes:
         yield "note", note
 
@@ -135,14 +134,11 @@ def _of_hub(reference: HubReference, digests: Digests) -> Facts:
     yield "architecture", ", ".join(map(str, config.get("architectures") or ()))
     yield "context", f"{config['max_position_embeddings']:,} tokens" if "max_position_embeddings" in config else ""
     if weights:
-        yield "defaults", _defaults(named_sampling(read_json(folder / "generation_config.json", is_optional=True)))
+        generation = read_json(folder / "generation_config.json", is_optional=True)
+        yield "defaults", ", ".join(assignments(named_sampling(generation)))
         yield "tools", detected_tool_call_format(folder)
         yield "chat template", "yes" if "default" in read_chat_templates(folder) else "no chat template"
 
 
 def _architecture(name: str, num_weights: int) -> str:
     return f"{name}, {num_weights / 1e9:.1f} B" if num_weights >= 1e9 else f"{name}, {num_weights / 1e6:.1f} M"
-
-
-def _defaults(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
