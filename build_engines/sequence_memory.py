@@ -15,6 +15,6 @@ class SequenceMemory:
     state_bytes: int = 0  # recurrent layers
 
     def num_bytes(self, num_tokens: int) -> int:
-        """Return the size for a sequence of so many tokens."""
+        """Return the size of a sequence with this number of tokens."""
         in_window = min(num_tokens, self.window) * self.bytes_per_window_token
         return num_tokens * self.bytes_per_token + in_window + self.state_bytes

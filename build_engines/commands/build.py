@@ -112,7 +112,7 @@ A MODEL is one of these:
   OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
   llama3.1:8b             a name of the catalog (see `list`), from the hub; with --runtime tensorrt_llm only these
   FOLDER or FILE.gguf     a checkpoint, or a GGUF file
-  a name of `list`        an artifact of the store whose file or folder may be gone
+  a name of `list`        a model of the store, also if its file or folder is gone
   FILE.yaml               several models with options (docs/models.md)
 """
 _DESCRIPTION = f"""\

@@ -1,4 +1,4 @@
-"""The checked config.json of a model whose architecture is converted."""
+"""Reads and checks config.json of the architectures that are converted."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def conch_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def add_home(command: argparse.ArgumentParser, text: str) -> None:
-    """Add the option --home; `text` says what is in the folder."""
+    """Add the option --home. Its help begins with `text`, which names the contents of the folder."""
     default = conch_home()
     command.add_argument(
         "--home", type=Path, default=default, metavar="DIR", help=f"{text} (default: {HOME_VARIABLE}, or {default})"

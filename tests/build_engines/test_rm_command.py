@@ -15,7 +15,7 @@ from tests.build_engines.serving_home import serving
 
 @pytest.fixture
 def home(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A home with two artifacts of `tiny` and one of `other`, of which the last build serves one each."""
+    """A home with two artifacts of `tiny` and one of `other`. The last build serves one artifact of each model."""
     words = ["--checkpoint", str(checkpoint), "--home", str(tmp_path / "home")]
     assert main(["pull", "tiny", "--precision", "q8_0", *words]) == 0
     models = tmp_path / "models.yaml"

@@ -50,7 +50,7 @@ class Reply(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplyRuntime(SyntheticRuntime):
-    """Plays the first reply whose `when` matches the prompt. It enforces no schema or grammar."""
+    """Plays a reply: the first one with a `when` that matches the prompt. It enforces no schema or grammar."""
 
     def __init__(self, config: ModelParameters, byte_table: Sequence[bytes]) -> None:
         super().__init__(config, byte_table)
