@@ -1,20 +1,25 @@
-"""Models of one's own checkpoints: their tokens, their sampling defaults, and a chat template that is an attack."""
+"""Models of one's own: tokens, kinds of KV cache, sampling defaults, and a chat template that is an attack."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from build_engines.__main__ import main
+from build_engines.checkpoint import Checkpoint
+from build_engines.llama_cpp.gguf_file import write_gguf
 from tests.build_engines.llama_cpp.reference import Reference
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.conftest import running_stack
+from tests.model_repository.engine.tiny_models import write_model
 
 REFERENCES = {name: Reference.load(name) for name in ("mistral", "qwen3")}
+ARCHITECTURES = ("gemma3", "qwen35")  # of llama.cpp: with a sliding window, and with recurrent layers
 TEMPLATE = """\
 {% set word, one = messages[-1].content, messages | length %}
 {% if word == 'fill' %}{{ 'a' * (5 * 10**9 * one) }}{% endif %}
@@ -23,7 +28,7 @@ TEMPLATE = """\
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A server of `own`, `off` (without its own defaults), `hostile` and the REFERENCES."""
+    """A server of `own`, `off` (without its own defaults), `hostile`, the REFERENCES and the ARCHITECTURES."""
     folder = tmp_path_factory.mktemp("own")
     checkpoint, hostile = (write_checkpoint(folder / name) for name in ("checkpoint", "hostile"))
     generation = json.loads((checkpoint / "generation_config.json").read_text())
@@ -33,6 +38,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     models = {"own": own, "off": own | {"default": {"sampling": "openai"}}, "hostile": {"checkpoint": str(hostile)}}
     for name, reference in REFERENCES.items():
         models[name] = {"checkpoint": str(reference.write_checkpoint(folder / name)), "precision": "f32"}
+    write_gguf(Checkpoint.load(checkpoint), folder / "tokenizer.gguf", "f32")
+    for name in ARCHITECTURES:
+        file = write_model(folder / f"{name}.gguf", name, tokenizer_of=folder / "tokenizer.gguf")
+        models[name] = {"gguf": str(file)}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))
     assert main(["build", str(folder / "models.yaml"), "--home", str(folder), "--num-threads", "1"]) == 0
     with running_stack(folder / "repository", tmp_path_factory) as stack:
@@ -49,6 +58,23 @@ def test_a_converted_model_continues_as_in_transformers(name: str, api: Api) -> 
     fields = {"max_tokens": len(reference.greedy), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     answer = api.post(COMPLETIONS, {"model": name, "prompt": reference.prompt} | fields)
     assert answer.body["choices"][0]["token_ids"] == reference.greedy
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_the_kv_cache_keeps_changes_no_answer(name: str, api: Api) -> None:
+    """A salt of its own lets a request reuse nothing."""
+    prompts = [[*range(40, 40 + length), last] for length in (60, 30, 60, 50) for last in (3, 4, 5)]
+    fields = {"model": name, "max_tokens": 20, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+    def answer(prompt: list[int], **salt: str) -> Answer:
+        return api.post(COMPLETIONS, fields | salt | {"prompt": prompt})
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(answer, prompts))
+    assert max(one.body["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers) > 0
+    for prompt, reused in zip(prompts, answers, strict=True):
+        alone = answer(prompt, cache_salt=str(prompt))
+        assert reused.body["choices"][0]["token_ids"] == alone.body["choices"][0]["token_ids"]
 
 
 def test_a_model_draws_by_its_own_defaults_unless_the_operator_turns_them_off(api: Api) -> None:
