@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ _BATCH_PAYLOAD_BYTES = 12_000  # requests in one message: the tokenizer leaves l
 _OPENING_ID = "outputs"  # the request that opens the stream; a batch's id has its first and last number
 _CANCEL_ID = "cancel"  # a message that cancels requests
 _SLOW_BYTES = 8_000  # a larger request takes long to encode
+MAX_HELD_S = 0.05  # of requests, until the engine has told of the last message
 
 
 class MultiplexedCall:
@@ -86,6 +87,8 @@ class MultiplexedCall:
         self._queues: dict[int, ChunkQueue] = {}
         self._cancel_keys_left: dict[int, str] = {}  # of requests that were left before their first chunk
         self._unsent: dict[int, _Packed] = {}
+        self._awaited: set[int] = set()  # numbers of the last message, of which none was heard yet
+        self._sent_s = 0.0  # when it was sent
         self._unsent_cancels: list[str] = []
         self._is_cancelling = False  # a message has no answer yet
         self._wakes_sender = asyncio.Event()  # there is something to send, or the call has ended
@@ -168,7 +171,11 @@ class MultiplexedCall:
         yield opening
 
     async def _messages(self) -> AsyncIterator[Any]:
-        """Yield batches of requests, each with those that came during the last write, and of cancels."""
+        """Yield batches of requests, each with those that came since the last one was sent, and of cancels.
+
+        A message costs about as much for one request as for ten. So the next one waits until the engine has announced
+        a request of the last one: under load, requests gather meanwhile, and a lone request waits for nothing.
+        """
         while self._error is None or self._unsent_cancels:
             if self._unsent_cancels and (not self._is_cancelling or self._error is not None):
                 self._is_cancelling = True
@@ -187,17 +194,21 @@ class MultiplexedCall:
         ends an unused stream.
         """
         self._wakes_sender.clear()
+        timeout_s = self._sent_s + MAX_HELD_S - time.monotonic() if self._unsent else KEEPALIVE_INTERVAL_S
         try:
-            await asyncio.wait_for(self._wakes_sender.wait(), KEEPALIVE_INTERVAL_S)
+            await asyncio.wait_for(self._wakes_sender.wait(), timeout_s)
         except TimeoutError:
-            return any(queue.is_waiting for queue in self._queues.values())
+            self._awaited.clear()
+            return not self._unsent and any(queue.is_waiting for queue in self._queues.values())
         return False
 
     def _next_batch(self) -> list[_Packed]:
-        """Return the unsent requests that can share a message."""
+        """Return the unsent requests that can share a message; none while the last message holds them back."""
         batch: list[_Packed] = []
         num_bytes = 0
         for packed in self._unsent.values():
+            if self._awaited and not packed.is_slow:
+                break
             num_bytes += len(packed.payload)
             if batch and (packed.is_slow or batch[0].is_slow or num_bytes > _BATCH_PAYLOAD_BYTES):
                 break
@@ -206,6 +217,9 @@ class MultiplexedCall:
                 break
         for packed in batch:
             del self._unsent[packed.number]
+        if batch and not batch[0].is_slow:
+            self._awaited.update(packed.number for packed in batch)
+            self._sent_s = time.monotonic()
         return batch
 
     def _cancel(self, cancel_key: str) -> None:
@@ -286,11 +300,18 @@ class MultiplexedCall:
         if not mark or isinstance(error, errors.OutputStreamNotOpen):
             raise error
         self._num_errors += 1
+        self._hear(range(int(first), int(last) + 1))
         for number in range(int(first), int(last) + 1):
             self._cancel_keys_left.pop(number, None)
             if queue := self._queues.get(number):
                 queue.is_waiting = False
                 queue.fail(error)
+
+    def _hear(self, numbers: Iterable[int]) -> None:
+        """Let the next message go if the engine has told of a request of the last one."""
+        if self._awaited and not self._awaited.isdisjoint(numbers):
+            self._awaited.clear()
+            self._wakes_sender.set()
 
     def _half_close(self) -> None:
         """Let the calls end, now that the output stream has: the engine had no sequences left."""
@@ -308,6 +329,7 @@ class MultiplexedCall:
         self._last_batch_s = time.monotonic()
         if not self._opened.done():
             self._opened.set_result(None)
+        self._hear(number for number, _ in batch.items)
         for number, item in batch.items:
             if queue := self._queues.get(number):
                 queue.is_waiting = False

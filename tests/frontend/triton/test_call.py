@@ -147,6 +147,42 @@ async def test_requests_that_arrive_together_share_one_message(server: FakeTrito
     assert (server.requests, server.num_opened) == ([REQUEST] * 8, 1)
 
 
+@pytest.mark.parametrize("heard", ["a chunk", "a refusal", "a refusal of the message"])
+async def test_requests_that_come_before_the_last_message_is_heard_of_share_the_next_one(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch, heard: str
+) -> None:
+    monkeypatch.setattr(call, "MAX_HELD_S", 10 * DEADLINE_S)
+    refusal = InvalidRequest("9 is too much", "max_tokens").message()
+    server.script = [refusal] if heard == "a refusal" else list(chunks("a"))
+    server.refusal = refusal if heard == "a refusal of the message" else ""
+    server.take.clear()
+    tasks = [asyncio.create_task(completion_of(client))]
+    await asyncio.wait_for(server.started.wait(), DEADLINE_S)
+    for _ in range(3):
+        tasks.append(asyncio.create_task(completion_of(client)))
+        await asyncio.sleep(0.01)
+    assert [batch.numbers for batch in server.batches] == [[1]]
+    server.take.set()
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert [batch.numbers for batch in server.batches] == [[1], [2, 3, 4]]
+
+
+async def test_no_request_waits_long_for_the_last_message(
+    server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "MAX_HELD_S", 0.01)
+    server.script = endless()
+    server.take.clear()
+    async with asyncio.timeout(DEADLINE_S):
+        tasks = [asyncio.create_task(completion_of(client))]
+        await server.started.wait()
+        tasks.append(asyncio.create_task(completion_of(client)))
+        await asyncio.to_thread(wait_until, lambda: len(server.batches) == 2, "the second message comes")
+    for task in tasks:
+        task.cancel()
+
+
 async def test_a_message_has_a_largest_number_of_requests(
     server: FakeTritonServer, client: TritonClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
