@@ -18,7 +18,7 @@ from aiohttp import web
 
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
-from frontend.connections.connection import HEADER_TIMEOUT_S, LINGERING_S, Connection
+from frontend.connections.connection import HEADER_TIMEOUT_S, LINGERING_S, Connection, drop_dead_peers
 from frontend.connections.crowd import Crowd, max_connections, raise_file_limit
 from frontend.connections.refusals import PARSER_LIMITS
 from frontend.operations.app import create_operations_app
@@ -171,6 +171,7 @@ class ConnectionRunner(web.AppRunner):
             shutdown_timeout=min(settings.drain_timeout_s, CLOSE_TIMEOUT_S),
             keepalive_timeout=settings.idle_timeout_s,
             lingering_time=LINGERING_S,
+            tcp_keepalive=False,  # the listener's is inherited
             **PARSER_LIMITS,
         )
 
@@ -204,6 +205,8 @@ class Site(web.BaseSite):
         self._server = await asyncio.get_running_loop().create_server(
             self._runner.server, ssl=self._ssl_context, backlog=self._backlog, **deadline, **self._where
         )
+        for listener in self._server.sockets:
+            drop_dead_peers(listener)
 
 
 class _Server(web.Server):

@@ -66,7 +66,7 @@ class RequestDefaults:
 
     def overridden_by(self, defaults: ModelDefaults) -> RequestDefaults:
         """Return these defaults with a model's own in their place."""
-        return dataclasses.replace(self, **defaults)
+        return dataclasses.replace(self, **defaults) if defaults else self
 
 
 class ModelParameters(EngineConfig, frozen=True, kw_only=True):

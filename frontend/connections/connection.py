@@ -8,7 +8,6 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
@@ -78,9 +77,8 @@ class Connection(web.RequestHandler):
         self._num_unread_bytes = 0  # size of our buffer when the timer last fired
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket's options and the deadline of the first head."""
+        """Set the deadline of the first head."""
         self._peer = cast(asyncio.Transport, transport)  # uvloop's is of no common class
-        _set_socket_options(transport.get_extra_info("socket"))
         self._head_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._refuse_slow_head)
         super().connection_made(transport)
         self._crowd.add(self)
@@ -244,8 +242,9 @@ class Connection(web.RequestHandler):
             self._reader_timer = None
 
 
-def _set_socket_options(sock: socket.socket | None) -> None:
-    """Have the kernel drop peers that are gone or do not read."""
+def drop_dead_peers(listener: socket.socket) -> None:
+    """Have the kernel drop peers that are gone or do not read: each connection inherits the options of its listener."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
         socket.TCP_KEEPIDLE: _KEEPALIVE_IDLE_S,
         socket.TCP_KEEPINTVL: _KEEPALIVE_INTERVAL_S,
@@ -253,11 +252,8 @@ def _set_socket_options(sock: socket.socket | None) -> None:
         socket.TCP_NOTSENT_LOWAT: _MAX_UNSENT_BYTES,
         socket.TCP_USER_TIMEOUT: int(2 * STALLED_READER_S * 1000),  # later than our deadline, which cancels the handler
     }
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
     for option, value in options.items():
-        with suppress(OSError):  # the peer may be gone
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _forget_unread(sock: socket.socket | None) -> None:

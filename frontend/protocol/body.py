@@ -49,7 +49,9 @@ class Body(BaseModel):
 
     def parts(self) -> Iterator[tuple[str, Body]]:
         """Yield the objects directly inside this object, each with its place."""
-        for name, value in self.__dict__.items():  # the fields; most are None
+        for name, value in self.__dict__.items():
+            if value is None:  # most fields are
+                continue
             if isinstance(value, Body):
                 yield self._key(name), value
             elif isinstance(value, list) and value and isinstance(value[0], Body):

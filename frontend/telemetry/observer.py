@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import time
 from collections.abc import Iterator
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -187,15 +187,15 @@ def _log(level: int, request: web.Request, status: int, total_s: float) -> None:
     log_fields(
         logger,
         level,
-        partial(_fields, request, status, total_s),
+        functools.partial(_fields, request, status, total_s),
         "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
         " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
         request.method,
         request.rel_url.raw_path,
         facts.request_id,
         facts.id,
-        quote(facts.caller.name, safe="/:@+"),
-        quote(facts.model[:_MAX_SHOWN_MODEL], safe="/:@+"),
+        _quoted(facts.caller.name),
+        _quoted(facts.model[:_MAX_SHOWN_MODEL]),
         status,
         facts.error_code or "-",
         0 if record is None else record.num_input_tokens,
@@ -204,6 +204,11 @@ def _log(level: int, request: web.Request, status: int, total_s: float) -> None:
         total_s * 1000,
         labels_text(facts.labels),
     )
+
+
+@functools.lru_cache
+def _quoted(name: str) -> str:
+    return quote(name, safe="/:@+")
 
 
 def _fields(request: web.Request, status: int, total_s: float) -> dict[str, Any]:

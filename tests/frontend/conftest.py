@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.server import app_runner
+from frontend.server import Site, app_runner
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 
@@ -41,6 +41,6 @@ async def client_of(runner: web.AppRunner, stack: AsyncExitStack) -> aiohttp.Cli
     """Have an application listen until the stack is left, and return a client of it."""
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await Site(runner, None, host="127.0.0.1", port=0).start()
     port = runner.addresses[0][1]
     return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from frontend.connections.connection import Connection
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import CHAT, COMPLETION
@@ -115,6 +116,28 @@ async def test_a_malformed_request_is_refused_without_an_echo(serve: Serve, capl
 
 def endless(num_open: int = 10_000) -> list[GenerationChunk]:
     return [GenerationChunk(text="x" * 1000) for _ in range(num_open)]
+
+
+async def test_the_kernel_checks_silent_peers_of_every_connection(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each connection inherits the options of its listener."""
+    values: list[int] = []
+    make = Connection.connection_made
+
+    def connection_made(self: Connection, transport: asyncio.BaseTransport) -> None:
+        sock = transport.get_extra_info("socket")
+        values.append(sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        values.extend(
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_NOTSENT_LOWAT, socket.TCP_USER_TIMEOUT)
+        )
+        make(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    http = await serve(FakeTriton())
+    await exchange(port_of(http), GET + CLOSE + b"\r\n")
+    assert values == [1, 30, 64 * 1024, 60_000]
 
 
 @pytest.mark.parametrize("stream", [True, False])
