@@ -6,8 +6,10 @@ import io
 import itertools
 import json
 import random
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -34,6 +36,7 @@ class Load:
     num_streams: int = 64  # an open loop uses as many as it needs
     num_tokens: int = 200  # of each completion
     prompt_words: int = 16
+    turn_chars: int = 0  # above 0: chats of agents, whose turns are pieces of source code of this length
     rate_per_s: float | None = None  # None: a closed loop
     requests_per_stream: int | None = None  # None: until the window ends
     itl_ms: float | None = None  # the engine's pace; None: no pace
@@ -51,7 +54,7 @@ class Load:
     def __post_init__(self) -> None:
         for name in ("num_streams", "num_tokens", "prompt_words", "window_s"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
-        for name in ("ramp_s", "pause_s", "warmup_s"):
+        for name in ("turn_chars", "ramp_s", "pause_s", "warmup_s"):
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
         for name in ("rate_per_s", "requests_per_stream", "itl_ms"):
             value = getattr(self, name)
@@ -119,6 +122,38 @@ def prompts(load: Load) -> Iterator[str]:
         yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
 
 
+def agent_chats(load: Load) -> Iterator[list[dict[str, str]]]:
+    """Yield the messages of endless chats, one of each agent in turn. The same load gives the same ones.
+
+    An agent has sent about nine tenths of a chat before: it goes on with a chat of eight turns, and after four more it
+    begins another one with the same first eight. All agents have the same system prompt, as long as two turns.
+    """
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    places = random.Random(load.seed)
+
+    def message(role: str, num_turns: float) -> dict[str, str]:
+        num_chars = int(load.turn_chars * num_turns)
+        start = places.randrange(len(code) - num_chars)
+        return {"role": role, "content": code[start : start + num_chars]}
+
+    system = message("system", 2)
+    pasts = [[message(role, 0.5) for _ in range(6) for role in ("user", "assistant")] for _ in range(load.num_streams)]
+    while True:
+        chats = [[system, *past] for past in pasts]
+        for _ in range(4):
+            for chat in chats:
+                chat.append(message("user", 0.5))
+                yield list(chat)
+                chat.append(message("assistant", 0.5))
+
+
+def _messages(load: Load) -> Iterator[list[dict[str, Any]]]:
+    if load.turn_chars:
+        yield from agent_chats(load)
+    for prompt in prompts(load):
+        yield [message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}]
+
+
 def requests(load: Load, target: Target) -> Iterator[bytes]:
     """Yield endless HTTP requests, each with another prompt."""
     fields: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": True}
@@ -130,10 +165,7 @@ def requests(load: Load, target: Target) -> Iterator[bytes]:
     path = f"{target.base_path}/v1/{load.api}"
     name = {"completions": "prompt", "responses": "input"}.get(load.api, "messages")
     host, port = target.address
-    for prompt in prompts(load):
-        message = (
-            message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}
-        )
-        body = json.dumps(fields | {name: prompt if load.api == "completions" else [message]}).encode()
+    for prompt in prompts(load) if load.api == "completions" else _messages(load):
+        body = json.dumps(fields | {name: prompt}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
         yield b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body)

@@ -22,7 +22,8 @@ class Setup:
     max_sequences: int = 320  # that the engine decodes at the same time
     max_in_flight: int = 1024  # that the frontend admits at the same time
     precision: Literal["f16", "f32", "q8_0"] = "f16"  # of the weights; in f32 our KV cache is f32 too
-    weights: Literal["demo", "random", "smollm2"] = "demo"  # 370 million random ones; SmolLM2's 135 million in Q4_1
+    # 370 million random ones; SmolLM2's 135 million in Q4_1. The synthetic engine has only the tokenizer.
+    weights: Literal["demo", "random", "smollm2"] = "demo"
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
     peer: str = ""  # another server that runs too: LLAMA_CPP on the same weights, or DYNAMO with its mock engine
@@ -85,9 +86,9 @@ _CHATS_AT_PACE = Load(
 _COMPLETIONS = Load(num_tokens=128, prompt_words=24, warmup_s=1.0, window_s=3.0, api="completions")
 
 
-def _beside_dynamo(label: str, load: Load) -> tuple[Point, ...]:
+def _beside_dynamo(label: str, load: Load, weights: Literal["demo", "smollm2"] = "demo") -> tuple[Point, ...]:
     """Return a load on an engine without weights, ours and Dynamo's, in turns."""
-    setup = Setup(itl_ms=load.itl_ms or 0.0, peer=DYNAMO)
+    setup = Setup(itl_ms=load.itl_ms or 0.0, weights=weights, peer=DYNAMO)
     return tuple(Point(label=f"{label}, {server}", load=load, setup=setup, server=server) for server in (OURS, DYNAMO))
 
 
@@ -162,6 +163,17 @@ SUITE = (
             *_beside_dynamo("200 requests/s at random times", Load(rate_per_s=200, num_tokens=1, window_s=5.0)),
         ),
         metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, *_AGAINST_DYNAMO),
+    ),
+    Scenario(
+        name="long-prompts",
+        title="Agents with prompts of about 32,000 tokens, nine tenths of which they sent before; SmolLM2's vocabulary",
+        points=_beside_dynamo(
+            "8 agents",
+            Load(num_streams=8, num_tokens=1, turn_chars=12_500, warmup_s=3.0, window_s=8.0),
+            weights="smollm2",
+        ),
+        metrics=("requests_per_s", "cpu_us_per_token", *_LATENCY, *_AGAINST_DYNAMO),
+        max_repeats=3,
     ),
     Scenario(
         name="unpaced",
@@ -364,6 +376,7 @@ def _quick_point(point: Point) -> Point:
         point.load,
         num_streams=min(point.load.num_streams, 16),
         num_tokens=min(point.load.num_tokens, 10),
+        turn_chars=min(point.load.turn_chars, 100),
         rate_per_s=point.load.rate_per_s and min(point.load.rate_per_s, 20),
         itl_ms=itl_ms,
         ramp_s=min(point.load.ramp_s, 0.1),

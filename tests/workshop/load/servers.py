@@ -16,6 +16,7 @@ from typing import Any
 
 from build_engines.__main__ import main as build_engines_main
 from build_engines.artifact import Manifest
+from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from frontend.launcher.triton_server import ADDRESS
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest
@@ -41,6 +42,8 @@ _LARGE: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "vocab_size": 3072,
 }
+# With SmolLM2's tokenizer, and a longer context window than its own of 8,192 tokens.
+_LONG = {"max_position_embeddings": 65_536, "vocab_size": 49_152}
 _DYNAMO_DIR = Path(".conch", "dynamo")  # its environment, which is kept
 _NUM_KNOWN_TOKENS = 4096  # of the synthetic engine's text
 
@@ -93,7 +96,8 @@ class ServerFactory:
         """Build one of the models of a setup, if it is missing."""
         arguments = ["demo", "--precision", setup.precision]
         if setup.runtime == "synthetic":
-            arguments = [f"bench/synthetic-{setup.itl_ms:g}ms-{number}", "--checkpoint", str(_CHECKPOINT)]
+            name = f"bench/synthetic-{setup.weights}-{setup.itl_ms:g}ms-{number}"
+            arguments = [name, "--checkpoint", str(self._tokenizer_checkpoint(setup))]
             arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]
         elif setup.weights == "smollm2":
             arguments = ["bench/smollm2", "--gguf", str(real_model())]
@@ -101,6 +105,18 @@ class ServerFactory:
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
         output = _build_engines("build", *arguments, "--home", str(self.state_dir))
         return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
+
+    def _tokenizer_checkpoint(self, setup: Setup) -> Path:
+        """Return a checkpoint for engines that compute nothing."""
+        if setup.weights == "demo":
+            return _CHECKPOINT
+        folder = self.state_dir / "smollm2"
+        if not folder.exists():
+            folder.mkdir()
+            write_tokenizer(real_model(), folder)
+            config = json.loads((_CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+            (folder / "config.json").write_text(json.dumps(config | _LONG))
+        return folder
 
     def _large_checkpoint(self) -> Path:
         folder = self.state_dir / "large"
@@ -148,7 +164,9 @@ class ServerFactory:
         folder = self.state_dir / "dynamo"
         with (
             self.log_path.open("a") as log,
-            dynamo.running(python, folder, _CHECKPOINT, setup.max_sequences, log, is_paced=setup.itl_ms > 0) as (
+            dynamo.running(
+                python, folder, self._tokenizer_checkpoint(setup), setup.max_sequences, log, is_paced=setup.itl_ms > 0
+            ) as (
                 url,
                 pids,
             ),

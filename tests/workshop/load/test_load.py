@@ -7,9 +7,9 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.workshop.load.accounting import Processes, ProcessUse, Sample, cpu_between
 from tests.workshop.load.http_stream import Exchange
-from tests.workshop.load.load import Load, Target
+from tests.workshop.load.load import Load, Target, agent_chats
 from tests.workshop.load.load_result import LoadResult, summarize
 from tests.workshop.load.measures import (
     added_inter_token_s,
@@ -180,6 +180,22 @@ def test_delays_are_against_the_pace_or_the_steps_of_the_engine() -> None:
     steps = np.array([1.00, 1.02, 1.04])
     tokens = np.array([0.5, 1.001, 1.0199, 1.042, 1.081])  # the steps of the first and the last are missing
     assert latency_after_steps_s(tokens, steps, 0.02) == pytest.approx([0.001, -0.0001, 0.002])
+
+
+def test_agents_have_sent_nine_tenths_of_their_chats_before() -> None:
+    def num_chars(messages: Iterable[dict[str, str]]) -> int:
+        return sum(len(message["content"]) for message in messages)
+
+    def num_common(chat: list[dict[str, str]], earlier: list[dict[str, str]]) -> int:
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(chat, earlier, strict=False))
+        return num_chars(message for message, _ in pairs)
+
+    chats = list(islice(agent_chats(Load(num_streams=2, turn_chars=100)), 40))
+    assert {num_chars(chat) for chat in chats} == {850, 950, 1050, 1150}
+    known = [
+        max(num_common(chat, earlier) for earlier in chats[:index]) for index, chat in enumerate(chats) if index > 1
+    ]
+    assert 0.88 < sum(known) / sum(map(num_chars, chats[2:])) < 0.92
 
 
 def test_only_the_window_counts() -> None:
