@@ -133,6 +133,15 @@ class Fake:
         return self.num_cached[sequence]
 
 
+@pytest.mark.parametrize("num_known", [0, 1, 511, 512, 513, 1024, 1300])
+def test_the_known_beginning_of_a_long_prompt_ends_at_the_first_other_token(num_known: int) -> None:
+    prompt = tuple(range(1400))
+    job = Job(0, prompt)
+    assert job.num_reusable([*prompt[:num_known], -1, *prompt[num_known + 1 :]]) == num_known
+    assert job.num_reusable(prompt[:num_known]) == num_known
+    assert job.num_reusable([*prompt, 5]) == 1399  # the last token is computed for its logits
+
+
 def sequences(chunks: Sequence[Chunk]) -> list[int]:
     return sorted(chunk.running.job.sequence for chunk in chunks)
 
