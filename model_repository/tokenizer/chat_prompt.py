@@ -45,6 +45,8 @@ class ChatEncoder:
         self._tool_template = compiled(files.tool_template) or self._template
         self._vocabulary = vocabulary
         self._marked_text = MarkedText(vocabulary.control_tokens)
+        sources = files.chat_template or "", files.tool_template or "", *files.special_tokens.values()
+        self._borders = vocabulary.borders(" ".join(sources))
         self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
         self._tool_format = TOOL_FORMATS[tool_call_format]
         templates = {template for template in (self._template, self._tool_template) if template is not None}
@@ -52,8 +54,11 @@ class ChatEncoder:
         self._without_calls = {template for template in templates if not _writes_calls(template)}
         self._has_system_role = self._template is not None and _writes_system_role(self._template)
 
-    def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None) -> _Encoded:
+    def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None, owner: str = "") -> _Encoded:
         """Return the conversation's token ids, without special tokens from its text, and how the model thinks then.
+
+        Args:
+            owner: its next conversations may begin like this one, see `Vocabulary.encode_pieces`.
 
         Raises:
             InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.
@@ -85,8 +90,8 @@ class ChatEncoder:
         limit(_without_mark(rendered, mark), "messages")
         thinking = self._thinking(rendered, is_new=prompt.add_generation_prompt)
         if mark is None:
-            return self._vocabulary.encode(rendered, add_special_tokens=False), thinking
-        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark)), thinking
+            return self._vocabulary.encode_pieces(self._borders.pieces(rendered), owner), thinking
+        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark), owner), thinking
 
     def _with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], template: ChatTemplate

@@ -79,6 +79,7 @@ class PromptEncoder:
         is_echo: bool = False,
         add_special_tokens: bool = True,
         limit: TextLimit = lambda text, field: None,
+        owner: str = "",
     ) -> EncodedPrompt:
         """Return the prompt's tokens.
 
@@ -87,6 +88,7 @@ class PromptEncoder:
             is_echo: also return the bytes of each token. A text prompt is echoed exactly, without its suffix; any other
                 prompt as the bytes of its tokens, without special tokens.
             add_special_tokens: add the tokenizer's own tokens to a text prompt, such as a BOS token.
+            owner: work is kept for its next prompts. Others must not learn from the time which ones it had.
 
         Raises:
             InvalidRequest: a token is unknown, or the limit or the chat template refuses the prompt.
@@ -94,9 +96,10 @@ class PromptEncoder:
         """
         if num_images:
             assert self._image_prompts is not None, "the request's capabilities are checked before"
-            return self._image_prompts.encode(prompt, num_images, limit)
+            return self._image_prompts.encode(prompt, num_images, limit, owner)
         return self._cache.get(
-            (prompt, is_echo, add_special_tokens), lambda: self._encode(prompt, is_echo, add_special_tokens, limit)
+            (owner, prompt, is_echo, add_special_tokens),
+            lambda: self._encode(prompt, is_echo, add_special_tokens, limit, owner),
         )
 
     def truncated(self, prompt: EncodedPrompt, num_tokens: int) -> EncodedPrompt:
@@ -108,7 +111,9 @@ class PromptEncoder:
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
         return replace(prompt, token_ids=token_ids, echo=echoed)
 
-    def _encode(self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit) -> EncodedPrompt:
+    def _encode(
+        self, prompt: Prompt, is_echo: bool, add_special_tokens: bool, limit: TextLimit, owner: str
+    ) -> EncodedPrompt:
         token_ids: Sequence[int]
         echoed: tuple[bytes, ...] = ()
         thinking: Thinking | None = None
@@ -126,7 +131,7 @@ class PromptEncoder:
                 limit(text + suffix, field)
                 return self._encode_with_suffix(text, suffix, is_echo=is_echo)
             case ChatPrompt():
-                token_ids, thinking = self._chat.encode(prompt, limit)
+                token_ids, thinking = self._chat.encode(prompt, limit, owner)
             case TokenPrompt(token_ids):
                 pass
         self.vocabulary.check(token_ids, field)
@@ -157,7 +162,7 @@ class _ImagePromptEncoder:
         self._chat = ChatEncoder(files, self._vocabulary, tool_call_format, reasoning_format)
         self._marker_id = self._vocabulary.added_id(IMAGE_MARKER)
 
-    def encode(self, prompt: Prompt, num_images: int, limit: TextLimit) -> EncodedPrompt:
+    def encode(self, prompt: Prompt, num_images: int, limit: TextLimit, owner: str) -> EncodedPrompt:
         """Return the tokens, with IMAGE_PLACE for each image.
 
         Raises:
@@ -170,7 +175,7 @@ class _ImagePromptEncoder:
                 limit(text, prompt_field(prompt))
                 token_ids: Sequence[int] = self._vocabulary.encode(text)
             case ChatPrompt():
-                token_ids, thinking = self._chat.encode(prompt, limit)
+                token_ids, thinking = self._chat.encode(prompt, limit, owner)
             case _:
                 raise InvalidRequest("they go with messages, or with a text prompt without suffix", "images")
         num_places = sum(token_id == self._marker_id for token_id in token_ids)

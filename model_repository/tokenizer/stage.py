@@ -131,7 +131,11 @@ class TokenizerStage:
         params, window = request.params, self._model.context_window
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         prompt = self._prompts.encode(
-            request.prompt, num_images=len(request.images), is_echo=params.is_echo, limit=limit
+            request.prompt,
+            num_images=len(request.images),
+            is_echo=params.is_echo,
+            limit=limit,
+            owner=params.cache_salt or params.sender,
         )
         prompt = self._prompts.truncated(prompt, num_kept_tokens(params, len(prompt.token_ids), window))
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
@@ -158,7 +162,10 @@ class TokenizerStage:
         """
         check_prompt(request.prompt)
         encoded = self._prompts.encode(
-            request.prompt, add_special_tokens=request.add_special_tokens, limit=check_num_bytes
+            request.prompt,
+            add_special_tokens=request.add_special_tokens,
+            limit=check_num_bytes,
+            owner=request.sender,
         )
         strings = map(self._prompts.vocabulary.token_string, encoded.token_ids)
         return TokenizeAnswer(encoded.token_ids, tuple(strings))

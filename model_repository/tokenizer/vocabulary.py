@@ -7,13 +7,18 @@ import json
 import operator
 import secrets
 import sys
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.borders import MIN_CHARS, Borders
+from model_repository.tokenizer.bounded_cache import BoundedCache
 
+_MAX_KEPT_BYTES = 64 << 20  # of texts with their tokens: about eight million tokens
 _SPACES = " \t\r\n\u2581"
 
 
@@ -48,6 +53,7 @@ class Vocabulary:
         inserted = itertools.takewhile(
             operator.itemgetter(1), zip(beginning.ids, beginning.special_tokens_mask, strict=True)
         )
+        self._kept: BoundedCache[array[int]] = BoundedCache(sys.getsizeof, max_bytes=_MAX_KEPT_BYTES)
         self.first_ids = tuple(token_id for token_id, _ in inserted)  # start of every prompt: the BOS token, if any
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -62,9 +68,28 @@ class Vocabulary:
         """Return the same tokens with their places in the text, which takes twice as long."""
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
-    def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
-        """Return the token ids of a text in parts, each with whether it is an added token."""
-        token_ids: list[int] = []
+    def borders(self, template: str) -> Borders:
+        """Return the borders in the texts of a template, at the tokens that its source names."""
+        return Borders(self._added.values(), {token for token in self.control_tokens if token in template})
+
+    def encode_pieces(self, pieces: Iterable[str], owner: str = "") -> array[int]:
+        """Return the token ids of a text in the pieces of `Borders`: those of `encode` without special tokens.
+
+        Args:
+            owner: long pieces are kept for its next texts. Others must not learn from the time which texts it had.
+        """
+        token_ids = array("i")
+        for piece in pieces:
+            token_ids.extend(self._known_ids(self._tokenizer, piece, owner))
+        return token_ids
+
+    def encode_parts(self, parts: Iterable[tuple[str, bool]], owner: str = "") -> array[int]:
+        """Return the token ids of a text in parts, each with whether it is an added token.
+
+        Args:
+            owner: see `encode_pieces`.
+        """
+        token_ids = array("i")
         parts = list(parts)
         for index, (part, is_added_token) in enumerate(parts):
             if is_added_token:
@@ -75,8 +100,14 @@ class Vocabulary:
                 part = part.lstrip()
             if index + 1 < len(parts) and self._added[self._added_ids[parts[index + 1][0]]].lstrip:
                 part = part.rstrip()
-            token_ids += _token_ids(self._inner if index else self._plain, part)
+            token_ids.extend(self._known_ids(self._inner if index else self._plain, part, owner))
         return token_ids
+
+    def _known_ids(self, tokenizer: Tokenizer, text: str, owner: str) -> array[int]:
+        def encode() -> array[int]:
+            return array("i", _token_ids(tokenizer, text))
+
+        return encode() if len(text) < MIN_CHARS else self._kept.get((owner, id(tokenizer), text), encode)
 
     def encode_plain(self, text: str, *, add_space: bool = True) -> list[int]:
         """Return the token ids of a text in which strings of added tokens are plain text.
@@ -103,15 +134,16 @@ class Vocabulary:
         """Whether the token is an added one, which the tokenizer finds in a text before all others."""
         return token_id in self._added
 
-    def check(self, token_ids: Iterable[int], field: str) -> None:
+    def check(self, token_ids: Collection[int], field: str) -> None:
         """Refuse ids outside the vocabulary.
 
         Raises:
             InvalidRequest: names the first such id.
         """
-        for token_id in token_ids:
-            if not 0 <= token_id < self.size:
-                raise InvalidRequest(f"{token_id} is not a token: they are 0 to {self.size - 1}", field)
+        ids = np.asarray(token_ids if isinstance(token_ids, array) else list(token_ids))  # no copy of an array
+        unknown = ids[(ids < 0) | (ids >= self.size)]
+        if unknown.size:
+            raise InvalidRequest(f"{unknown[0]} is not a token: they are 0 to {self.size - 1}", field)
 
 
 def _token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:

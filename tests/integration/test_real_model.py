@@ -89,6 +89,16 @@ def test_a_chat_is_written_as_in_training(api: Api, raw: RawModel) -> None:
     assert answer.body["tokens"] == raw.tokenize(prompt_of(QUESTIONS[0]))
 
 
+def test_a_long_chat_has_the_same_tokens_when_its_beginning_is_known(api: Api, raw: RawModel) -> None:
+    """Only its new part is tokenized then."""
+    turns = [("system", SYSTEM), *((role, " ".join(TEXTS[:4] * 20)) for role in ("user", "assistant", "user"))]
+    written = [f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    for num_turns in (2, 4, 4):
+        answer = api.post("/tokenize", {"model": NAME, "messages": messages[:num_turns]})
+        assert answer.body["tokens"] == raw.tokenize("".join(written[:num_turns]) + "<|im_start|>assistant\n")
+
+
 def gaps_of(raw: RawModel, question: str, choice: Any) -> list[float]:
     """Return how far below the most probable token each token of a greedy answer is."""
     prompt, token_ids = raw.tokenize(prompt_of(question)), choice["token_ids"]

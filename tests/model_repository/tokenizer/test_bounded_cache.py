@@ -50,12 +50,13 @@ def test_the_least_recently_used_result_is_dropped_first() -> None:
     assert recent.get(1, make) == 10
 
 
-def test_many_results_stay_within_the_bytes_of_the_cache() -> None:
-    recent, make = BoundedCache[int](lambda result: 10_000), Counted()
+@pytest.mark.parametrize("max_bytes", [MAX_BYTES, 1_000_000])
+def test_many_results_stay_within_the_bytes_of_the_cache(max_bytes: int) -> None:
+    recent, make = BoundedCache[int](lambda result: 10_000, max_bytes=max_bytes), Counted()
     for number in range(2_000):
         recent.get(number, make)
-        assert recent.num_bytes <= MAX_BYTES
-    assert recent.num_bytes > MAX_BYTES // 2
+        assert recent.num_bytes <= max_bytes
+    assert recent.num_bytes > max_bytes // 2
 
 
 @pytest.mark.parametrize(("key", "num_bytes"), [("a" * MAX_BYTES, 0), ("a", MAX_BYTES)])
@@ -86,9 +87,14 @@ def test_a_result_slower_than_its_lifetime_is_kept() -> None:
     assert [recent.get("a", make) for _ in range(2)] == [9.0, 9.0]
 
 
-def test_a_result_of_too_deep_inputs_is_not_kept() -> None:
-    recent, make = BoundedCache[int](no_bytes), Counted()
+def deep_list() -> list[Any]:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert [recent.get(deep, make) for _ in range(2)] == [1, 2]
+    return deep
+
+
+@pytest.mark.parametrize("inputs", [deep_list(), 2**64, "\ud800"], ids=["deep", "large", "surrogate"])
+def test_a_result_of_inputs_without_a_text_is_not_kept(inputs: object) -> None:
+    recent, make = BoundedCache[int](no_bytes), Counted()
+    assert [recent.get(inputs, make) for _ in range(2)] == [1, 2]

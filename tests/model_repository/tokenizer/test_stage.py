@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -197,6 +198,23 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
     assert calls == ["encode_parts"]
     assert siblings()[0].structured_output is None
     assert calls == []
+
+
+def test_no_tenant_gets_a_prompt_sooner_because_another_one_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners, encode_pieces = [], Vocabulary.encode_pieces
+
+    def recorded(vocabulary: Vocabulary, pieces: Iterable[str], owner: str) -> Any:
+        owners.append(owner)
+        return encode_pieces(vocabulary, pieces, owner)
+
+    monkeypatch.setattr(Vocabulary, "encode_pieces", recorded)
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL)
+    for _ in range(2):
+        for salt, sender in (("a", "s"), ("b", "s"), ("", "s"), ("", "t")):
+            stage.encode(request(cache_salt=salt, sender=sender))
+        for sender in ("a", "u"):
+            stage.tokenize(TokenizeRequest(CHAT, sender=sender))
+    assert owners == ["a", "b", "s", "t", "u"]
 
 
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from model_repository.errors import InvalidRequest
+from model_repository.tokenizer.borders import MIN_CHARS
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.model_repository.tokenizer.models import DEMO_FILES, byte_level, sentencepiece
 
@@ -72,6 +73,51 @@ def test_a_text_can_be_encoded_without_the_space_of_a_prompts_beginning(space: s
     assert strings(vocab, vocab.encode_plain("a b")) == ["a" if space == "never" else "▁a", "▁b"]
 
 
+# --- long texts -----------------------------------------------------------------------------------------------------
+
+
+class CountedTokenizer:
+    """Counts the texts that it encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.texts: list[str] = []
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
+        self.texts += texts
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_a_long_text_is_encoded_once_for_each_owner(is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    vocab = vocabulary(byte_level(["<t>"]))
+    counted = CountedTokenizer(vocab._tokenizer)
+    monkeypatch.setattr(vocab, "_plain" if is_marked else "_tokenizer", counted)
+    long, short = "a" * MIN_CHARS, "a" * (MIN_CHARS - 1)
+
+    def ids(text: str, owner: str) -> list[int]:
+        counted.texts.clear()
+        encoded = vocab.encode_parts([(text, False)], owner) if is_marked else vocab.encode_pieces([text], owner)
+        return encoded.tolist()
+
+    for owner in ("one", "other"):
+        assert ids(long, owner) == vocab.encode_plain(long, add_space=False) and counted.texts == [long]
+        assert ids(long, owner) == vocab.encode_plain(long, add_space=False) and counted.texts == []
+        assert [ids(short, owner), ids(short, owner)] and counted.texts == [short]
+
+
+@pytest.mark.parametrize("text", ["a" * MIN_CHARS, " " * MIN_CHARS])
+def test_the_same_text_at_other_places_has_other_tokens(text: str) -> None:
+    """The first part gets a space, and a parsed text may contain added tokens."""
+    vocab = vocabulary(sentencepiece(["<t>"], bos=False))
+    text += "<t>"
+    for _ in range(2):
+        assert vocab.encode_pieces([text]).tolist() == vocab.encode(text)
+        assert vocab.encode_parts([(text, False)]).tolist() == vocab.encode_plain(text)
+        later = vocab.encode_parts([("<t>", True), (text, False)]).tolist()
+        assert later == [vocab.added_id("<t>"), *vocab.encode_plain(text, add_space=False)]
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +126,7 @@ def test_a_text_can_be_encoded_without_the_space_of_a_prompts_beginning(space: s
 def test_parts_are_encoded_like_the_whole(text: str, space: str) -> None:
     """Every part got the space that belongs only before the first."""
     vocab = vocabulary(sentencepiece(["<t>"], space=space, bos=False))
-    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
+    assert vocab.encode_parts(parts(text)).tolist() == vocab.encode(text)
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
@@ -90,7 +136,7 @@ def test_an_added_token_includes_the_spaces_beside_it(text: str, side: str) -> N
     description = byte_level(["<t>"])
     description["added_tokens"][0][side] = True
     vocab = vocabulary(description)
-    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
+    assert vocab.encode_parts(parts(text)).tolist() == vocab.encode(text)
 
 
 @pytest.mark.parametrize("bos", [True, False])
