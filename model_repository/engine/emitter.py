@@ -49,16 +49,17 @@ class Emitter:
         Args:
             may_hold: this is called again soon; else nothing may be held.
         """
+        step_s = now_s - self._filled_s  # since the last call, and probably until the next one
         self._fill(now_s)
         due: list[int] = []
         others: dict[int, list[PendingOutput]] = {}  # stream to its sequences
         sent: set[int] = set()  # streams with a batch to send
         for item in sorted(waiting, key=lambda item: item.since_s):
             max_wait_s = self._max_wait_s if item.max_wait_s is None else item.max_wait_s
-            is_overdue = now_s - item.since_s >= max_wait_s
-            if item.is_held and may_hold and not is_overdue:
+            waited_s = now_s - item.since_s
+            if item.is_held and may_hold and waited_s < max_wait_s:
                 continue
-            if item.is_urgent or is_overdue:
+            if item.is_urgent or waited_s + step_s >= max_wait_s:
                 self._charge([item], sent)
                 due.append(item.key)
             else:

@@ -100,6 +100,15 @@ def test_no_sequence_waits_longer_than_the_limit(stream: int | None) -> None:
     assert num_due(item, waiting(64, START_S - 0.041, stream=stream)) == 64
 
 
+def test_outputs_are_sent_early_if_the_next_step_would_end_after_the_limit() -> None:
+    """With steps of 30 ms each token was sent after 60 ms."""
+    item = emitter(-1.0)
+    limited = [PendingOutput(key=1, since_s=START_S + 0.03, max_wait_s=MAX_WAIT_S, stream=STREAM)]
+    assert item.due(limited, START_S + 0.03) == []
+    assert item.due(limited, START_S + 0.04) == []
+    assert item.due(limited, START_S + 0.06) == [1]
+
+
 def test_a_reader_has_a_limit_of_its_own() -> None:
     item = emitter(-1.0)  # others wait for up to a second
     items = [
