@@ -16,6 +16,7 @@ import queue
 import time
 from bisect import insort
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cyllama.llama import llama_cpp as llama
@@ -41,6 +42,8 @@ from model_repository.system.cores import num_physical_cores
 # A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
 # weights come from memory, and all cores should use them while they are in the cache.
 MAX_CACHED_WEIGHTS_BYTES = 64 << 20
+# Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
+MIN_LOGITS_OF_THREADS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -98,6 +101,7 @@ class LlamaCppRuntime:
         self._byte_table = byte_table
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # jobs without a place in a context, sorted by queue order
+        self._drawers = ThreadPoolExecutor(self._num_threads, "draw")
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Compile the constraints of a completion, and compute its images; from any thread.
@@ -216,20 +220,36 @@ class LlamaCppRuntime:
         return self._computed.get()
 
     def _outputs(self, context: Context, chunks: Sequence[Chunk]) -> list[StepOutput]:
-        outputs, num_rows = [], 0
+        draws: list[tuple[Chunk, int]] = []  # with the row of the logits
+        num_rows = 0
         for chunk in chunks:
             running, first_row = chunk.running, num_rows
             num_rows += len(chunk.token_ids)
-            next_token_id: int | None = None
             if running.job.sequence in self._sequences:  # else it was freed in the meantime
                 if running.job.is_scored and running.is_in_prefill:
                     self._score(context.llama_context, chunk, first_row)
                 if chunk.is_sampled:
-                    output = self._draw(context.llama_context, chunk, num_rows - 1)
-                    next_token_id = output.token_id
-                    outputs.append(output)
-            context.scheduler.record(chunk, next_token_id)
-        return outputs
+                    draws.append((chunk, num_rows - 1))
+        drawn = self._draw_by_threads(context.llama_context, draws)
+        for chunk in chunks:
+            output = drawn.get(chunk.running.job.sequence)
+            context.scheduler.record(chunk, None if output is None else output.token_id)
+        return list(drawn.values())
+
+    def _draw_by_threads(
+        self, context: llama.LlamaContext, draws: Sequence[tuple[Chunk, int]]
+    ) -> dict[int, StepOutput]:
+        """Draw the next tokens of several sequences, in several threads if that is faster; return them by sequence."""
+
+        def draw(share: Sequence[tuple[Chunk, int]]) -> dict[int, StepOutput]:
+            return {chunk.running.job.sequence: self._draw(context, chunk, row) for chunk, row in share}
+
+        num_shares = min(self._num_threads, len(draws))
+        if num_shares < 2 or len(draws) * self._vocab_size < MIN_LOGITS_OF_THREADS:
+            return draw(draws)
+        context.sampled_token_ith(draws[0][1])  # the first access to a step's logits sorts their rows, in one thread
+        shares = [draws[number::num_shares] for number in range(num_shares)]
+        return {sequence: output for drawn in self._drawers.map(draw, shares) for sequence, output in drawn.items()}
 
     def _forget_all(self) -> None:
         self._sequences.clear()
@@ -328,6 +348,7 @@ class LlamaCppRuntime:
         """Free the contexts, then the model with its adapters."""
         self._sequences.clear()
         self._let_finish()
+        self._drawers.shutdown()
         for context in self._contexts:
             context.close()
         self._model.close()

@@ -234,6 +234,14 @@ def test_seeds_make_a_difference_in_all_their_bits(runtime: LlamaCppRuntime) -> 
     assert len(drawn) == len(seeds)
 
 
+def test_several_threads_draw_the_tokens_that_one_draws(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = {number: request(PROMPT[number:], temperature=1.0, seed=number) for number in range(3)}
+    changes = {"num_threads": 2, "options": {"contexts": "1"}}
+    expected = complete(start(**changes), requests)
+    monkeypatch.setattr("model_repository.engine.llama_cpp.runtime.MIN_LOGITS_OF_THREADS", 0)
+    assert complete(start(**changes), requests) == expected
+
+
 # --- contexts --------------------------------------------------------------------------------------------------------
 
 
