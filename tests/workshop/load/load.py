@@ -7,8 +7,8 @@ import itertools
 import json
 import random
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -48,6 +48,8 @@ class Load:
     has_image: bool = False  # each chat shows another picture
     reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
+    # How tokens are chosen. A field that is left out has a default of its own in each server.
+    sampling: Mapping[str, float] = field(default_factory=lambda: {"temperature": 0})
     keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
     seed: int = 1
 
@@ -156,7 +158,7 @@ def _messages(load: Load) -> Iterator[list[dict[str, Any]]]:
 
 def requests(load: Load, target: Target) -> Iterator[bytes]:
     """Yield endless HTTP requests, each with another prompt."""
-    fields: dict[str, Any] = {"model": target.model, "temperature": 0, "stream": True}
+    fields: dict[str, Any] = {"model": target.model, "stream": True, **load.sampling}
     fields["max_output_tokens" if load.api == "responses" else "max_tokens"] = load.num_tokens
     if load.api in ("chat/completions", "completions"):
         fields["stream_options"] = {"include_usage": True}

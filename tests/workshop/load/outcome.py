@@ -11,6 +11,12 @@ from tests.workshop.load.measures import Spread
 from tests.workshop.load.runs import Run, costs_to_first
 from tests.workshop.load.scenarios import OURS, Bound, Point, Scenario
 
+_RATIOS = {
+    "ratio_to_peer": "tokens_per_s",
+    "cpu_ratio_to_peer": "cpu_us_per_token",
+    "ttft_ratio_to_peer": "ttft_ms.p50",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointOutcome:
@@ -88,7 +94,7 @@ class ScenarioOutcome:
 
 
 def _compared_with_peer(points: Sequence[PointOutcome]) -> list[PointOutcome]:
-    """Add the ratios of tokens/s and of CPU time to our points that the peer has too."""
+    """Add the ratios of medians to our points that the peer has too."""
     by_label = {outcome.point.label: outcome for outcome in points}
     compared = []
     for outcome in points:
@@ -96,7 +102,7 @@ def _compared_with_peer(points: Sequence[PointOutcome]) -> list[PointOutcome]:
         if outcome.point.server == OURS and peer is not None:
             ratios = {
                 name: outcome.median(metric) / peer.median(metric)
-                for name, metric in (("ratio_to_peer", "tokens_per_s"), ("cpu_ratio_to_peer", "cpu_us_per_token"))
+                for name, metric in _RATIOS.items()
                 if peer.median(metric) > 0
             }
             metrics = {name: Spread.of([ratio]) for name, ratio in ratios.items()}

@@ -27,6 +27,7 @@ HEADINGS = {
     "frontend_rss_mb": "frontend RSS MB",
     "ratio_to_peer": "tokens/s to peer's",
     "cpu_ratio_to_peer": "CPU to peer's",
+    "ttft_ratio_to_peer": "TTFT p50 to peer's",
     "cost_to_first": "CPU cost to first row",
 }
 _DISTRIBUTIONS = {

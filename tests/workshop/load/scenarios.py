@@ -22,8 +22,9 @@ class Setup:
     max_sequences: int = 320  # that the engine decodes at the same time
     max_in_flight: int = 1024  # that the frontend admits at the same time
     precision: Literal["f16", "f32", "q8_0"] = "f16"  # of the weights; in f32 our KV cache is f32 too
-    # 370 million random ones; SmolLM2's 135 million in Q4_1. The synthetic engine has only the tokenizer.
-    weights: Literal["demo", "random", "smollm2"] = "demo"
+    # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand. The synthetic engine
+    # has only the tokenizer.
+    weights: Literal["demo", "random", "smollm2", "smollm2-wide"] = "demo"
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
     peer: str = ""  # another server that runs too: LLAMA_CPP on the same weights, or DYNAMO with its mock engine
@@ -78,12 +79,23 @@ def setups_of(scenarios: Iterable[Scenario]) -> list[Setup]:
 _COST = ("tokens_per_s", "cpu_us_per_token")
 _AGAINST_DYNAMO = ("ratio_to_peer", "cpu_ratio_to_peer")
 _LATENCY = ("ttft_ms.p50", "ttft_ms.p99")
-_AGAINST_LLAMA_CPP = ("tokens_per_s", "ttft_ms.p50", "chunk_gap_ms.p50", "chunk_gap_ms.p99", "ratio_to_peer")
+_AGAINST_LLAMA_CPP = (
+    "tokens_per_s",
+    "ttft_ms.p50",
+    "chunk_gap_ms.p50",
+    "chunk_gap_ms.p99",
+    "ratio_to_peer",
+    "ttft_ratio_to_peer",
+)
 _PACED = 1e3 / 30  # ms: 30 tokens a second
 _CHATS_AT_PACE = Load(
     num_streams=256, num_tokens=210, requests_per_stream=1, itl_ms=_PACED, ramp_s=1.0, warmup_s=2.0, window_s=4.5
 )
 _COMPLETIONS = Load(num_tokens=128, prompt_words=24, warmup_s=1.0, window_s=3.0, api="completions")
+_REAL = replace(_COMPLETIONS, num_tokens=64, prompt_words=4, window_s=5.0)
+# Without top_k and min_p, llama.cpp's server would draw from the 40 likeliest tokens, and ours from all.
+_SAMPLED = replace(_REAL, sampling={"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0})
+_PENALIZED = replace(_REAL, sampling={**_SAMPLED.sampling, "presence_penalty": 0.5, "frequency_penalty": 0.5})
 
 
 def _beside_dynamo(label: str, load: Load, weights: Literal["demo", "smollm2"] = "demo") -> tuple[Point, ...]:
@@ -117,6 +129,10 @@ def _cpu_engine(setup: Setup, nums_streams: Sequence[int], load: Load) -> tuple[
         for num_streams in nums_streams
         for server in (OURS, LLAMA_CPP)
     )
+
+
+def _real(load: Load, weights: Literal["smollm2", "smollm2-wide"] = "smollm2") -> tuple[Point, ...]:
+    return _cpu_engine(Setup(max_sequences=8, weights=weights), (1, 4, 8), load)
 
 
 def _rendered(num_models: int) -> Point:
@@ -286,14 +302,40 @@ SUITE = (
     ),
     Scenario(
         name="cpu-engine-real",
-        title="SmolLM2-135M-Instruct in Q4_1, prompts of about 200 tokens, against llama.cpp's own server",
-        points=_cpu_engine(
-            Setup(max_sequences=8, weights="smollm2"),
-            (1, 8),
-            replace(_COMPLETIONS, num_tokens=64, prompt_words=150, warmup_s=2.0, window_s=10.0),
-        ),
+        title="SmolLM2-135M-Instruct in Q4_1, greedy, prompts of a few words, against llama.cpp's own server",
+        points=_real(_REAL),
+        metrics=_AGAINST_LLAMA_CPP,
+    ),
+    Scenario(
+        name="cpu-engine-sampled",
+        title="The same with temperature and top_p",
+        points=_real(_SAMPLED),
+        metrics=_AGAINST_LLAMA_CPP,
+    ),
+    Scenario(
+        name="cpu-engine-penalties",
+        title="The same with temperature, top_p, presence_penalty and frequency_penalty",
+        points=_real(_PENALIZED),
+        metrics=_AGAINST_LLAMA_CPP,
+    ),
+    Scenario(
+        name="cpu-engine-prompts",
+        title="SmolLM2, greedy, prompts of about 200 tokens",
+        points=_real(replace(_REAL, prompt_words=150)),
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=3,
+    ),
+    Scenario(
+        name="cpu-engine-wide",
+        title="SmolLM2 with a vocabulary of 152 thousand, greedy, prompts of a few words",
+        points=_real(_REAL, weights="smollm2-wide"),
+        metrics=_AGAINST_LLAMA_CPP,
+    ),
+    Scenario(
+        name="cpu-engine-wide-sampled",
+        title="The same with temperature and top_p",
+        points=_real(_SAMPLED, weights="smollm2-wide"),
+        metrics=_AGAINST_LLAMA_CPP,
     ),
     Scenario(
         name="images",

@@ -29,6 +29,7 @@ from tests.workshop.load import dynamo
 from tests.workshop.load.accounting import Processes
 from tests.workshop.load.load import Target
 from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, Setup
+from tests.workshop.load.wide_vocabulary import write_wide_model
 
 _CHECKPOINT = Path(__file__).parents[3] / "build_engines" / "demo" / "checkpoint"
 # The shape of a model of 370 million weights, with the demo model's tokenizer.
@@ -101,6 +102,8 @@ class ServerFactory:
             arguments += ["--runtime", "synthetic", "--option", f"itl_ms={setup.itl_ms!r}"]
         elif setup.weights == "smollm2":
             arguments = ["bench/smollm2", "--gguf", str(real_model())]
+        elif setup.weights == "smollm2-wide":
+            arguments = ["bench/smollm2-wide", "--gguf", str(self._wide_model())]
         elif setup.weights == "random":
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
         output = _build_engines("build", *arguments, "--home", str(self.state_dir))
@@ -124,6 +127,12 @@ class ServerFactory:
             tokenizer = json.loads((_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
             write_checkpoint(folder, tokenizer=tokenizer, **_LARGE)
         return folder
+
+    def _wide_model(self) -> Path:
+        path = self.state_dir / "smollm2-wide.gguf"
+        if not path.exists():
+            write_wide_model(real_model(), path)
+        return path
 
     def _repository(self, artifacts: Sequence[Path], setup: Setup) -> Path:
         repository = self.state_dir / f"repository-{next(self._numbers)}"

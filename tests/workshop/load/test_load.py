@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.raw_model import RawModel, real_model
 from tests.workshop.load.accounting import Processes, ProcessUse, Sample, cpu_between
 from tests.workshop.load.http_stream import Exchange
-from tests.workshop.load.load import Load, Target, agent_chats
+from tests.workshop.load.load import Load, Target, agent_chats, requests
 from tests.workshop.load.load_result import LoadResult, summarize
 from tests.workshop.load.measures import (
     added_inter_token_s,
@@ -28,8 +29,9 @@ from tests.workshop.load.measures import (
     token_arrivals,
 )
 from tests.workshop.load.runs import Run
-from tests.workshop.load.scenarios import SUITE, quick, setups_of
+from tests.workshop.load.scenarios import LLAMA_CPP, OURS, SUITE, quick, setups_of
 from tests.workshop.load.stream_record import StreamRecord, read_stream, timed_events
+from tests.workshop.load.wide_vocabulary import write_wide_model
 
 
 def event(fields: dict[str, Any] | str) -> bytes:
@@ -114,6 +116,15 @@ def test_a_wrong_command_line_has_status_2(tmp_path: Path, arguments: list[str],
     assert done.returncode == 2 and message in done.stderr
 
 
+def test_both_servers_get_the_sampling_fields_of_the_scenario() -> None:
+    fields = {"cpu-engine-real": {"temperature"}, "cpu-engine-penalties": {"top_p", "frequency_penalty"}}
+    for scenario in (scenario for scenario in SUITE if scenario.name in fields):
+        for ours, peer in zip(scenario.points[::2], scenario.points[1::2], strict=True):
+            assert (ours.server, peer.server) == (OURS, LLAMA_CPP) and ours.load == peer.load
+            body = json.loads(next(requests(ours.load, Target(url="http://a", model="m"))).partition(b"\r\n\r\n")[2])
+            assert fields[scenario.name] <= ours.load.sampling.keys() and ours.load.sampling.items() <= body.items()
+
+
 def test_bounds_and_tables_use_metrics_of_a_run() -> None:
     for scenario in SUITE:
         labels = [point.label for point in scenario.points]
@@ -122,7 +133,7 @@ def test_bounds_and_tables_use_metrics_of_a_run() -> None:
     metrics = Run(
         scenario="", point="", repeat=1, result=result, window_s=1, cpu_s={}, generator_cpu_s=0, memory={},
         added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
-    ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer"}  # fmt: skip
+    ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer", "ttft_ratio_to_peer"}  # fmt: skip
     assert {name for scenario in SUITE for name in scenario.metrics} <= metrics
     assert len(setups_of(quick(SUITE))) <= 5
 
@@ -260,3 +271,12 @@ def test_a_wrong_stream_names_its_mistake(events: list[bytes], error: str) -> No
     assert (error in record.error) if error else record.error == ""
     missing = read_stream(Exchange(0.0, 404, [(1.0, b"no such model")], 1.0), 3, may_stop_early=False)
     assert missing.error == "status 404: no such model"
+
+
+def test_a_wide_vocabulary_repeats_rows_and_changes_no_prompt(tmp_path: Path) -> None:
+    write_wide_model(real_model(), tmp_path / "wide.gguf", num_rows=50_000)
+    wide, source = RawModel(tmp_path / "wide.gguf"), RawModel(real_model())
+    token_ids = source.tokenize("50000 49152 words")
+    assert wide.tokenize("50000 49152 words") == token_ids
+    [row], [expected] = wide.logprobs(token_ids)[-1:], source.logprobs(token_ids)[-1:]
+    assert row - row.max() == pytest.approx(np.resize(expected - expected.max(), 50_000))
