@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 import urllib.error
@@ -29,19 +30,19 @@ class Unavailable(Exception):
 
 
 def installed_python(folder: Path) -> Path:
-    """Return the Python of an environment with Dynamo, which is made when it is missing.
+    """Return the Python of an environment with the pinned Dynamo, which is made when it is missing.
 
     Raises:
         Unavailable: pip failed.
     """
-    python, done = folder / "bin" / "python", folder / "installed"
-    if not done.exists():
+    python, installed = folder / "bin" / "python", folder / PINS.name
+    if not installed.exists() or installed.read_text() != PINS.read_text():
         venv.create(folder, with_pip=True, clear=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--requirement", str(PINS)]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", str(PINS)]
         installing = subprocess.run(command, capture_output=True, text=True, check=False)
         if installing.returncode:
             raise Unavailable(f"pip cannot install it: {installing.stderr.strip().splitlines()[-1:]}")
-        done.touch()
+        shutil.copyfile(PINS, installed)
     return python
 
 
