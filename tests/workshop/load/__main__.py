@@ -17,7 +17,7 @@ from tests.workshop.load.machine import describe_machine, summary_line
 from tests.workshop.load.options import Options, read_options
 from tests.workshop.load.outcome import ScenarioOutcome
 from tests.workshop.load.plots import memory_plot, write_plots
-from tests.workshop.load.report import soak_table, tables, verdicts, write_json
+from tests.workshop.load.report import markdown, soak_table, tables, verdicts, write_json
 from tests.workshop.load.runs import Run, run_points
 from tests.workshop.load.scenarios import OURS, Setup, setups_of
 from tests.workshop.load.servers import Server, ServerFactory, StartError
@@ -63,7 +63,9 @@ def _suite(options: Options, factory: ServerFactory, console: Console) -> int:
     write_json(results, machine, given, outcomes)
     note = "--quick: too short for its figures to mean anything" if options.is_quick else ""
     console.print(note, markup=False)
-    for path in (results, *write_plots(options.output, outcomes, note)):
+    tables_path = options.output / "tables.md"
+    tables_path.write_text(markdown(outcomes))
+    for path in (results, tables_path, *write_plots(options.output, outcomes, note)):
         console.print(f"wrote {path}", markup=False)
     return 1 if any(outcome.num_failed for outcome in outcomes) else 0
 

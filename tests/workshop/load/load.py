@@ -48,8 +48,8 @@ class Load:
     has_image: bool = False  # each chat shows another picture
     reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
-    # How tokens are chosen. A field that is left out has a default of its own in each server.
-    sampling: Mapping[str, float] = field(default_factory=lambda: {"temperature": 0})
+    # More of the request. A field of sampling that is left out has a default of its own in each server.
+    fields: Mapping[str, float] = field(default_factory=lambda: {"temperature": 0})
     keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
     seed: int = 1
 
@@ -158,7 +158,7 @@ def _messages(load: Load) -> Iterator[list[dict[str, Any]]]:
 
 def requests(load: Load, target: Target) -> Iterator[bytes]:
     """Yield endless HTTP requests, each with another prompt."""
-    fields: dict[str, Any] = {"model": target.model, "stream": True, **load.sampling}
+    fields: dict[str, Any] = {"model": target.model, "stream": True, **load.fields}
     fields["max_output_tokens" if load.api == "responses" else "max_tokens"] = load.num_tokens
     if load.api in ("chat/completions", "completions"):
         fields["stream_options"] = {"include_usage": True}

@@ -12,8 +12,9 @@ from tests.workshop.load.scenarios import SUITE, Scenario, Setup, custom, quick
 
 _NUM_REPEATS = 5
 _DESCRIPTION = """\
-Measures the cost of serving around the engine: starts and ends the servers, prints tables, and writes JSON and plots.
-Without options the whole suite runs, in about half an hour on two cores.
+Measures the cost of serving around the engine: starts and ends the servers, prints tables, and writes them as Markdown
+and JSON, with plots.
+Without options the whole suite runs, in about 70 minutes on two cores.
 
 Peers run in turns with our server: llama.cpp's own server beside the CPU engine, and NVIDIA Dynamo with its mock engine
 beside the synthetic engine. Dynamo is installed by pip into .conch/dynamo; where that fails, its rows are left out.

@@ -17,6 +17,7 @@ from tests.workshop.load.measures import Quantiles
 from tests.workshop.load.outcome import PointOutcome, ScenarioOutcome
 from tests.workshop.load.report import process_names
 from tests.workshop.load.runs import Run
+from tests.workshop.load.scenarios import OURS
 
 matplotlib.use("svg")  # no display
 
@@ -34,6 +35,8 @@ def write_plots(folder: Path, outcomes: Sequence[ScenarioOutcome], note: str = "
         figures["offered-load"] = _against_offered_load(by_name["offered-load"])
     if distributions := _distributions(by_name):
         figures["latency"] = distributions
+    if ratios := _against_peers(outcomes):
+        figures["peers"] = ratios
     if bars := _cpu_bars(outcomes):
         figures["cpu-by-process"] = bars
     paths = []
@@ -134,6 +137,33 @@ def _cpu_bars(outcomes: Sequence[ScenarioOutcome]) -> Figure | None:
     axes.margins(x=0.06)
     axes.set_xlabel("us per token")
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=8)
+    return figure
+
+
+def _against_peers(outcomes: Sequence[ScenarioOutcome]) -> Figure | None:
+    rows = [
+        (f"{outcome.scenario.name}, {point.point.label.removesuffix(OURS)}{point.point.setup.peer}", point)
+        for outcome in outcomes
+        for point in outcome.points
+        if "ratio_to_peer" in point.metrics
+    ]
+    if not rows:
+        return None
+    figure, axes = _figure("Ours to the peer's", 2, height=1.2 + 0.25 * len(rows))
+    for each, metric, label in (
+        (axes[0], "ratio_to_peer", "tokens/s or requests/s (more is better)"),
+        (axes[1], "cpu_ratio_to_peer", "server CPU (less is better)"),
+    ):
+        ratios = [point.median(metric) for _, point in rows]
+        each.barh([name for name, _ in rows], np.nan_to_num(ratios), height=0.7)
+        each.axvline(1, color="gray", linestyle=":")
+        for row, ratio in enumerate(ratios):
+            each.text(ratio, row, f" {ratio:.2f}", va="center", fontsize=8)
+        each.invert_yaxis()
+        each.margins(x=0.12)
+        each.set_xlabel(label)
+    axes[0].tick_params(axis="y", labelsize=8)
+    axes[1].set_yticks([])
     return figure
 
 

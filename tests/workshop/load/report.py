@@ -59,7 +59,7 @@ def number(value: float) -> str:
 
 def tables(outcome: ScenarioOutcome) -> Iterator[Table]:
     """Yield the scenario's table and, if CPU was measured, a table of CPU per token by process."""
-    metrics = [name for name in outcome.scenario.metrics if any(name in point.metrics for point in outcome.points)]
+    metrics = _shown(outcome)
     table = Table(title=outcome.scenario.title, title_justify="left")
     table.add_column("", no_wrap=True)
     for metric in metrics:
@@ -77,6 +77,20 @@ def tables(outcome: ScenarioOutcome) -> Iterator[Table]:
             shares = [number(point.median(f"cpu_us_per_token.{name}")) for name in names]
             by_process.add_row(point.point.label, *shares, number(point.median("generator_us_per_token")))
         yield by_process
+
+
+def markdown(outcomes: Sequence[ScenarioOutcome]) -> str:
+    """Return the tables for a document: medians alone, with the number of repeats in the title."""
+    lines = []
+    for outcome in outcomes:
+        metrics = _shown(outcome)
+        num_repeats = max((len(point.runs) for point in outcome.points), default=0)
+        lines += ["", f"{outcome.scenario.title} (medians of {num_repeats})", ""]
+        lines += [_row("", *map(heading, metrics)), _row(*["---"] * (len(metrics) + 1))]
+        lines += [
+            _row(point.point.label, *(number(point.median(metric)) for metric in metrics)) for point in outcome.points
+        ]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def process_names(points: Sequence[PointOutcome]) -> list[str]:
@@ -119,6 +133,14 @@ def write_json(
     """Write everything; NaN becomes null."""
     content = {"machine": machine, "options": options, "scenarios": [outcome.to_dict() for outcome in outcomes]}
     path.write_text(json.dumps(_without_nan(content), allow_nan=False) + "\n")
+
+
+def _shown(outcome: ScenarioOutcome) -> list[str]:
+    return [name for name in outcome.scenario.metrics if any(name in point.metrics for point in outcome.points)]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _without_nan(value: Any) -> Any:

@@ -69,8 +69,15 @@ class Run:
 def run_points(name: str, points: Sequence[Point], servers: Mapping[str, Server], num_repeats: int) -> Iterator[Run]:
     """Yield the runs of all points on running servers, then their repeats."""
     for repeat in range(1, num_repeats + 1):
-        for point in points:
-            yield run_point(name, point, servers[point.server], repeat)
+        capacity_per_s = math.nan
+        for index, point in enumerate(points):
+            if point.share_of_capacity is not None:
+                rate_per_s = max(point.share_of_capacity * capacity_per_s, 1.0)  # without a right answer, one
+                point = replace(point, load=replace(point.load, rate_per_s=rate_per_s))
+            run = run_point(name, point, servers[point.server], repeat)
+            if index == 0:
+                capacity_per_s = run.metrics()["requests_per_s"]
+            yield run
 
 
 def run_point(scenario: str, point: Point, server: Server, repeat: int) -> Run:

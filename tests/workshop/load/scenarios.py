@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tests.workshop.load.load import Load
 
@@ -38,6 +38,8 @@ class Point:
     load: Load
     setup: Setup = Setup()
     server: str = OURS
+    # The rate of an open loop, of the requests_per_s of the scenario's first point in the same repeat.
+    share_of_capacity: float | None = None
     has_engine_clock: bool = False  # each token's latency is counted from its engine step
     is_grpc: bool = False  # clients of the public ensemble, without the frontend
 
@@ -94,19 +96,35 @@ _CHATS_AT_PACE = Load(
 _COMPLETIONS = Load(num_tokens=128, prompt_words=24, warmup_s=1.0, window_s=3.0, api="completions")
 _REAL = replace(_COMPLETIONS, num_tokens=64, prompt_words=4, window_s=5.0)
 # Without top_k and min_p, llama.cpp's server would draw from the 40 likeliest tokens, and ours from all.
-_SAMPLED = replace(_REAL, sampling={"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0})
-_PENALIZED = replace(_REAL, sampling={**_SAMPLED.sampling, "presence_penalty": 0.5, "frequency_penalty": 0.5})
+_SAMPLED = replace(_REAL, fields={"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0})
+_PENALIZED = replace(_REAL, fields={**_SAMPLED.fields, "presence_penalty": 0.5, "frequency_penalty": 0.5})
 
 
-def _beside_dynamo(label: str, load: Load, weights: Literal["demo", "smollm2"] = "demo") -> tuple[Point, ...]:
+def _beside_dynamo(
+    label: str,
+    load: Load,
+    weights: Literal["demo", "smollm2"] = "demo",
+    share_of_capacity: float | None = None,
+) -> tuple[Point, ...]:
     """Return a load on an engine without weights, ours and Dynamo's, in turns."""
-    setup = Setup(itl_ms=load.itl_ms or 0.0, weights=weights, peer=DYNAMO)
-    return tuple(Point(label=f"{label}, {server}", load=load, setup=setup, server=server) for server in (OURS, DYNAMO))
+    point = Point(
+        label=label,
+        load=load,
+        setup=Setup(itl_ms=load.itl_ms or 0.0, weights=weights, peer=DYNAMO),
+        share_of_capacity=share_of_capacity,
+    )
+    return tuple(replace(point, label=f"{label}, {server}", server=server) for server in (OURS, DYNAMO))
 
 
-def _unpaced(num_streams: int) -> tuple[Point, ...]:
-    load = Load(num_streams=num_streams, num_tokens=200, warmup_s=1.0, window_s=3.0)
+def _unpaced(num_streams: int, **more: Any) -> tuple[Point, ...]:
+    load = Load(num_streams=num_streams, num_tokens=200, warmup_s=1.0, window_s=3.0, **more)
     return _beside_dynamo(f"{num_streams} streams", load)
+
+
+def _ungathered(num_streams: int) -> tuple[Point, Point]:
+    """Return streams of one token an event. The field is ours; Dynamo, which refuses it, never gathers tokens."""
+    ours, peer = _unpaced(num_streams, reuses_connections=False)
+    return replace(ours, load=replace(ours.load, fields={**ours.load.fields, "stream_interval_ms": 0})), peer
 
 
 def _apis(num_streams: int, num_tokens: int) -> tuple[Point, ...]:
@@ -176,7 +194,11 @@ SUITE = (
                 "32 clients, a connection for each request",
                 Load(num_streams=32, num_tokens=1, reuses_connections=False, warmup_s=1.0, window_s=3.0),
             ),
-            *_beside_dynamo("200 requests/s at random times", Load(rate_per_s=200, num_tokens=1, window_s=5.0)),
+            *_beside_dynamo(
+                "at random times, 60 % of our rate above",
+                Load(num_tokens=1, reuses_connections=False, warmup_s=1.0, window_s=5.0),
+                share_of_capacity=0.6,
+            ),
         ),
         metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, *_AGAINST_DYNAMO),
     ),
@@ -200,6 +222,19 @@ SUITE = (
             Bound(point=f"{num_streams} streams, {OURS}", metric="tokens_per_chunk", at_most=8)
             for num_streams in (1, 16, 64, 256)
         ),
+    ),
+    Scenario(
+        name="new-connections",
+        title="The same, each stream on a new connection",
+        points=(*_unpaced(1, reuses_connections=False), *_unpaced(64, reuses_connections=False)),
+        metrics=(*_COST, "tokens_per_chunk", *_LATENCY, *_AGAINST_DYNAMO),
+    ),
+    Scenario(
+        name="ungathered",
+        title="The same, each token an event: ours without gathering",
+        points=_ungathered(64),
+        metrics=(*_COST, "tokens_per_chunk", *_LATENCY, *_AGAINST_DYNAMO),
+        bounds=(Bound(point=f"64 streams, {OURS}", metric="tokens_per_chunk", at_most=1.0),),
     ),
     Scenario(
         name="apis",
@@ -330,12 +365,14 @@ SUITE = (
         title="SmolLM2 with a vocabulary of 152 thousand, greedy, prompts of a few words",
         points=_real(_REAL, weights="smollm2-wide"),
         metrics=_AGAINST_LLAMA_CPP,
+        max_repeats=3,
     ),
     Scenario(
         name="cpu-engine-wide-sampled",
         title="The same with temperature and top_p",
         points=_real(_SAMPLED, weights="smollm2-wide"),
         metrics=_AGAINST_LLAMA_CPP,
+        max_repeats=3,
     ),
     Scenario(
         name="images",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.raw_model import RawModel, real_model
+from tests.workshop.load import dynamo, runs
 from tests.workshop.load.accounting import Processes, ProcessUse, Sample, cpu_between
 from tests.workshop.load.http_stream import Exchange
 from tests.workshop.load.load import Load, Target, agent_chats, requests
@@ -28,8 +30,9 @@ from tests.workshop.load.measures import (
     lateness_s,
     token_arrivals,
 )
-from tests.workshop.load.runs import Run
-from tests.workshop.load.scenarios import LLAMA_CPP, OURS, SUITE, quick, setups_of
+from tests.workshop.load.runs import Run, Window, run_points
+from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, SUITE, quick, setups_of
+from tests.workshop.load.servers import Server
 from tests.workshop.load.stream_record import StreamRecord, read_stream, timed_events
 from tests.workshop.load.wide_vocabulary import write_wide_model
 
@@ -83,6 +86,8 @@ def test_a_run_against_a_running_server_writes_its_report(tmp_path: Path, url: s
     assert done.returncode == 0, done.stdout + done.stderr
     [point] = json.loads((tmp_path / "results.json").read_text())["scenarios"][0]["points"]
     assert point["metrics"]["tokens_per_s"]["median"] > 0
+    heading, _, row = (tmp_path / "tables.md").read_text().splitlines()[-3:]
+    assert heading.startswith("|  | tokens/s |") and row.startswith("| 2 streams | ")
     assert "cpu_us_per_token" not in point["metrics"] and "CPU and memory are not measured" in done.stdout
 
 
@@ -122,7 +127,49 @@ def test_both_servers_get_the_sampling_fields_of_the_scenario() -> None:
         for ours, peer in zip(scenario.points[::2], scenario.points[1::2], strict=True):
             assert (ours.server, peer.server) == (OURS, LLAMA_CPP) and ours.load == peer.load
             body = json.loads(next(requests(ours.load, Target(url="http://a", model="m"))).partition(b"\r\n\r\n")[2])
-            assert fields[scenario.name] <= ours.load.sampling.keys() and ours.load.sampling.items() <= body.items()
+            assert fields[scenario.name] <= ours.load.fields.keys() and ours.load.fields.items() <= body.items()
+
+
+def test_both_servers_get_the_same_arrivals_at_a_share_of_our_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+
+    def measured(load: Load, target: Target, processes: Processes) -> tuple[LoadResult, Window]:
+        loads.append(load)
+        result = replace(summarize(load, target, [], 0.0), num_requests=500)
+        return result, Window(duration_s=2.0, cpu_s={}, generator_cpu_s=0.0, memory={})
+
+    monkeypatch.setattr(runs, "measure", measured)
+    [scenario] = [scenario for scenario in SUITE if scenario.name == "one-by-one"]
+    server = Server(target=Target(url="http://a", model="m"))
+    for _ in run_points("", scenario.points, {OURS: server, DYNAMO: server}, num_repeats=2):
+        pass
+    closed, _, ours, peer, *second = loads
+    assert closed.rate_per_s is None and ours.rate_per_s == pytest.approx(0.6 * 500 / 2.0)
+    assert ours == peer and second[2] == second[3] == replace(ours, seed=second[2].seed)
+    assert ours.seed != second[2].seed
+
+
+def test_tokens_are_ungathered_by_a_field_that_only_our_server_knows() -> None:
+    [scenario] = [scenario for scenario in SUITE if scenario.name == "ungathered"]
+    ours, peer = (point.load for point in scenario.points)
+    assert ours == replace(peer, fields={**peer.fields, "stream_interval_ms": 0})
+
+
+def test_a_new_pin_replaces_an_installed_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = tmp_path / "dynamo.txt"
+    monkeypatch.setattr(dynamo, "PINS", pins)
+    monkeypatch.setattr(dynamo.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(dynamo.subprocess, "run", run)
+    for content, num_installs in (("a==1", 1), ("a==1", 1), ("a==2", 2)):
+        pins.write_text(content)
+        dynamo.installed_python(tmp_path / "environment")
+        assert len(commands) == num_installs
 
 
 def test_bounds_and_tables_use_metrics_of_a_run() -> None:
