@@ -225,13 +225,13 @@ SUITE = (
     ),
     Scenario(
         name="new-connections",
-        title="The same, each stream on a new connection",
+        title="Synthetic engine without a pace, streams of 200 tokens, each on a new connection",
         points=(*_unpaced(1, reuses_connections=False), *_unpaced(64, reuses_connections=False)),
         metrics=(*_COST, "tokens_per_chunk", *_LATENCY, *_AGAINST_DYNAMO),
     ),
     Scenario(
         name="ungathered",
-        title="The same, each token an event: ours without gathering",
+        title="Streams of 200 tokens on new connections, each token an event: ours without gathering",
         points=_ungathered(64),
         metrics=(*_COST, "tokens_per_chunk", *_LATENCY, *_AGAINST_DYNAMO),
         bounds=(Bound(point=f"64 streams, {OURS}", metric="tokens_per_chunk", at_most=1.0),),
@@ -343,13 +343,13 @@ SUITE = (
     ),
     Scenario(
         name="cpu-engine-sampled",
-        title="The same with temperature and top_p",
+        title="SmolLM2 with temperature and top_p",
         points=_real(_SAMPLED),
         metrics=_AGAINST_LLAMA_CPP,
     ),
     Scenario(
         name="cpu-engine-penalties",
-        title="The same with temperature, top_p, presence_penalty and frequency_penalty",
+        title="SmolLM2 with temperature, top_p, presence_penalty and frequency_penalty",
         points=_real(_PENALIZED),
         metrics=_AGAINST_LLAMA_CPP,
     ),
@@ -369,7 +369,7 @@ SUITE = (
     ),
     Scenario(
         name="cpu-engine-wide-sampled",
-        title="The same with temperature and top_p",
+        title="SmolLM2 with a vocabulary of 152 thousand, with temperature and top_p",
         points=_real(_SAMPLED, weights="smollm2-wide"),
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=3,

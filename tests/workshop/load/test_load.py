@@ -158,14 +158,14 @@ def test_tokens_are_ungathered_by_a_field_that_only_our_server_knows() -> None:
 def test_a_new_pin_replaces_an_installed_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pins = tmp_path / "dynamo.txt"
     monkeypatch.setattr(dynamo, "PINS", pins)
-    monkeypatch.setattr(dynamo.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
+    monkeypatch.setattr("venv.create", lambda folder, **_: folder.mkdir(exist_ok=True))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(command)
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(dynamo.subprocess, "run", run)
+    monkeypatch.setattr("subprocess.run", run)
     for content, num_installs in (("a==1", 1), ("a==1", 1), ("a==2", 2)):
         pins.write_text(content)
         dynamo.installed_python(tmp_path / "environment")
