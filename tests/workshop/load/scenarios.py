@@ -22,8 +22,8 @@ class Setup:
     max_sequences: int = 320  # that the engine decodes at the same time
     max_in_flight: int = 1024  # that the frontend admits at the same time
     precision: Literal["f16", "f32", "q8_0"] = "f16"  # of the weights; in f32 our KV cache is f32 too
-    # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand. The synthetic engine
-    # has only the tokenizer.
+    # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand.
+    # The synthetic engine has only the tokenizer.
     weights: Literal["demo", "random", "smollm2", "smollm2-wide"] = "demo"
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
