@@ -50,6 +50,7 @@ class ServeOptions:
     num_threads: int = 0
     stream_interval_ms: int = 40
     tokenizer_instances: int = 1
+    speculative: str | None = None  # how the engine drafts tokens; None: no drafts
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
     max_adapters: int = 8  # only those loaded at runtime count
     max_adapter_rank: int = 64
@@ -69,6 +70,15 @@ class ServeOptions:
                 raise BuildError(f"{name}={value}: must be at least {low}")
             if value is not None and high is not None and value > high:
                 raise BuildError(f"{name}={value}: must be at most {high}")
+
+    def check_runtime(self, runtime: str) -> None:
+        """Check the options that only some runtimes have.
+
+        Raises:
+            BuildError: the runtime does not have one.
+        """
+        if self.speculative is not None and self.speculative not in RUNTIMES[runtime].speculative:
+            raise BuildError(f"--speculative {self.speculative}: the runtime {runtime} has no such speculation")
 
     def max_sequences_of(self, manifest: Manifest) -> int:
         """Return the number of sequences in one step.
@@ -101,6 +111,7 @@ def render(
         version: of the software, which is part of the fingerprint.
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
     """
+    options.check_runtime(manifest.runtime)
     num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
@@ -160,6 +171,7 @@ def model_parameters(
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
         stream_interval_ms=options.stream_interval_ms,
+        speculative=options.speculative,
         adapters=manifest.adapters,
         adapter_root=_adapter_root(manifest, options),
         created=manifest.created,
@@ -197,6 +209,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         # Floating-point sums depend on the batch and on the threads.
         max_sequences=options.max_sequences_of(manifest),
         num_threads=options.num_threads,
+        speculative=options.speculative,
         version=version,
     )
     return f"fp_{digest}"

@@ -289,6 +289,7 @@ def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOpti
         raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
+    serve_options.check_runtime(options.runtime)
     if options.runtime == RUNTIME:
         _tensorrt_llm_options(options, serve_options)
     else:

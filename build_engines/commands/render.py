@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
+from model_repository.engine.runtime import RUNTIMES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,6 +63,11 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
     ):
         flag = "--" + name.replace("_", "-")
         command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)
+    command.add_argument(
+        "--speculative",
+        choices=sorted({name for runtime in RUNTIMES.values() for name in runtime.speculative}),
+        help="draft tokens, to compute several in a step; ngram: those of repetitions, with llama_cpp (no drafts)",
+    )
     command.add_argument(
         "--adapter-root",
         type=Path,

@@ -143,6 +143,8 @@ class Engine:
             num_images=runtime.images.num_images,
             num_image_tokens=runtime.images.num_tokens,
             image_s=runtime.images.passed_s,
+            num_draft_tokens=runtime.num_draft_tokens,
+            num_accepted_tokens=runtime.num_accepted_tokens,
             num_streams=len(self._streams),
             num_output_batches=self._sender.num_batches,
             num_output_items=self._sender.num_items,

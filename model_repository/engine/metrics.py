@@ -47,6 +47,8 @@ FAMILIES = (
     _counter("images", "Images computed; not those that were found in the KV cache.", lambda stats: stats.num_images),
     _counter("image_tokens", "Tokens of these images.", lambda stats: stats.num_image_tokens),
     _counter("image_seconds", "Time spent on computing images.", lambda stats: stats.image_s),
+    _counter("draft_tokens", "Tokens drafted by speculation.", lambda stats: stats.num_draft_tokens),
+    _counter("accepted_tokens", "Drafted tokens that were drawn, too.", lambda stats: stats.num_accepted_tokens),
     _counter(
         "cancel_to_free_seconds",
         "Time from each cancel to free KV tokens, added up.",

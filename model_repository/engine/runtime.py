@@ -20,6 +20,7 @@ from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
 from model_repository.system.linked_file import LinkedFile, why_changed
 
+NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completion
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 
@@ -35,6 +36,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     num_threads: int = 0  # 0: the runtime chooses
     stream_interval_ms: int = 40  # under load, the longest wait of a stream's tokens
     precision: str = "f16"  # matrices and KV cache
+    speculative: str | None = None  # how tokens are drafted, one of the runtime's; None: no drafts
     options: Mapping[str, str] = {}  # the runtime's own
     adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
     adapter_root: AdapterRoot | None = None  # folder of adapters to load later; None: no adapter can be loaded
@@ -95,6 +97,8 @@ class RuntimeStats:
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # those that requests may name
     adapter_bytes: int = 0  # all adapters in this process's memory
     images: ImageCounts = ImageCounts()
+    num_draft_tokens: int = 0  # since the load
+    num_accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,7 @@ class RuntimeEntry:
     max_steps_ahead: int | None = 7
     options: frozenset[str] = frozenset()
     lost_with: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
+    speculative: frozenset[str] = frozenset()  # ways to draft tokens
 
     def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
         """Return the capabilities of a model with these options."""
@@ -218,6 +223,7 @@ RUNTIMES = {
         "model_repository.engine.llama_cpp.runtime:LlamaCppRuntime",
         frozenset(Capability),
         options=frozenset({"contexts"}),
+        speculative=frozenset({NGRAM}),
         max_sending_share=0.002,  # really 1.5 %: beside computing threads a batch costs seven times the emitter's costs
         max_steps_ahead=None,
     ),

@@ -9,6 +9,7 @@ tell one tenant what another one has asked.
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import time
 from bisect import insort
@@ -17,10 +18,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from model_repository.engine.prefill_budget import PrefillBudget
+from model_repository.engine.prompt_lookup import PromptLookup
+
+logger = logging.getLogger(__name__)
 
 # Copying a prefix copies all tokens of its slot: fewer tokens are computed again just as fast.
 MIN_COPIED_TOKENS = 32
 _COMPARED_TOKENS = 512  # at once: a prompt of 32,000 known tokens is compared in a quarter of the time
+# Drafted tokens fill a step up to this number. Its fixed cost is then a small part: further tokens would gain little,
+# and a wrong one costs its whole share (docs/performance.md).
+MAX_DECODED_TOKENS = 8
 
 
 class KVCache(Protocol):
@@ -64,6 +71,7 @@ class Job:
     is_scored: bool = False  # needs the logits of every prompt token, so each token must be computed
     queue_order_s: float = 0.0  # the order of waiting sequences; of equals, the earlier one is first
     computed: ComputedPrompt | None = None
+    max_tokens: int = 0  # of the completion; drafts stay below it
 
     @property
     def family(self) -> tuple[str, str]:
@@ -108,6 +116,7 @@ class Running:
     num_cached_tokens: int
     scheduled_s: float  # when it got the slot
     next_token_id: int | None = None  # drawn, not computed yet; None while in prefill
+    lookup: PromptLookup | None = None  # of prompt and completion; None: no tokens are drafted
 
     @property
     def is_in_prefill(self) -> bool:
@@ -126,12 +135,13 @@ class _QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens of one sequence for one step: one token in decode, a piece of the prompt in prefill."""
+    """Tokens of one sequence for a step: a piece of the prompt in prefill, the next and drafted ones in decode."""
 
     running: Running
     token_ids: Sequence[int]
     position: int  # the first token's
-    is_sampled: bool  # the next token is drawn after the last of them
+    is_sampled: bool  # tokens are drawn: after the last one that is not drafted, and as long as drafted ones are drawn
+    num_drafted: int = 0  # the last ones of token_ids
 
 
 class Scheduler:
@@ -145,6 +155,7 @@ class Scheduler:
         max_step_tokens: the largest number of tokens in a step.
         max_scored_tokens: the same for tokens of scored prompts: to read their logits costs more than to compute them.
         prefill_budget: limits prompt tokens in a step with decoding sequences.
+        has_drafts: whether steps also compute drafted tokens, if the KV cache can forget the wrong ones.
     """
 
     def __init__(
@@ -155,6 +166,7 @@ class Scheduler:
         max_step_tokens: int = 512,
         max_scored_tokens: int = 64,
         prefill_budget: PrefillBudget | None = None,
+        has_drafts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -169,6 +181,9 @@ class Scheduler:
         self._running: dict[int, Running] = {}
         self._ticks = itertools.count(1)
         self._adapter = ""  # the last step's
+        self._has_drafts = has_drafts
+        self.num_draft_tokens = 0  # computed since the start
+        self.num_accepted_tokens = 0  # those of them that were drawn, too
 
     def submit(self, job: Job) -> None:
         """Queue a sequence."""
@@ -208,21 +223,30 @@ class Scheduler:
         self._close_gaps()
         self._adapter = self._next_adapter()
         group = [running for running in self._running.values() if running.job.adapter == self._adapter]
-        chunks = [
-            Chunk(running, (running.next_token_id,), len(running.slot.token_ids), is_sampled=True)
-            for running in group
-            if running.next_token_id is not None
-        ]
-        room = self._max_step_tokens - len(chunks)
+        chunks = self._decode_chunks([running for running in group if not running.is_in_prefill])
+        room = self._max_step_tokens - sum(len(chunk.token_ids) for chunk in chunks)
         if any(not running.is_in_prefill for running in self._running.values()):
             room = min(room, self.prefill_budget.max_tokens)
         chunks += self._prefill_chunks((running for running in group if running.is_in_prefill), room)
         return sorted(chunks, key=lambda chunk: chunk.running.slot.index)
 
-    def record(self, chunk: Chunk, next_token_id: int | None) -> None:
-        """Record that a chunk is in the KV cache, and the token drawn after it."""
-        chunk.running.slot.token_ids.extend(chunk.token_ids)
-        chunk.running.next_token_id = next_token_id
+    def record(self, chunk: Chunk, next_token_id: int | None, num_accepted: int = 0) -> None:
+        """Record that a chunk is in the KV cache, and the token drawn after it. Wrong drafted tokens are forgotten.
+
+        Args:
+            num_accepted: drafted tokens of the chunk that were drawn, too.
+        """
+        running, num_wrong = chunk.running, chunk.num_drafted - num_accepted
+        slot, end = running.slot, len(chunk.token_ids) - num_wrong
+        slot.token_ids.extend(chunk.token_ids[:end])
+        if num_wrong:
+            self._kv_cache.trim(slot.index, len(slot.token_ids))
+        running.next_token_id = next_token_id
+        if running.lookup is not None and next_token_id is not None:
+            for token_id in (*chunk.token_ids[end - num_accepted : end], next_token_id):
+                running.lookup.append(token_id)
+        self.num_draft_tokens += chunk.num_drafted
+        self.num_accepted_tokens += num_accepted
 
     @property
     def num_waiting(self) -> int:
@@ -238,6 +262,33 @@ class Scheduler:
     def num_kv_tokens_used(self) -> int:
         """KV tokens of running sequences."""
         return sum(len(slot.token_ids) for slot in self._slots if slot.sequence is not None)
+
+    def _decode_chunks(self, decoding: Sequence[Running]) -> list[Chunk]:
+        """Return chunks of one length: llama.cpp would read all weights again for the further tokens of longer ones."""
+        num_drafted = max(0, MAX_DECODED_TOKENS // max(1, len(decoding)) - 1)
+        drafts: list[Sequence[int]] = []
+        for running in decoding:
+            drafts.append(self._draft(running, num_drafted) if num_drafted else ())
+            num_drafted = len(drafts[-1])
+        chunks: list[Chunk] = []
+        for running, draft in zip(decoding, drafts, strict=True):
+            assert running.next_token_id is not None, "it decodes"
+            token_ids = running.next_token_id, *draft[:num_drafted]
+            chunks.append(Chunk(running, token_ids, len(running.slot.token_ids), True, num_drafted))
+        return chunks
+
+    def _draft(self, running: Running, max_tokens: int) -> Sequence[int]:
+        if running.lookup is None or not self._has_drafts:
+            return ()
+        job, slot, num_computed = running.job, running.slot, len(running.slot.token_ids)
+        num_left = len(job.prompt) + job.max_tokens - num_computed - 1  # tokens to draw
+        drafted = running.lookup.draft(min(max_tokens, num_left - 1))
+        # Drafted tokens are forgotten just like the last computed one.
+        if drafted and not self._kv_cache.can_trim(slot.index, num_computed - 1, is_copied=False):
+            logger.warning("speculation is off: the KV cache of this model cannot forget wrong tokens")
+            self._has_drafts = False
+            return ()
+        return drafted
 
     def _prefill_chunks(self, group: Iterable[Running], room: int) -> Iterable[Chunk]:
         scored_room = self._max_scored_tokens
@@ -268,7 +319,10 @@ class Scheduler:
             else:
                 slot, num_cached = self._claim_slot(item.job)
                 slot.sequence, slot.family = item.job.sequence, item.job.family
-                self._running[item.job.sequence] = Running(item.job, slot, num_cached, self._clock())
+                lookup = None
+                if self._has_drafts:
+                    lookup = PromptLookup(item.job.prompt, len(item.job.prompt) + item.job.max_tokens)
+                self._running[item.job.sequence] = Running(item.job, slot, num_cached, self._clock(), lookup=lookup)
         self._waiting = waiting
 
     def _close_gaps(self) -> None:

@@ -129,6 +129,8 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     alias: [gpt-4o, gpt-4o-mini]
     default: {{chat_max_tokens: null, include_stop_str_in_output: true}}
     max-sequences: 3
+    runtime: llama_cpp
+    speculative: ngram
   other:
     checkpoint: {checkpoint}
     context-window: 64
@@ -139,9 +141,11 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     assert main(["build", str(models), "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
     named = read_ensemble(tmp_path / "repository", checkpoint.name)
     assert (named.aliases, named.max_sequences) == (("gpt-4o", "gpt-4o-mini"), 3)
+    assert (named.runtime, named.speculative) == ("llama_cpp", "ngram")
     assert named.defaults == {"chat_max_tokens": None, "include_stop_str_in_output": True}
     other = read_ensemble(tmp_path / "repository", "other")
     assert (other.context_window, other.aliases, other.max_sequences) == (64, (), 16)
+    assert (other.runtime, other.speculative) == ("synthetic", None)
     assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
 
 
@@ -245,6 +249,10 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
         (["build", "demo", "--alias", "demo"], "alias 'demo' of demo: model demo has the same name"),
         (["build", "demo", "--default", "chat_max_tokens=all"], 'default chat_max_tokens="all": must be a whole'),
         (["build", "demo", "--max-sequences", "0"], "max_sequences=0: must be at least 1"),
+        (
+            ["build", "demo", "--runtime", "synthetic", "--speculative", "ngram"],
+            "--speculative ngram: the runtime synthetic has no such speculation",
+        ),
         (["render", "none:0,1", "--repository", "r"], "none: not an artifact, manifest.json is missing"),
         (["render", "a", "b", "--alias", "x", "--repository", "r"], "--alias x: goes with one artifact"),
     ],

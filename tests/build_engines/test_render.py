@@ -141,6 +141,14 @@ def test_an_option_out_of_range_is_refused(field: str, value: Any, rule: str) ->
         ServeOptions(**{field: value})
 
 
+def test_only_a_runtime_that_can_draft_gets_the_option() -> None:
+    options = dataclasses.replace(OPTIONS, speculative="ngram")
+    assert model_parameters(MANIFEST, Path("/artifacts/demo"), options, "1").speculative == "ngram"
+    for runtime in RUNTIMES.keys() - {"llama_cpp"}:
+        with pytest.raises(BuildError, match=f"--speculative ngram: the runtime {runtime} has no such speculation"):
+            render(dataclasses.replace(MANIFEST, runtime=runtime), Path("/artifacts/demo"), options, "1")
+
+
 def test_more_contexts_than_sequences_are_refused() -> None:
     """The engine did not load."""
     manifest = dataclasses.replace(MANIFEST, options={"contexts": "9"})

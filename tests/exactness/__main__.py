@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from model_repository.engine import engine, output_streams
+from model_repository.engine.runtime import NGRAM
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 
@@ -17,7 +18,7 @@ _NUM_REQUESTS = 200  # of a seed
 
 
 def main() -> int:
-    """Run seeds in turn on an engine with one context and on one with two; return 1 after a difference."""
+    """Run seeds in turn on an engine with one context, and on one with two that drafts; return 1 after a difference."""
     parser = argparse.ArgumentParser(prog="python -m tests.exactness", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--seed", type=int, default=1000, help="the first one; later ones count up (1000)")
@@ -27,7 +28,7 @@ def main() -> int:
     end_s = time.monotonic() + options.minutes * 60
     with tempfile.TemporaryDirectory(prefix="exactness-") as folder:
         artifact = build_demo(Path(folder))
-        with closing(Mix(artifact)) as one, closing(Mix(artifact, num_contexts=2)) as two:
+        with closing(Mix(artifact)) as one, closing(Mix(artifact, num_contexts=2, speculative=NGRAM)) as two:
             for seed, mix in zip(itertools.count(options.seed), itertools.cycle((one, two)), strict=False):
                 try:
                     mix.run(seed, _NUM_REQUESTS)

@@ -192,9 +192,12 @@ class Mix:
     Args:
         artifact: of `build demo`.
         num_slots: sequences of the mix that run at a time.
+        speculative: of the engine for the mix.
     """
 
-    def __init__(self, artifact: Path, *, num_slots: int = 6, num_contexts: int = 1) -> None:
+    def __init__(
+        self, artifact: Path, *, num_slots: int = 6, num_contexts: int = 1, speculative: str | None = None
+    ) -> None:
         config = EngineConfig(
             runtime="llama_cpp",
             artifact_dir=artifact,
@@ -208,7 +211,7 @@ class Mix:
         )
         self._later = Adapter.of_artifact(artifact / config.adapters["formal"])
         self._is_loaded = False  # LATER, in the mix
-        self._mixed = _started(config)
+        self._mixed = _started(replace(config, speculative=speculative))
         self._alone = _started(replace(config, max_sequences=1, options={"contexts": "1"}))
         self._set(self._alone, self._later)
         prompt = Cases(artifact).encode(SYSTEMS[-1], QUESTIONS[2])
@@ -217,6 +220,11 @@ class Mix:
         self._artifact = artifact
         self._cancel_keys = map(str, itertools.count(1))
         self._num_slots = num_slots
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafted tokens of the mix that were drawn."""
+        return self._mixed.stats().num_accepted_tokens
 
     def close(self) -> None:
         """End both engines."""

@@ -15,6 +15,7 @@ import pytest
 from build_engines.__main__ import main
 from tests.integration.api import CHAT, COMPLETIONS, WEATHER, Api
 from tests.integration.conftest import running_stack
+from tests.integration.stack import Stack
 from tests.raw_model import F16, RawModel
 
 NAME = "smollm2"
@@ -36,6 +37,7 @@ QUESTIONS = (
     "Count from 1 to 10.",
     "Tell me about Rome.",
 )
+SPECULATIVE = "smollm2-ngram"
 OTHER_FORMATS = ("gemma4", "lfm2", "qwen_xml")  # of calls: each writes arguments in another way
 MAX_GAP = 0.02  # between the log probabilities of two tokens that rounding may exchange
 
@@ -53,15 +55,21 @@ def raw(path: Path) -> RawModel:
 
 
 @pytest.fixture(scope="module")
-def api(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def served(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     state_dir = tmp_path_factory.mktemp("smollm2")
     models: dict[str, Any] = {NAME: {"gguf": str(path), "max-sequences": 8}}
+    models[SPECULATIVE] = {"gguf": str(path), "max-sequences": 2, "speculative": "ngram"}
     models |= {name: {"gguf": str(path), "max-sequences": 1, "tool-call-format": name} for name in OTHER_FORMATS}
     (state_dir / "models.yaml").write_text(json.dumps({"models": models}))
     options = ["--num-threads", "1", "--home", str(state_dir)]
     assert main(["build", str(state_dir / "models.yaml"), *options]) == 0
     with running_stack(state_dir / "repository", tmp_path_factory) as stack:
-        yield Api(stack.url)
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def api(served: Stack) -> Api:
+    return Api(served.url)
 
 
 def prompt_of(question: str) -> str:
@@ -115,6 +123,15 @@ def test_greedy_answers_are_those_of_llama_cpp(api: Api, raw: RawModel, num_besi
     for question, choice in zip(QUESTIONS, choices, strict=True):
         gaps = gaps_of(raw, question, choice)
         assert max(gaps) <= (MAX_GAP if num_beside else 0), (question, gaps)
+
+
+def test_a_text_that_repeats_itself_is_drafted_and_its_tokens_are_those_of_llama_cpp(
+    served: Stack, api: Api, raw: RawModel
+) -> None:
+    question = "Repeat this: " + "The quick brown fox jumps over the lazy dog. " * 4
+    choice = chat(api, question, model=SPECULATIVE, max_tokens=60, return_token_ids=True)
+    assert max(gaps_of(raw, question, choice)) <= MAX_GAP
+    assert served.stats(SPECULATIVE).num_accepted_tokens > 10
 
 
 def test_log_probabilities_are_those_of_llama_cpp(api: Api, raw: RawModel) -> None:

@@ -41,6 +41,7 @@ class Context:
         params: of the llama.cpp context; `n_seq_max` is the number of slots.
         adapters: LoRA adapters of the model, by key; the mapping may grow.
         done: gets the context itself after each step that `start` has started.
+        has_drafts: see Scheduler.
     """
 
     def __init__(
@@ -49,9 +50,12 @@ class Context:
         params: llama.LlamaContextParams,
         adapters: Mapping[str, Any],
         done: queue.SimpleQueue[Context],
+        *,
+        has_drafts: bool = False,
     ) -> None:
         self.llama_context = llama.LlamaContext(model, params)
-        self.scheduler = Scheduler(params.n_seq_max, SlotCache(self.llama_context), max_step_tokens=MAX_STEP_TOKENS)
+        cache = SlotCache(self.llama_context)
+        self.scheduler = Scheduler(params.n_seq_max, cache, max_step_tokens=MAX_STEP_TOKENS, has_drafts=has_drafts)
         self.is_computing = False  # its thread computes a step, until `finish`
         self._num_slots: int = params.n_seq_max
         self._num_threads: int = params.n_threads
@@ -82,7 +86,7 @@ class Context:
             slot, last = [chunk.running.slot.index], len(chunk.token_ids) - 1
             has_all_logits = chunk.running.job.is_scored
             for offset, token_id in enumerate(chunk.token_ids):
-                has_logits = has_all_logits or (chunk.is_sampled and offset == last)
+                has_logits = has_all_logits or (chunk.is_sampled and offset >= last - chunk.num_drafted)
                 self._batch.add(token_id, chunk.position + offset, slot, has_logits)
         return bool(self._chunks)
 

@@ -89,7 +89,10 @@ class LlamaCppRuntime:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
             for num_slots in num_slots_of_contexts:
                 context_params = _context_params(config, num_slots, self._num_threads)
-                self._contexts.append(Context(self._model, context_params, self._adapters.weights, self._computed))
+                weights, has_drafts = self._adapters.weights, config.speculative is not None
+                self._contexts.append(
+                    Context(self._model, context_params, weights, self._computed, has_drafts=has_drafts)
+                )
             for name in config.adapters:
                 path = config.artifact_dir / config.adapters[name]
                 self._adapters.add(self._model, name, Adapter.of_artifact(path))
@@ -158,6 +161,7 @@ class LlamaCppRuntime:
             is_scored,
             queue_order_s(request, time.monotonic()),
             prepared.prompt,
+            request.max_tokens,
         )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 
@@ -229,27 +233,37 @@ class LlamaCppRuntime:
                 if running.job.is_scored and running.is_in_prefill:
                     self._score(context.llama_context, chunk, first_row)
                 if chunk.is_sampled:
-                    draws.append((chunk, num_rows - 1))
+                    draws.append((chunk, num_rows - 1 - chunk.num_drafted))
         drawn = self._draw_by_threads(context.llama_context, draws)
         for chunk in chunks:
-            output = drawn.get(chunk.running.job.sequence)
-            context.scheduler.record(chunk, None if output is None else output.token_id)
-        return list(drawn.values())
+            outputs = drawn.get(chunk.running.job.sequence, [])
+            context.scheduler.record(chunk, outputs[-1].token_id if outputs else None, max(0, len(outputs) - 1))
+        return [output for outputs in drawn.values() for output in outputs]
 
     def _draw_by_threads(
         self, context: llama.LlamaContext, draws: Sequence[tuple[Chunk, int]]
-    ) -> dict[int, StepOutput]:
+    ) -> dict[int, list[StepOutput]]:
         """Draw the next tokens of several sequences, in several threads if that is faster; return them by sequence."""
 
-        def draw(share: Sequence[tuple[Chunk, int]]) -> dict[int, StepOutput]:
-            return {chunk.running.job.sequence: self._draw(context, chunk, row) for chunk, row in share}
+        def draw(share: Sequence[tuple[Chunk, int]]) -> dict[int, list[StepOutput]]:
+            return {chunk.running.job.sequence: self._draw_all(context, chunk, row) for chunk, row in share}
 
         num_shares = min(self._num_threads, len(draws))
         if num_shares < 2 or len(draws) * self._vocab_size < MIN_LOGITS_OF_THREADS:
             return draw(draws)
         context.sampled_token_ith(draws[0][1])  # the first access to a step's logits sorts their rows, in one thread
         shares = [draws[number::num_shares] for number in range(num_shares)]
-        return {sequence: output for drawn in self._drawers.map(draw, shares) for sequence, output in drawn.items()}
+        return {number: outputs for drawn in self._drawers.map(draw, shares) for number, outputs in drawn.items()}
+
+    def _draw_all(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> list[StepOutput]:
+        """Draw a token after each drafted one that is drawn itself, as without drafts: each from the same logits."""
+        drawn: list[StepOutput] = []
+        drafted = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafted :]
+        for row, drafted_id in enumerate((*drafted, None), first_row):
+            drawn.append(self._draw(context, chunk, row))
+            if drawn[-1].token_id != drafted_id:
+                break
+        return drawn
 
     def _forget_all(self) -> None:
         self._sequences.clear()
@@ -342,6 +356,8 @@ class LlamaCppRuntime:
             adapters=dict(self._adapters.by_name),
             adapter_bytes=self._adapters.num_bytes,
             images=self._image_counts,
+            num_draft_tokens=sum(each.num_draft_tokens for each in schedulers),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in schedulers),
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import pytest
 from model_repository.engine import scheduler
 from model_repository.engine.llama_cpp import context
 from model_repository.engine.llama_cpp.context import SlotCache
+from model_repository.engine.runtime import NGRAM
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 
@@ -25,12 +26,13 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_demo(tmp_path_factory.mktemp("demo"))
 
 
-@pytest.mark.parametrize("num_contexts", [1, 2])
+@pytest.mark.parametrize(("num_contexts", "speculative"), [(1, None), (2, None), (1, NGRAM)])
 def test_answers_beside_other_requests_are_those_alone(
-    artifact: Path, num_contexts: int, record_property: Callable[[str, object], None]
+    artifact: Path, num_contexts: int, speculative: str | None, record_property: Callable[[str, object], None]
 ) -> None:
-    with closing(Mix(artifact, num_contexts=num_contexts)) as mix:
+    with closing(Mix(artifact, num_contexts=num_contexts, speculative=speculative)) as mix:
         mix.run(seed=num_contexts, num_requests=NUM_REQUESTS)
+        assert (mix.num_accepted_tokens > 0) == (speculative is not None)
     record_property("differ by rounding", mix.comparison.exceptions)
     assert mix.comparison.num_equal > 0.9 * NUM_REQUESTS
 

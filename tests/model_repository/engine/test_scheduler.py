@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_repository.engine.prefill_budget import PrefillBudget
-from model_repository.engine.scheduler import MIN_COPIED_TOKENS, Chunk, Job, Scheduler
+from model_repository.engine.scheduler import MAX_DECODED_TOKENS, MIN_COPIED_TOKENS, Chunk, Job, Scheduler
 
 type CachedToken = tuple[int, tuple[str, str]]  # token id, and the adapter and salt under which it was computed
 
@@ -67,7 +67,7 @@ class FixedBudget(PrefillBudget):
 
 
 class Fake:
-    """A scheduler with instant steps: every drawn token is the next of a fixed row."""
+    """A scheduler with instant steps: every drawn token is a new one, or with a period one of few, mostly in turn."""
 
     def __init__(self, num_slots: int = 2, *, max_prefill_tokens: int = 128, **limits: Any) -> None:
         self.cache = FakeKVCache(num_slots)
@@ -77,6 +77,8 @@ class Fake:
         self.num_cached: dict[int, int] = {}
         self.num_computed: dict[int, int] = {}
         self._drawn = 0
+        self.period: int | None = None
+        self.max_tokens = 1000
 
     def submit(
         self,
@@ -89,7 +91,14 @@ class Fake:
         queue_order_s: float = 0.0,
     ) -> None:
         self.texts[sequence] = [(token_id, (adapter, cache_salt)) for token_id in prompt]
-        self.scheduler.submit(Job(sequence, prompt, adapter, cache_salt, is_scored, queue_order_s))
+        job = Job(sequence, prompt, adapter, cache_salt, is_scored, queue_order_s, max_tokens=self.max_tokens)
+        self.scheduler.submit(job)
+
+    def draw(self, text: list[CachedToken], family: tuple[str, str]) -> int:
+        self._drawn += 1
+        drawn = 1000 + (len(text) % self.period if self.period and self._drawn % 37 else self._drawn)
+        text.append((drawn, family))
+        return drawn
 
     def free(self, sequence: int) -> None:
         self.scheduler.free(sequence)
@@ -114,14 +123,17 @@ class Fake:
             assert adapter == chunks[0].running.job.adapter, "two adapters in one step"
             assert chunk.position == len(cached)
             cached.extend((token_id, family) for token_id in chunk.token_ids)
-            assert cached == text[: len(cached)]
-            assert chunk.is_sampled == (len(cached) == len(text))
-            next_token_id = None
+            assert chunk.is_sampled == (len(cached) - chunk.num_drafted == len(text))
+            next_token_id, num_accepted = None, 0
             if chunk.is_sampled:
-                self._drawn += 1
-                next_token_id = 1000 + self._drawn
-                text.append((next_token_id, family))
-            self.scheduler.record(chunk, next_token_id)
+                next_token_id = self.draw(text, family)
+                for token_id in chunk.token_ids[len(chunk.token_ids) - chunk.num_drafted :]:
+                    if token_id != next_token_id:
+                        break
+                    num_accepted += 1
+                    next_token_id = self.draw(text, family)
+            self.scheduler.record(chunk, next_token_id, num_accepted)
+            assert cached == text[: len(text) - 1 if chunk.is_sampled else len(cached)]
         return chunks
 
     def run(self, sequence: int, prompt: Sequence[int], *family: str, num_steps: int = 3) -> int:
@@ -395,6 +407,57 @@ def test_a_prompt_of_one_adapter_is_limited_beside_decoding_under_another() -> N
     assert [len(chunk.token_ids) for _ in range(4) for chunk in fake.step()] == [16, 1, 16, 1]
 
 
+# --- drafts ----------------------------------------------------------------------------------------------------------
+
+
+def drafting(num_slots: int = 2, period: int | None = 5) -> Fake:
+    fake = Fake(num_slots, has_drafts=True)
+    fake.period = period
+    return fake
+
+
+def test_drafted_tokens_that_are_drawn_need_no_step_of_their_own() -> None:
+    fake = drafting()
+    fake.submit(1, PROMPT)
+    sizes = [len(chunk.token_ids) for _ in range(30) for chunk in fake.step()]
+    assert max(sizes[1:]) == MAX_DECODED_TOKENS
+    assert len(fake.texts[1]) - len(PROMPT) == 30 + fake.scheduler.num_accepted_tokens > 40
+    assert fake.scheduler.num_draft_tokens == sum(sizes[1:]) - 29
+
+
+def test_many_sequences_draft_less_and_each_as_much_as_the_others() -> None:
+    """llama.cpp computed the second tokens of some in a pass of their own: four streams made 0.78 of their tokens."""
+    for num_slots, most in ((2, 4), (3, 2), (4, 2), (5, 1), (9, 1)):
+        fake = drafting(num_slots)
+        for sequence in range(num_slots):
+            fake.submit(sequence, (sequence,) * (1 + sequence))
+        fake.step()
+        sizes = [{len(chunk.token_ids) for chunk in fake.step()} for _ in range(40)]
+        assert {len(each) for each in sizes} == {1}
+        assert max(max(each) for each in sizes) == most
+
+
+def test_a_completion_is_not_drafted_beyond_its_end() -> None:
+    """Its tokens would not fit in the slot, and llama.cpp would refuse the step of all."""
+    for max_tokens in range(1, 40):
+        fake = drafting()
+        fake.max_tokens = max_tokens
+        fake.submit(1, PROMPT)
+        while len(fake.texts[1]) < len(PROMPT) + max_tokens:
+            fake.step()
+            assert len(fake.cache.slots[0]) < len(PROMPT) + max_tokens
+        assert len(fake.texts[1]) == len(PROMPT) + max_tokens
+
+
+def test_a_kv_cache_that_cannot_forget_gets_no_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    fake = drafting()
+    fake.cache.is_recurrent = True
+    fake.submit(1, PROMPT)
+    fake.submit(2, PROMPT)
+    assert all(len(chunk.token_ids) == 1 for _ in range(20) for chunk in fake.step()[-1:] if chunk.position >= 100)
+    assert caplog.text.count("speculation is off") == 1
+
+
 # --- any order -------------------------------------------------------------------------------------------------------
 
 # Prompts with long and short common beginnings: how much of PROMPT, then a tail.
@@ -410,13 +473,13 @@ JOBS = st.tuples(
 ACTIONS = st.lists(st.one_of(st.just("step"), st.integers(0, 3), JOBS), max_size=60)
 
 
-@given(ACTIONS, st.booleans(), st.sampled_from([8, 1000]))
+@given(ACTIONS, st.booleans(), st.sampled_from([8, 1000]), st.sampled_from([None, 3]))
 def test_tokens_are_always_the_tokens_of_their_sequence(
-    actions: list[str | int | tuple], is_recurrent: bool, window: int
+    actions: list[str | int | tuple], is_recurrent: bool, window: int, period: int | None
 ) -> None:
     """Submit, free and step in any order: `Fake.step` checks every cached token against the text of its sequence."""
-    fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24)
-    fake.cache.is_recurrent, fake.cache.window = is_recurrent, window
+    fake = Fake(num_slots=3, max_step_tokens=48, max_prefill_tokens=24, has_drafts=period is not None)
+    fake.cache.is_recurrent, fake.cache.window, fake.period = is_recurrent, window, period
     for number, action in enumerate(actions):
         if isinstance(action, tuple):
             prompt, adapter, cache_salt, is_scored = action

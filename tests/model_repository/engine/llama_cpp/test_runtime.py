@@ -15,11 +15,18 @@ import pytest
 from msgspec.structs import replace
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
-from model_repository.contract.request import EngineRequest, OutputFormat, Params, SamplingParams, StructuredOutput
+from model_repository.contract.request import (
+    EngineRequest,
+    Mirostat,
+    OutputFormat,
+    Params,
+    SamplingParams,
+    StructuredOutput,
+)
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import EngineConfig, StepOutput
+from model_repository.engine.runtime import NGRAM, EngineConfig, StepOutput
 from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
 from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
@@ -240,6 +247,44 @@ def test_several_threads_draw_the_tokens_that_one_draws(start: Start, monkeypatc
     expected = complete(start(**changes), requests)
     monkeypatch.setattr("model_repository.engine.llama_cpp.runtime.MIN_LOGITS_OF_THREADS", 0)
     assert complete(start(**changes), requests) == expected
+
+
+# --- speculation -----------------------------------------------------------------------------------------------------
+
+FEW = {"logit_bias": dict.fromkeys((5, 6, 7), 30.0)}  # tokens: a text repeats itself, but not only
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fields"),
+    [
+        (FEW, {"num_logprobs": 3}),
+        ({"temperature": 1.0, "seed": 3, **FEW}, {"num_logprobs": 3}),
+        ({"temperature": 1.0, "top_k": 2, "top_p": 0.95, "min_p": 0.01, "seed": 5, **FEW}, {}),
+        ({"temperature": 0.7, "frequency_penalty": 0.01, "repetition_penalty": 1.05, "seed": 1, **FEW}, {}),
+        ({"temperature": 1.0, "mirostat": Mirostat(target=1.0), **FEW}, {}),
+        ({"temperature": 1.0, "logit_bias": {EOS: 60.0, 5: 30.0, 6: 30.0}}, {"min_tokens": 90}),
+        ({"temperature": 1.0}, {"structured_output": StructuredOutput(OutputFormat.REGEX, "(a|b|cd){100}")}),
+        ({"temperature": 1.0}, {"allowed_token_ids": (70, 71, 72), "bad_words": ("EEE", "DFD")}),
+    ],
+    ids=["greedy", "seed", "truncation", "penalties", "mirostat", "min_tokens", "regex", "bad words"],
+)
+def test_drafts_change_neither_tokens_nor_draws(start: Start, sampling: Any, fields: Any) -> None:
+    item = changed(request(**sampling), max_tokens=100, **fields)
+    outputs: list[list[StepOutput]] = []
+    for speculative in (None, NGRAM):
+        runtime = start(precision="f32", speculative=speculative)
+        runtime.submit(1, runtime.prepare(item).request, runtime.prepare(item))
+        outputs.append([])
+        while len(outputs[-1]) < 100:
+            outputs[-1] += runtime.step()
+        runtime.free(1)
+    plain, drafted = outputs
+    assert [each.token_id for each in drafted] == [each.token_id for each in plain]
+    for each, other in zip(plain, drafted, strict=True):
+        if each.logprob is not None and other.logprob is not None:
+            assert other.logprob.logprob == pytest.approx(each.logprob.logprob, abs=0.01)  # weights in f16
+            assert [token_id for token_id, _ in other.logprob.top] == [token_id for token_id, _ in each.logprob.top]
+    assert runtime.stats().num_accepted_tokens > 0
 
 
 # --- contexts --------------------------------------------------------------------------------------------------------
