@@ -170,9 +170,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self.prefill_budget = (
-            prefill_budget or PrefillBudget()
-        )  # the computing thread reports the steps' durations to it
+        # The computing thread reports the steps' durations to it.
+        self.prefill_budget = prefill_budget or PrefillBudget()
         self._slots = [_Slot(index) for index in range(num_slots)]
         self._kv_cache = kv_cache
         self._max_step_tokens = max_step_tokens

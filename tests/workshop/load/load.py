@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from PIL import Image
 from tests.pictures import message_with
 from tests.workshop.demo_training.pictures import SIDE
 
+_BEGINNING_CHARS = 60  # of a piece of code that is repeated
 _WORDS = ("apple", "boat", "cloud", "door", "earth", "flower", "green", "house", "island", "jump", "kind", "light")
 
 
@@ -36,6 +37,7 @@ class Load:
     num_streams: int = 64  # an open loop uses as many as it needs
     num_tokens: int = 200  # of each completion
     prompt_words: int = 16
+    repeated_chars: int = 0  # above 0: texts that repeat a piece of source code of this length again and again
     turn_chars: int = 0  # above 0: chats of agents, whose turns are pieces of source code of this length
     rate_per_s: float | None = None  # None: a closed loop
     requests_per_stream: int | None = None  # None: until the window ends
@@ -56,7 +58,7 @@ class Load:
     def __post_init__(self) -> None:
         for name in ("num_streams", "num_tokens", "prompt_words", "window_s"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
-        for name in ("turn_chars", "ramp_s", "pause_s", "warmup_s"):
+        for name in ("repeated_chars", "turn_chars", "ramp_s", "pause_s", "warmup_s"):
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
         for name in ("rate_per_s", "requests_per_stream", "itl_ms"):
             value = getattr(self, name)
@@ -119,9 +121,25 @@ def _noise(seed: str) -> bytes:
 
 def prompts(load: Load) -> Iterator[str]:
     """Yield endless different prompts. The same load gives the same ones."""
+    pieces = _pieces_of_code(load.seed) if load.repeated_chars else None
+    while pieces is not None:
+        code = pieces(load.repeated_chars)
+        yield f"{code}\n\n{code}\n\n{code[:_BEGINNING_CHARS]}"
     words = random.Random(load.seed)
     for number in itertools.count():
         yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
+
+
+def _pieces_of_code(seed: int) -> Callable[[int], str]:
+    """Return a function that returns a random piece of Python's library with a number of characters."""
+    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+    places = random.Random(seed)
+
+    def piece(num_chars: int) -> str:
+        start = places.randrange(len(code) - num_chars)
+        return code[start : start + num_chars]
+
+    return piece
 
 
 def agent_chats(load: Load) -> Iterator[list[dict[str, str]]]:
@@ -130,13 +148,10 @@ def agent_chats(load: Load) -> Iterator[list[dict[str, str]]]:
     An agent has sent about nine tenths of a chat before: it goes on with a chat of eight turns, and after four more it
     begins another one with the same first eight. All agents have the same system prompt, as long as two turns.
     """
-    code = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
-    places = random.Random(load.seed)
+    pieces = _pieces_of_code(load.seed)
 
     def message(role: str, num_turns: float) -> dict[str, str]:
-        num_chars = int(load.turn_chars * num_turns)
-        start = places.randrange(len(code) - num_chars)
-        return {"role": role, "content": code[start : start + num_chars]}
+        return {"role": role, "content": pieces(int(load.turn_chars * num_turns))}
 
     system = message("system", 2)
     pasts = [[message(role, 0.5) for _ in range(6) for role in ("user", "assistant")] for _ in range(load.num_streams)]

@@ -25,6 +25,7 @@ class Setup:
     # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand.
     # The synthetic engine has only the tokenizer.
     weights: Literal["demo", "random", "smollm2", "smollm2-wide"] = "demo"
+    speculative: str = ""  # how our CPU engine drafts tokens; empty: not at all
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
     peer: str = ""  # another server that runs too: LLAMA_CPP on the same weights, or DYNAMO with its mock engine
@@ -360,6 +361,23 @@ SUITE = (
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=3,
     ),
+    *(
+        Scenario(
+            name=f"cpu-engine-{name}",
+            title=f"SmolLM2, greedy, source code that is repeated, {title}",
+            points=_cpu_engine(
+                Setup(max_sequences=8, weights="smollm2", speculative=speculative),
+                (1, 4),
+                replace(_REAL, num_tokens=256, repeated_chars=400, window_s=15.0),
+            ),
+            metrics=_AGAINST_LLAMA_CPP,
+            max_repeats=3,
+        )
+        for name, title, speculative in (
+            ("repeated", "without speculation", ""),
+            ("speculative", "drafts by repetitions", "ngram"),
+        )
+    ),
     Scenario(
         name="cpu-engine-wide",
         title="SmolLM2 with a vocabulary of 152 thousand, greedy, prompts of a few words",
@@ -455,6 +473,7 @@ def _quick_point(point: Point) -> Point:
         point.load,
         num_streams=min(point.load.num_streams, 16),
         num_tokens=min(point.load.num_tokens, 10),
+        repeated_chars=min(point.load.repeated_chars, 100),
         turn_chars=min(point.load.turn_chars, 100),
         rate_per_s=point.load.rate_per_s and min(point.load.rate_per_s, 20),
         itl_ms=itl_ms,

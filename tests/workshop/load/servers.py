@@ -137,6 +137,7 @@ class ServerFactory:
     def _repository(self, artifacts: Sequence[Path], setup: Setup) -> Path:
         repository = self.state_dir / f"repository-{next(self._numbers)}"
         options = ["--max-sequences", str(setup.max_sequences), "--num-threads", str(self.num_threads)]
+        options += ["--speculative", setup.speculative] if setup.speculative else []
         _build_engines("render", *map(str, artifacts), "--repository", str(repository), *options)
         return repository
 

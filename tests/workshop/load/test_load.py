@@ -182,7 +182,7 @@ def test_bounds_and_tables_use_metrics_of_a_run() -> None:
         added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
     ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer", "ttft_ratio_to_peer"}  # fmt: skip
     assert {name for scenario in SUITE for name in scenario.metrics} <= metrics
-    assert len(setups_of(quick(SUITE))) <= 5
+    assert len(setups_of(quick(SUITE))) <= 6
 
 
 def test_an_ended_child_counts_once() -> None:

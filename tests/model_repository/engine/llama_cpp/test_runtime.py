@@ -36,6 +36,7 @@ from tests.model_repository.engine.tiny_adapter import write_adapter
 EOS = 261  # <|im_end|> of the tiny checkpoint
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = tuple(range(40, 140))
+FEW = {"logit_bias": dict.fromkeys((5, 6, 7), 30.0)}  # tokens: a text repeats itself, but not only
 NUM_TOKENS = 24
 UNUSED = itertools.count(100)  # numbers of sequences
 
@@ -241,17 +242,18 @@ def test_seeds_make_a_difference_in_all_their_bits(runtime: LlamaCppRuntime) -> 
     assert len(drawn) == len(seeds)
 
 
-def test_several_threads_draw_the_tokens_that_one_draws(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = {number: request(PROMPT[number:], temperature=1.0, seed=number) for number in range(3)}
-    changes = {"num_threads": 2, "options": {"contexts": "1"}}
+@pytest.mark.parametrize("speculative", [None, NGRAM])
+def test_several_threads_draw_the_tokens_that_one_draws(
+    start: Start, monkeypatch: pytest.MonkeyPatch, speculative: str | None
+) -> None:
+    requests = {number: request(PROMPT[number:], temperature=1.0, seed=number, **FEW) for number in range(3)}
+    changes = {"num_threads": 2, "options": {"contexts": "1"}, "speculative": speculative}
     expected = complete(start(**changes), requests)
     monkeypatch.setattr("model_repository.engine.llama_cpp.runtime.MIN_LOGITS_OF_THREADS", 0)
     assert complete(start(**changes), requests) == expected
 
 
 # --- speculation -----------------------------------------------------------------------------------------------------
-
-FEW = {"logit_bias": dict.fromkeys((5, 6, 7), 30.0)}  # tokens: a text repeats itself, but not only
 
 
 @pytest.mark.parametrize(
