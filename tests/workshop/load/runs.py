@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
+from zlib import crc32
 
 import numpy as np
 
@@ -82,8 +83,8 @@ def run_points(name: str, points: Sequence[Point], servers: Mapping[str, Server]
 
 def run_point(scenario: str, point: Point, server: Server, repeat: int) -> Run:
     """Measure once."""
-    # The prompts are new in each run, because a server may cache prompts.
-    load = replace(point.load, seed=1000 * repeat + point.load.num_streams)
+    # The prompts are new in each run, because a server may cache prompts. Both servers of a row get the same ones.
+    load = replace(point.load, seed=crc32(f"{scenario} {point.load.num_streams} {repeat}".encode()))
     added, call_ms = Quantiles.of([]), math.nan
     with ExitStack() as stack:
         clock = None
