@@ -66,7 +66,7 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
     command.add_argument(
         "--speculative",
         choices=sorted({name for runtime in RUNTIMES.values() for name in runtime.speculative}),
-        help="draft tokens, to compute several in a step; ngram: those of repetitions, with llama_cpp (no drafts)",
+        help="guess the next tokens, to compute several in a step; ngram: by repetitions, with llama_cpp (no guesses)",
     )
     command.add_argument(
         "--adapter-root",

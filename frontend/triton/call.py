@@ -87,7 +87,7 @@ class MultiplexedCall:
         self._queues: dict[int, ChunkQueue] = {}
         self._cancel_keys_left: dict[int, str] = {}  # of requests that were left before their first chunk
         self._unsent: dict[int, _Packed] = {}
-        self._awaited: set[int] = set()  # numbers of the last message, of which none was heard yet
+        self._awaited: set[int] = set()  # numbers in the last message, until the engine tells of one of them
         self._sent_s = 0.0  # when it was sent
         self._unsent_cancels: list[str] = []
         self._is_cancelling = False  # a message has no answer yet
@@ -300,8 +300,9 @@ class MultiplexedCall:
         if not mark or isinstance(error, errors.OutputStreamNotOpen):
             raise error
         self._num_errors += 1
-        self._hear(range(int(first), int(last) + 1))
-        for number in range(int(first), int(last) + 1):
+        numbers = range(int(first), int(last) + 1)
+        self._hear(numbers)
+        for number in numbers:
             self._cancel_keys_left.pop(number, None)
             if queue := self._queues.get(number):
                 queue.is_waiting = False

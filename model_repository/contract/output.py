@@ -213,7 +213,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_image_tokens: int
     image_s: float  # spent on computing them
     num_draft_tokens: int  # computed by speculation since the load
-    num_accepted_tokens: int  # those of them that were drawn, too
+    num_accepted_tokens: int  # those of them that were right
     num_streams: int  # output streams of frontends that are open
     num_output_batches: int  # sent to frontends and gRPC clients
     num_output_items: int  # token deltas and errors in them

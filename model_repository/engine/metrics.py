@@ -48,7 +48,7 @@ FAMILIES = (
     _counter("image_tokens", "Tokens of these images.", lambda stats: stats.num_image_tokens),
     _counter("image_seconds", "Time spent on computing images.", lambda stats: stats.image_s),
     _counter("draft_tokens", "Tokens drafted by speculation.", lambda stats: stats.num_draft_tokens),
-    _counter("accepted_tokens", "Drafted tokens that were drawn, too.", lambda stats: stats.num_accepted_tokens),
+    _counter("accepted_tokens", "Drafted tokens that were right.", lambda stats: stats.num_accepted_tokens),
     _counter(
         "cancel_to_free_seconds",
         "Time from each cancel to free KV tokens, added up.",

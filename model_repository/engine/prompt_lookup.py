@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 NGRAM = 3  # tokens that two places must have in common
-_IMAGE = -1  # in place of tokens of images, whose numbers have more than 64 bits
+_IMAGE = -1  # stands for a token of an image: its own number has more than 64 bits
 _MIXER = 0x9E3779B1  # odd, with bits in all places
 
 
 class PromptLookup:
     """Guesses that a text goes on as it did behind the latest earlier place with the same last NGRAM tokens.
 
-    Each token of the text is compared with its guess, whether it was drafted or not. A draft has as many tokens as the
-    last guesses that were right. So a text without repetitions has hardly any drafts, and drafts double while they are
-    right.
+    Each token of the text is compared with its guess, whether it was drafted or not. A draft is as long as
+    the number of guesses that were right in a row. So a text without repetitions has hardly any drafts, and drafts
+    double while they are right.
 
     A token takes the same time at any length of the text. N-grams with the same hash share an entry of the table, which
     can only make a guess wrong.

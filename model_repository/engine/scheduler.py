@@ -43,11 +43,22 @@ class KVCache(Protocol):
         """Whether `trim` can keep the first `num_tokens` tokens of a slot.
 
         Args:
-            is_copied: of its copy in another slot.
+            is_copied: whether the tokens are then in a copy of the slot.
         """
 
     def trim(self, slot: int, num_tokens: int) -> None:
         """Free all but the first tokens of a slot."""
+
+
+def num_common_tokens(known: Sequence[int], wanted: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common at their beginnings."""
+    end = min(len(known), len(wanted))
+    for start in range(0, end, _COMPARED_TOKENS):
+        part = slice(start, min(start + _COMPARED_TOKENS, end))
+        pair = tuple(known[part]), tuple(wanted[part])
+        if pair[0] != pair[1]:
+            return start + operator.indexOf(map(operator.ne, *pair), True)
+    return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +96,7 @@ class Job:
         """
         if self.is_scored:
             return 0
-        end = min(len(token_ids), len(self.prompt) - 1)
-        for start in range(0, end, _COMPARED_TOKENS):
-            part = slice(start, min(start + _COMPARED_TOKENS, end))
-            known, wanted = tuple(token_ids[part]), tuple(self.prompt[part])
-            if known != wanted:
-                return start + operator.indexOf(map(operator.ne, known, wanted), True)
-        return end
+        return min(num_common_tokens(token_ids, self.prompt), len(self.prompt) - 1)
 
 
 @dataclass(slots=True)
@@ -140,8 +145,8 @@ class Chunk:
     running: Running
     token_ids: Sequence[int]
     position: int  # the first token's
-    is_sampled: bool  # tokens are drawn: after the last one that is not drafted, and as long as drafted ones are drawn
-    num_drafted: int = 0  # the last ones of token_ids
+    is_sampled: bool  # the next token is drawn, and one more behind each drafted token that was right
+    num_drafted: int = 0  # drafted tokens at the end of token_ids
 
 
 class Scheduler:
@@ -182,7 +187,7 @@ class Scheduler:
         self._adapter = ""  # the last step's
         self._has_drafts = has_drafts
         self.num_draft_tokens = 0  # computed since the start
-        self.num_accepted_tokens = 0  # those of them that were drawn, too
+        self.num_accepted_tokens = 0  # those of them that were right
 
     def submit(self, job: Job) -> None:
         """Queue a sequence."""
@@ -233,7 +238,7 @@ class Scheduler:
         """Record that a chunk is in the KV cache, and the token drawn after it. Wrong drafted tokens are forgotten.
 
         Args:
-            num_accepted: drafted tokens of the chunk that were drawn, too.
+            num_accepted: drafted tokens of the chunk that were right.
         """
         running, num_wrong = chunk.running, chunk.num_drafted - num_accepted
         slot, end = running.slot, len(chunk.token_ids) - num_wrong

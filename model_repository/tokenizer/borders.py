@@ -14,8 +14,8 @@ class Borders:
     """Cuts before the strings of certain added tokens.
 
     A tokenizer finds its added tokens first, and encodes the text between two of them alone. So the pieces have the
-    tokens of the whole text, if it finds the same added tokens in it. That fails for a token whose string overlaps with
-    another's, and for one that depends on the text beside it.
+    tokens of the whole text, if it finds the same added tokens in both. It may find others where the strings of two
+    tokens overlap, or where a token depends on the text beside it: such tokens are no borders.
 
     Args:
         added_tokens: all of the tokenizer's.

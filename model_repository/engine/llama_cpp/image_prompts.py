@@ -23,7 +23,7 @@ from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.images import ImageReader, Picture
 from model_repository.engine.llama_cpp.context import SlotCache
 from model_repository.engine.runtime import ImageCounts
-from model_repository.engine.scheduler import ComputedPrompt
+from model_repository.engine.scheduler import ComputedPrompt, num_common_tokens
 from model_repository.errors import EngineFailed
 from model_repository.system.forked_process import ForkedProcess, answer_of
 
@@ -195,8 +195,7 @@ class _Computer:
         token_ids = list(itertools.chain.from_iterable(piece.token_ids for piece in pieces))
 
         def num_common(slot: _Slot) -> int:
-            pairs = zip(slot.token_ids, token_ids, strict=False) if slot.family == family else ()
-            num_tokens = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            num_tokens = num_common_tokens(slot.token_ids, token_ids) if slot.family == family else 0
             return num_tokens if self._kv_cache.can_trim(slot.index, num_tokens, is_copied=True) else 0
 
         source = max(self._slots, key=num_common)

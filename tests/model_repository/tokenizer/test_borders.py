@@ -1,4 +1,4 @@
-"""Texts in pieces, whose tokens are those of the whole text."""
+"""A text in pieces has the same tokens as the whole text."""
 
 from __future__ import annotations
 

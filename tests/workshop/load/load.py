@@ -37,8 +37,8 @@ class Load:
     num_streams: int = 64  # an open loop uses as many as it needs
     num_tokens: int = 200  # of each completion
     prompt_words: int = 16
-    repeated_chars: int = 0  # above 0: texts that repeat a piece of source code of this length again and again
-    turn_chars: int = 0  # above 0: chats of agents, whose turns are pieces of source code of this length
+    repeated_chars: int = 0  # length of the source code that each text repeats; 0: other texts
+    turn_chars: int = 0  # length of the source code in a turn of an agent's chat; 0: other chats
     rate_per_s: float | None = None  # None: a closed loop
     requests_per_stream: int | None = None  # None: until the window ends
     itl_ms: float | None = None  # the engine's pace; None: no pace
@@ -121,10 +121,8 @@ def _noise(seed: str) -> bytes:
 
 def prompts(load: Load) -> Iterator[str]:
     """Yield endless different prompts. The same load gives the same ones."""
-    pieces = _pieces_of_code(load.seed) if load.repeated_chars else None
-    while pieces is not None:
-        code = pieces(load.repeated_chars)
-        yield f"{code}\n\n{code}\n\n{code[:_BEGINNING_CHARS]}"
+    if load.repeated_chars:
+        yield from _repetitions(load)
     words = random.Random(load.seed)
     for number in itertools.count():
         yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
@@ -140,6 +138,13 @@ def _pieces_of_code(seed: int) -> Callable[[int], str]:
         return code[start : start + num_chars]
 
     return piece
+
+
+def _repetitions(load: Load) -> Iterator[str]:
+    pieces = _pieces_of_code(load.seed)
+    while True:
+        code = pieces(load.repeated_chars)
+        yield f"{code}\n\n{code}\n\n{code[:_BEGINNING_CHARS]}"
 
 
 def agent_chats(load: Load) -> Iterator[list[dict[str, str]]]:

@@ -100,6 +100,8 @@ _REAL = replace(_COMPLETIONS, num_tokens=64, prompt_words=4, window_s=5.0)
 _SAMPLED = replace(_REAL, fields={"temperature": 0.8, "top_p": 0.95, "top_k": 0, "min_p": 0})
 _PENALIZED = replace(_REAL, fields={**_SAMPLED.fields, "presence_penalty": 0.5, "frequency_penalty": 0.5})
 
+_REPEATED = replace(_REAL, num_tokens=256, repeated_chars=400, window_s=15.0)
+
 
 def _beside_dynamo(
     label: str,
@@ -150,8 +152,23 @@ def _cpu_engine(setup: Setup, nums_streams: Sequence[int], load: Load) -> tuple[
     )
 
 
-def _real(load: Load, weights: Literal["smollm2", "smollm2-wide"] = "smollm2") -> tuple[Point, ...]:
-    return _cpu_engine(Setup(max_sequences=8, weights=weights), (1, 4, 8), load)
+def _real(
+    name: str,
+    title: str,
+    load: Load,
+    weights: Literal["smollm2", "smollm2-wide"] = "smollm2",
+    speculative: str = "",
+    max_repeats: int = 3,
+) -> Scenario:
+    """Return a load on a model that people use, beside llama.cpp's own server."""
+    setup = Setup(max_sequences=8, weights=weights, speculative=speculative)
+    return Scenario(
+        name=f"cpu-engine-{name}",
+        title=title,
+        points=_cpu_engine(setup, (1, 4) if load.repeated_chars else (1, 4, 8), load),
+        metrics=_AGAINST_LLAMA_CPP,
+        max_repeats=max_repeats,
+    )
 
 
 def _rendered(num_models: int) -> Point:
@@ -205,7 +222,7 @@ SUITE = (
     ),
     Scenario(
         name="long-prompts",
-        title="Agents with prompts of about 32,000 tokens, nine tenths of which they sent before; SmolLM2's vocabulary",
+        title="Agents that send 32,000 tokens of SmolLM2's vocabulary, nine tenths of them again",
         points=_beside_dynamo(
             "8 agents",
             Load(num_streams=8, num_tokens=1, turn_chars=12_500, warmup_s=3.0, window_s=8.0),
@@ -336,61 +353,33 @@ SUITE = (
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=3,
     ),
-    Scenario(
-        name="cpu-engine-real",
-        title="SmolLM2-135M-Instruct in Q4_1, greedy, prompts of a few words, against llama.cpp's own server",
-        points=_real(_REAL),
-        metrics=_AGAINST_LLAMA_CPP,
+    _real(
+        "real",
+        "SmolLM2-135M-Instruct in Q4_1, greedy, prompts of a few words, against llama.cpp's own server",
+        _REAL,
+        max_repeats=5,
     ),
-    Scenario(
-        name="cpu-engine-sampled",
-        title="SmolLM2 with temperature and top_p",
-        points=_real(_SAMPLED),
-        metrics=_AGAINST_LLAMA_CPP,
+    _real("sampled", "SmolLM2 with temperature and top_p", _SAMPLED, max_repeats=5),
+    _real(
+        "penalties",
+        "SmolLM2 with temperature, top_p, presence_penalty and frequency_penalty",
+        _PENALIZED,
+        max_repeats=5,
     ),
-    Scenario(
-        name="cpu-engine-penalties",
-        title="SmolLM2 with temperature, top_p, presence_penalty and frequency_penalty",
-        points=_real(_PENALIZED),
-        metrics=_AGAINST_LLAMA_CPP,
+    _real("prompts", "SmolLM2, greedy, prompts of about 200 tokens", replace(_REAL, prompt_words=150)),
+    _real("repeated", "SmolLM2, greedy, source code that is repeated, without speculation", _REPEATED),
+    _real("speculative", "SmolLM2, greedy, source code that is repeated, with drafts", _REPEATED, speculative="ngram"),
+    _real(
+        "wide",
+        "SmolLM2 with a vocabulary of 152 thousand, greedy, prompts of a few words",
+        _REAL,
+        weights="smollm2-wide",
     ),
-    Scenario(
-        name="cpu-engine-prompts",
-        title="SmolLM2, greedy, prompts of about 200 tokens",
-        points=_real(replace(_REAL, prompt_words=150)),
-        metrics=_AGAINST_LLAMA_CPP,
-        max_repeats=3,
-    ),
-    *(
-        Scenario(
-            name=f"cpu-engine-{name}",
-            title=f"SmolLM2, greedy, source code that is repeated, {title}",
-            points=_cpu_engine(
-                Setup(max_sequences=8, weights="smollm2", speculative=speculative),
-                (1, 4),
-                replace(_REAL, num_tokens=256, repeated_chars=400, window_s=15.0),
-            ),
-            metrics=_AGAINST_LLAMA_CPP,
-            max_repeats=3,
-        )
-        for name, title, speculative in (
-            ("repeated", "without speculation", ""),
-            ("speculative", "drafts by repetitions", "ngram"),
-        )
-    ),
-    Scenario(
-        name="cpu-engine-wide",
-        title="SmolLM2 with a vocabulary of 152 thousand, greedy, prompts of a few words",
-        points=_real(_REAL, weights="smollm2-wide"),
-        metrics=_AGAINST_LLAMA_CPP,
-        max_repeats=3,
-    ),
-    Scenario(
-        name="cpu-engine-wide-sampled",
-        title="SmolLM2 with a vocabulary of 152 thousand, with temperature and top_p",
-        points=_real(_SAMPLED, weights="smollm2-wide"),
-        metrics=_AGAINST_LLAMA_CPP,
-        max_repeats=3,
+    _real(
+        "wide-sampled",
+        "SmolLM2 with a vocabulary of 152 thousand, with temperature and top_p",
+        _SAMPLED,
+        weights="smollm2-wide",
     ),
     Scenario(
         name="images",

@@ -20,7 +20,7 @@ def write_wide_model(source: Path, path: Path, num_rows: int = NUM_ROWS) -> None
     The text of an added token is its row's number. No tokenizer makes such a token of a text, as no merge leads to it.
 
     Args:
-        source: a model whose output layer is its embeddings.
+        source: a model with one matrix for embeddings and output layer.
         path: the new file.
     """
     reader = gguf.GGUFReader(source)
