@@ -26,6 +26,7 @@ CHAT_TEMPLATES = resources.files("build_engines").joinpath("chat_templates")
 TokenId = Annotated[int, Field(strict=True, ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 GgufReference = Annotated[str, Field(pattern=r"^[^/:@\s]+/[^/:@\s]+:[^/:@\s]+$")]  # OWNER/NAME:VARIANT of the hub
+HubId = Annotated[str, Field(pattern=r"^[^/:@\s]+/[^/:@\s]+$")]  # OWNER/NAME of the hub
 
 
 class Family(StrEnum):
@@ -117,6 +118,8 @@ class ModelEntry:
     license: Text
     is_gated: Flag = False
     precisions: Annotated[tuple[Precision, ...], Field(min_length=1)]  # the first is the default
+    # Public checkpoints of fewer bits than the model's own, which TensorRT-LLM's PyTorch backend loads.
+    ready_checkpoints: Mapping[Precision, HubId] = Field(default_factory=dict)
     has_fp8_kv_cache: Flag = True  # FP8 engines have one
     gpu_architectures: tuple[Text, ...] = ()  # those with kernels for it; empty: any
     has_pipeline_parallelism: Flag = True
@@ -192,6 +195,9 @@ class ModelEntry:
             raise ValueError(f"chat_template: {self.chat_template}: expected one of {expected}")
         if len(set(self.precisions)) < len(self.precisions):
             raise ValueError(f"precisions: {', '.join(self.precisions)}: each may be named once")
+        for precision in self.ready_checkpoints:
+            if precision not in self.precisions or not precision.is_quantized:
+                raise ValueError(f"ready_checkpoints.{precision}: expected a precision of the model below 16 bits")
 
     def _check_limits(self) -> None:
         for name, limit in (("max_seq_len", self.context_window), ("default_max_seq_len", self.seq_len_limit)):

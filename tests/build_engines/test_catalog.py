@@ -168,6 +168,11 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
         ({"tool_call_format": "xml"}, f"tool_call_format: xml: expected one of {', '.join(TOOL_FORMATS)}"),
         ({"chat_template": "vicuna"}, "chat_template: vicuna: expected one of checkpoint, alpaca, deepseek"),
         ({"precisions": ["bf16", "bf16"]}, "precisions: bf16, bf16: each may be named once"),
+        (
+            {"ready_checkpoints": {"bf16": "me/other"}},
+            "ready_checkpoints.bf16: expected a precision of the model below 16 bits",
+        ),
+        ({"ready_checkpoints": {"fp8": "me"}}, "ready_checkpoints.fp8: 'me': String should match pattern"),
         ({"presets": {"b300": {}}}, "presets.b300: expected one of h100, h200, b200, a100, l40s"),
         ({"presets": {"h100": {"f16": {}}}}, "presets.h100.f16: not among the model's precisions"),
         ({"presets": {"a100": {"fp8": {}}}}, "presets.a100.fp8: A100 has no FP8"),
