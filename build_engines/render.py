@@ -30,8 +30,11 @@ from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.cores import memory_bytes, num_physical_cores
+from model_repository.system.machine import installed_version
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +139,9 @@ def render(
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
+    is_pytorch = manifest.options.get("backend") == Backend.PYTORCH
+    if is_pytorch and not release_of(installed_version("tensorrt_llm")).honours_seed:
+        capabilities -= {Capability.SEED}
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
 
 

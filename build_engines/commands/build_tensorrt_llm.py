@@ -23,7 +23,7 @@ from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_names
-from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of, has_engines
+from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
@@ -33,6 +33,7 @@ from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.system.machine import Machine, read_machine
 
 logger = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ class BuildOptions:
     def of_release(self, version: str | None) -> BuildOptions:
         """Return the options for a release of TensorRT-LLM: without engines the PyTorch backend, if none is named."""
         is_named = self.options.backend is not None
-        if is_named or has_engines(version) or Backend.PYTORCH not in self.entry.backends:
+        if is_named or release_of(version).has_engines or Backend.PYTORCH not in self.entry.backends:
             return self
         logger.warning("backend     %s, since TensorRT-LLM %s has no engines", Backend.PYTORCH, version)
         changes = {"backend": str(Backend.PYTORCH), "tensorrt_llm_examples": None}  # there are no converters to find

@@ -11,10 +11,10 @@ from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import Recipe
+from model_repository.engine.tensorrt_llm.releases import ENGINE_RELEASE
 from model_repository.system.machine import Machine
 
-TARGET_VERSION = "1.2.1"
-LAST_WITH_ENGINES = (1, 2)
+TARGET_VERSION = ENGINE_RELEASE.version
 IMAGE = "tritonserver:26.07-trtllm-python-py3"  # the newest image with it
 
 _SHARE_OF_MEMORY = 0.95  # part of the nominal memory; a GPU with less is another variant
@@ -67,14 +67,6 @@ def check_version(machine: Machine) -> str:
         rule = f"builds are made for {TARGET_VERSION}, the last with engines: use the image {IMAGE}"
         raise BuildError(f"TensorRT-LLM {version}: {rule}")
     return version
-
-
-def has_engines(version: str | None) -> bool:
-    """Whether this release of TensorRT-LLM can have engines; None, not installed, cannot tell."""
-    if version is None:
-        return True
-    major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) <= LAST_WITH_ENGINES
 
 
 def check_gpus(plan: Plan, machine: Machine) -> None:

@@ -259,8 +259,6 @@ RUNTIMES = {
         ),
         lost_with={
             "backend=engine": frozenset({Capability.IMAGES}),
-            # The PyTorch backend of release 1.2 draws for the whole batch from one generator with a fixed seed.
-            "backend=pytorch": frozenset({Capability.SEED}),
             # Only logits processors enforce these. Some structured outputs need them too; the runtime refuses those.
             "overlap_scheduler=true": frozenset(
                 {

@@ -6,20 +6,24 @@ used only under a plain mpirun, as NVIDIA's own model for Triton does.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
-from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm import LLM, SamplingParams, __version__
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.image_prompts import reads_images
 from model_repository.engine.tensorrt_llm.lora import lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.releases import ENGINE_RELEASE, release_of, why_unsure
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, embedding_bias
 from model_repository.engine.tensorrt_llm.tensors import to_tensor
 from model_repository.errors import EngineFailed
+
+logger = logging.getLogger(__name__)
 
 ENGINE_FOLDER = "engine"
 CHECKPOINT_FOLDER = "checkpoint"
@@ -32,6 +36,7 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
     Raises:
         EngineFailed: TensorRT-LLM has no such backend, or does not load the model.
     """
+    _check_release(options)
     keywords = llm_keywords(config, options)
     if role.kind is RoleKind.LEADER:
         keywords["_mpi_session"] = _mpi_session(role)
@@ -108,14 +113,24 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
     return keywords
 
 
-def _engine_class() -> Any:
-    try:
-        from tensorrt_llm._tensorrt_engine import LLM as EngineLLM
-    except ImportError as exc:
+def _check_release(options: TensorRtLlmOptions) -> None:
+    """Check that the installed release has the backend; log if it is not a recorded one.
+
+    Raises:
+        EngineFailed: it has no such backend.
+    """
+    if options.backend is Backend.ENGINE and not release_of(__version__).has_engines:
         raise EngineFailed(
-            "backend=engine: this TensorRT-LLM cannot run engines, which ended with release 1.2: "
-            "use an image with 1.2.1, or build the model with backend=pytorch"
-        ) from exc
+            f"backend=engine: TensorRT-LLM {__version__} cannot run engines: "
+            f"use an image with {ENGINE_RELEASE.version}, or build the model with backend=pytorch"
+        )
+    if (reason := why_unsure(__version__)) is not None:
+        logger.warning("%s", reason)
+
+
+def _engine_class() -> Any:
+    from tensorrt_llm._tensorrt_engine import LLM as EngineLLM  # releases after 1.2 have no such module
+
     return EngineLLM
 
 

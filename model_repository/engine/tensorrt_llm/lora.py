@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import pkgutil
 from typing import Any
 
+from tensorrt_llm import __version__
 from tensorrt_llm.executor import LoRARequest
 
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.errors import InvalidRequest, Unsupported
 
 
@@ -21,13 +24,10 @@ def supports_adapters(config: EngineConfig, options: TensorRtLlmOptions) -> bool
 
 def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> Any:
     """Return the PyTorch backend's start options for adapters, TensorRT-LLM's LoraConfig."""
-    # Releases after 1.2 have moved it. Without adapters it is not needed, so its absence must not stop the model.
-    try:
-        from tensorrt_llm.lora_helper import LoraConfig
-    except ImportError:
-        from tensorrt_llm._torch.peft.lora.config import LoraConfig
+    # Imported here: without adapters it is not needed, so its absence must not stop the model.
+    make_config = pkgutil.resolve_name(release_of(__version__).lora_config)
     max_loras = len(config.adapters) + (0 if config.adapter_root is None else config.adapter_root.max_adapters)
-    return LoraConfig(
+    return make_config(
         lora_dir=[str(config.artifact_dir / path) for path in config.adapters.values()],
         max_lora_rank=options.lora_max_rank,
         lora_target_modules=list(options.lora_modules),

@@ -90,9 +90,17 @@ def test_an_engine_of_other_sizes_is_refused(config: EngineConfig) -> None:
 def test_the_error_of_a_release_without_engines_names_the_remedy(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", None)
-    with pytest.raises(EngineFailed, match=r"ended with release 1\.2"):
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.__version__", "1.3.0rc29")
+    with pytest.raises(EngineFailed, match=r"TensorRT-LLM 1\.3\.0rc29 cannot run engines: use an image with 1\.2\.1"):
         start(replace(config, options={"backend": "engine"}))
+
+
+def test_a_release_that_was_not_tested_is_named_at_the_start(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.__version__", "1.4.0")
+    start(replace(config, options={"backend": "pytorch"})).close()
+    assert "TensorRT-LLM 1.4.0: not tested" in caplog.text
 
 
 @pytest.fixture

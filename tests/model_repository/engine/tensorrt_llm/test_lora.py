@@ -87,6 +87,6 @@ def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: Engi
 def test_adapters_need_no_name_that_only_release_1_2_has(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     later = ModuleType("config")
     later.__dict__["LoraConfig"] = dict
-    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.lora.__version__", "1.3.0rc29")
     monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.peft.lora.config", later)
     assert lora_config(config, TensorRtLlmOptions())["max_lora_rank"] == 64
