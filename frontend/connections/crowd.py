@@ -9,7 +9,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Protocol
 
-MAX_CONNECTIONS = 8192  # connections of a port in one process; an idle one costs about 14 kB
+MAX_CONNECTIONS = 16_384  # connections of a port in one process; an idle one costs about 14 kB
 MAX_UNFINISHED = 1024  # requests of a port in one process that have not arrived whole; each costs up to 135 kB
 _OTHER_FILES = 256  # those of the process itself, of the operations port, and of connections that are being closed
 
