@@ -112,6 +112,7 @@ class MixtureOfExperts:
     num_shared_experts: Size
     num_experts_per_token: Count
     intermediate_size: Count  # one expert's
+    hidden_size: Count | None = None  # a routed expert's input and output; None: the model's
     num_dense_layers: Size = 0  # the first layers, which have no experts
     num_groups: Count = 1
 
@@ -168,6 +169,7 @@ class Architecture:
     sliding_window: Count | None = None  # tokens
     full_attention: KvHeads | None = None  # of layers without a window; None: as in the others
     num_shared_kv_layers: Size = 0  # the last layers, which use keys and values of earlier ones
+    has_double_wide_mlp: Flag = False  # the last layers' with shared keys and values
     per_layer_embedding_size: Size = 0
     recurrence: Recurrence | None = None
     latent_attention: LatentAttention | None = None
@@ -261,12 +263,16 @@ class Architecture:
         experts = self.mixture_of_experts
         matrix_size = self.num_mlp_matrices * self.hidden_size
         if experts is None or layer < experts.num_dense_layers:
-            yield Matrix("mlp", matrix_size * self.intermediate_size, Split.BY_RANK)
+            is_double = self.has_double_wide_mlp and layer >= self.num_layers - self.num_shared_kv_layers
+            yield Matrix("mlp", matrix_size * self.intermediate_size * (2 if is_double else 1), Split.BY_RANK)
         else:
             expert = matrix_size * experts.intermediate_size
+            routed = self.num_mlp_matrices * (experts.hidden_size or self.hidden_size) * experts.intermediate_size
             yield Matrix("router", self.hidden_size * experts.num_routed_experts, Split.COPIED, is_quantized=False)
-            yield Matrix("routed experts", experts.num_routed_experts * expert, Split.BY_RANK, is_expert=True)
+            yield Matrix("routed experts", experts.num_routed_experts * routed, Split.BY_RANK, is_expert=True)
             yield Matrix("shared experts", experts.num_shared_experts * expert, Split.BY_RANK)
+            if experts.hidden_size is not None:
+                yield Matrix("expert projections", 2 * self.hidden_size * experts.hidden_size, Split.COPIED)
         if self.per_layer_embedding_size:
             yield Matrix("per-layer gates", 2 * self.hidden_size * self.per_layer_embedding_size, Split.COPIED)
 

@@ -14,21 +14,33 @@ from model_repository.model_parameters import API_SAMPLING, checked_defaults
 
 logger = logging.getLogger(__name__)
 
-# A model that reads images may leave out the fields of its language model that have transformers' own defaults.
-_LLAMA_DEFAULTS = {
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "vocab_size": 32000,
-    "eos_token_id": 2,
+# A model that reads images may leave out the fields of its language model that have transformers' own defaults. Other
+# types of models write them.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "vocab_size": 32000,
+        "eos_token_id": 2,
+    },
+    "gemma3_text": {
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262_208,
+    },
 }
 _KINDS: dict[str, type] = {  # fields of config.json that are not numbers
     "architectures": list,
     "layer_types": list,
+    "mlp_only_layers": list,
     "rope_parameters": dict,
     "rope_scaling": dict,
     "text_config": dict,
@@ -69,6 +81,11 @@ class Checkpoint:
         return cls(folder, config, eos_token_ids, sampling, image_config)
 
     @property
+    def whole_config(self) -> dict[str, Any]:
+        """config.json, with the parts for images if there are some."""
+        return self.config if self.image_config is None else self.image_config
+
+    @property
     def context_window(self) -> int:
         """Tokens of prompt and completion together."""
         return int(self.config["max_position_embeddings"])
@@ -84,7 +101,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     _check_kinds(whole)
     if whole.get("text_config") is None:
         return whole, None
-    config = _LLAMA_DEFAULTS | whole["text_config"]
+    config = _DEFAULTS.get(str(whole["text_config"].get("model_type")), {}) | whole["text_config"]
     _check_kinds(config)
     if config.get("model_type") == "llama":
         config["architectures"] = ["LlamaForCausalLM"]  # SmolVLM has a name of its own for it
