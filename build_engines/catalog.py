@@ -65,7 +65,7 @@ class Catalog:
     @property
     def built(self) -> Catalog:
         """The models that `build` makes for GPUs."""
-        return Catalog(entry for entry in self if entry.is_built)
+        return Catalog(entry for entry in self if entry.backends)
 
     def find(self, name: str) -> ModelEntry:
         """Return the model of an id, an alias, an id without its owner, or an unambiguous part of an id.

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from build_engines.architecture import CHECKED, Architecture, Count, Flag
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
+from build_engines.listed_classes import releases_with
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.serving import Serving, check_id
 from model_repository.engine.tensorrt_llm.options import Backend
@@ -99,7 +100,7 @@ class ModelEntry:
     model_id: Text  # the repository on the Hugging Face hub
     aliases: tuple[Text, ...] = ()
     is_older: Flag = False  # listed after the models of today
-    family: Family | None = None  # None: `build` does not make it for GPUs
+    family: Family | None = None  # None: it has no engine
     architecture: Architecture
     gguf: GgufReference | None = None  # for a CPU; None: the checkpoint is converted
     context_window: Count
@@ -123,7 +124,6 @@ class ModelEntry:
     has_fp8_kv_cache: Flag = True  # FP8 engines have one
     gpu_architectures: tuple[Text, ...] = ()  # those with kernels for it; empty: any
     has_pipeline_parallelism: Flag = True
-    backends: tuple[Backend, ...] = tuple(Backend)  # of TensorRT-LLM; none: it has no such model
     # By the key of the GPU: the layout that is planned without --gpus and --nodes.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False
@@ -150,9 +150,14 @@ class ModelEntry:
         return self.model_id.rpartition("/")[2]
 
     @property
-    def is_built(self) -> bool:
-        """Whether `build` makes it for GPUs."""
-        return self.family is not None
+    def backends(self) -> tuple[Backend, ...]:
+        """Those of TensorRT-LLM that have it, the default first."""
+        has = {
+            # That of a model that reads images would need a second engine for the vision transformer.
+            Backend.ENGINE: self.family is not None and self.architecture.vision is None,
+            Backend.PYTORCH: bool(releases_with(self.architecture.class_name)),
+        }
+        return tuple(backend for backend in Backend if has[backend])
 
     @property
     def seq_len_limit(self) -> int:
@@ -188,7 +193,7 @@ class ModelEntry:
         if self.reasoning_format not in ("", *REASONING_FORMATS):
             expected = ", ".join(REASONING_FORMATS)
             raise ValueError(f"reasoning_format: {self.reasoning_format}: expected one of {expected}")
-        if self.is_built and not (self.tokenizer_kind and self.eos_token_ids and self.tool_call_format):
+        if self.family is not None and not (self.tokenizer_kind and self.eos_token_ids and self.tool_call_format):
             raise ValueError(f"family: {self.family}: needs tokenizer_kind, eos_token_ids and tool_call_format")
         if self.chat_template != CHECKPOINT_TEMPLATE and self.chat_template not in shipped_templates():
             expected = ", ".join((CHECKPOINT_TEMPLATE, *shipped_templates()))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import add_catalog_option
+from build_engines.listed_classes import releases_with
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import on_this_cpu
 from build_engines.progress import size_text
@@ -101,7 +102,9 @@ def on_gpus(entry: ModelEntry) -> str:
     """Return how TensorRT-LLM serves a model on GPUs."""
     if not entry.backends:
         return "no"
-    return f"{', '.join(entry.backends)}: {', '.join(entry.precisions) if entry.is_built else 'not built yet'}"
+    named = releases_with(entry.architecture.class_name)
+    releases = f" (TensorRT-LLM {' and '.join(named)})" if len(named) == 1 and entry.family is None else ""
+    return f"{', '.join(entry.backends)}: {', '.join(entry.precisions)}{releases}"
 
 
 def _object(artifact: Stored) -> dict[str, object]:

@@ -118,9 +118,8 @@ def plan_object(plan: Plan) -> dict[str, Any]:
 def notes(plan: Plan) -> Iterator[str]:
     """Yield the catalog's notes on the model, and notes on the layout."""
     yield from plan.entry.notes
-    if not plan.entry.is_built:
-        missing = "" if plan.entry.backends else f", and TensorRT-LLM has no {plan.entry.architecture.class_name}"
-        yield f"`build` does not make it for GPUs yet{missing}."
+    if not plan.entry.backends:
+        yield f"`build` does not make it for GPUs: TensorRT-LLM lists no {plan.entry.architecture.class_name}."
     layout, gpu = plan.parallelism, plan.gpu
     if plan.entry.is_gated:
         yield f"Gated: accept its license ({plan.entry.license}) and set a token before it can be downloaded."

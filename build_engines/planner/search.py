@@ -10,6 +10,7 @@ from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import GpuMemory, Term, cache_terms, reserve, stage_weights, workspace
 from build_engines.planner.sizing import Plan, fp8_method
+from model_repository.engine.tensorrt_llm.options import Backend
 
 MAX_NODES = 8  # largest layout that is searched
 DEFAULT_MAX_NUM_TOKENS = 8192  # one step; longer prompts are computed in chunks
@@ -108,7 +109,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
     )
     method = None
     if request.precision is Precision.FP8:
-        is_ready = request.has_fp8_checkpoint or not request.entry.is_built
+        is_ready = request.has_fp8_checkpoint or Backend.ENGINE not in request.entry.backends
         method = Fp8Method.READY if is_ready else fp8_method(request.entry, request.gpu, parallelism)
     kv_precision = request.entry.kv_precision(request.precision, method)
     return Plan(

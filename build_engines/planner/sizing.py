@@ -19,6 +19,7 @@ from build_engines.planner.memory import (
     stage_weights,
 )
 from build_engines.sequence_memory import SequenceMemory
+from model_repository.engine.tensorrt_llm.options import Backend
 
 # With more weights the cache is small, and more GPUs of the node are better.
 COMFORTABLE_WEIGHTS_SHARE = 2 / 3
@@ -106,8 +107,8 @@ class Plan:
 
     @property
     def is_converted(self) -> bool:
-        """Whether a build makes the matrices from others. NVFP4 and the models without a build come ready."""
-        return self.entry.is_built and self.precision is not Precision.NVFP4
+        """Whether a build makes the matrices from others. NVFP4 and the models without an engine come ready."""
+        return Backend.ENGINE in self.entry.backends and self.precision is not Precision.NVFP4
 
     @property
     def engine_bytes(self) -> int:

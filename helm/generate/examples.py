@@ -6,6 +6,8 @@ python -m helm.generate.examples MODEL GPU
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,7 @@ from typing import Any
 import yaml
 
 from build_engines.catalog import Catalog
-from build_engines.errors import CatalogError
+from build_engines.errors import CatalogError, DoesNotFit
 from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
@@ -31,12 +33,12 @@ _SHORTEST_LOAD_S = 600
 
 
 def examples() -> Mapping[str, str]:
-    """Return the texts of the examples by file name."""
-    return {
-        f"{_object_name(entry)}-{key}.yaml": _text(plan(entry, GPUS[key]))
-        for entry in Catalog.load().built
-        for key in GPU_KEYS
-    }
+    """Return the texts of the examples by file name: of each model on the GPUs that it fits."""
+    texts = {}
+    for entry, key in itertools.product(Catalog.load().built, GPU_KEYS):
+        with contextlib.suppress(DoesNotFit):
+            texts[f"{_object_name(entry)}-{key}.yaml"] = _text(plan(entry, GPUS[key]))
+    return texts
 
 
 def example_values(planned: Plan) -> dict[str, Any]:
@@ -107,7 +109,10 @@ def main() -> None:
     if [options.model, options.gpu].count(None) != (2 if options.all else 0):
         parser.error("expected a model and a GPU, or --all DIR")
     if not options.all:
-        sys.stdout.write(_text(plan(options.model, GPUS[options.gpu])))
+        try:
+            sys.stdout.write(_text(plan(options.model, GPUS[options.gpu])))
+        except DoesNotFit as exc:
+            parser.error(str(exc))
         return
     options.all.mkdir(parents=True, exist_ok=True)
     for name, text in examples().items():

@@ -46,9 +46,10 @@ def test_todays_models_are_before_older_ones_and_those_that_fit_first(
 @pytest.mark.parametrize(
     ("model", "columns"),
     [
-        ("qwen3:8b", "GGUF Q4_K_M|pytorch: not built yet|hermes|think|Apache-2.0"),
-        ("gpt-oss:120b", "no: too large|pytorch: not built yet|harmony|harmony|Apache-2.0"),
-        ("smollm2:135m", "converted, f16|no|plain|Apache-2.0"),
+        ("qwen3:8b", "GGUF Q4_K_M|pytorch: bf16, fp8, nvfp4|hermes|think|Apache-2.0"),
+        ("gpt-oss:120b", "no: too large|pytorch: mxfp4|harmony|harmony|Apache-2.0"),
+        ("gemma4:e4b", "GGUF Q4_K_M|pytorch: bf16 (TensorRT-LLM 1.3.0rc29)|gemma4|gemma4|Apache-2.0"),
+        ("lfm2.5:1.2b", "GGUF Q4_K_M|no|lfm2|LFM open license"),
         ("llama3.1:8b", "converted, q8_0|engine, pytorch: bf16, fp8, nvfp4|llama3_json|Llama 3.1 community, gated"),
         ("gemma2:9b", "GGUF of the hub|engine: bf16, fp8|plain|Gemma terms, gated"),
     ],

@@ -233,7 +233,7 @@ def catalog_parameters(entry: ModelEntry) -> str:
 
 
 CATALOG_PARAMETERS = {
-    f"{entry.model_id.replace('/', '--')}.json": catalog_parameters(entry) for entry in Catalog.load().built
+    f"{entry.model_id.replace('/', '--')}.json": catalog_parameters(entry) for entry in Catalog.load() if entry.family
 }
 
 

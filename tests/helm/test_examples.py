@@ -38,7 +38,7 @@ def test_the_command_writes_the_values_of_all_models_and_gpus(monkeypatch, tmp_p
     run(monkeypatch, "--all", str(tmp_path / "new"))
     written = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "new").iterdir()}
     assert written == generated.examples()
-    assert len(written) == 2 * len(Catalog.load().built) == 32
+    assert len(written) == 2 * len(Catalog.load().built) - 1, "DeepSeek-V3.2 fits no node of H100"
 
 
 def test_without_a_network_nothing_is_downloaded_and_no_image_comes_from_outside() -> None:

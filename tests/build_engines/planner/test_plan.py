@@ -21,7 +21,7 @@ from build_engines.parallelism import Parallelism
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 
-CATALOG = Catalog.load().built
+CATALOG = Catalog(entry for entry in Catalog.load() if entry.presets)
 CONTRACT = json.loads((Path(__file__).parents[2] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))
 # One GPU serves them, and only two hold the 16-bit model while its scales are measured.
 LARGER_THAN_ADVISED = {("Qwen/Qwen2-72B-Instruct", "h200", "fp8"), ("Qwen/Qwen2.5-72B-Instruct", "h200", "fp8")}

@@ -13,7 +13,7 @@ from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.search import layouts, node_counts
 
-CATALOG = Catalog.load().built
+CATALOG = Catalog(entry for entry in Catalog.load() if entry.presets)
 H100 = GPUS["h100"]
 
 

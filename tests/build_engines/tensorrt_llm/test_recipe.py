@@ -27,7 +27,7 @@ from build_engines.tensorrt_llm.recipe import (
 from model_repository.engine.tensorrt_llm.options import Backend
 
 CLI = json.loads((Path(__file__).parents[2] / "data" / "tensorrt_llm_contract.json").read_text(encoding="utf-8"))["cli"]
-CATALOG = Catalog.load().built
+CATALOG = Catalog(entry for entry in Catalog.load() if entry.presets)
 COMPILED = [entry for entry in CATALOG if Backend.ENGINE in entry.backends]
 LORA = LoraLimits(max_rank=16, modules=("attn_q", "attn_dense"))
 
