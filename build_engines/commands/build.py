@@ -110,7 +110,7 @@ A MODEL is one of these:
   demo                    the demo model of this project
   OWNER/NAME[@REVISION]   a model of the Hugging Face hub: a checkpoint, or a repository of GGUF files
   OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
-  llama3.1:8b             a name of the catalog (see `list`), from the hub; with --runtime tensorrt_llm only these
+  llama3.1:8b             a name of the catalog (see `list`), from the hub
   FOLDER or FILE.gguf     a checkpoint, or a GGUF file
   a name of `list`        a model of the store, also if its file or folder is gone
   FILE.yaml               several models with options (docs/models.md)
@@ -131,7 +131,7 @@ _PRECISION_HELP = (
     f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo model: f32); with f32, "
     "twice the size of f16, other traffic hardly ever changes the text of a seed; "
     "of a GGUF file f16 or f32, for its KV cache. "
-    "tensorrt_llm: bf16, f16 or fp8, as the catalog has them for the model"
+    "tensorrt_llm: bf16, f16, fp8 and others, as `list` shows them; of another model its checkpoint's"
 )
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from build_engines.build import build
 from build_engines.catalog import Catalog
+from build_engines.checkpoint_entry import checkpoint_in, find_entry
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.digests import Digests
-from build_engines.errors import BuildError, CatalogError
+from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.hub import HubReference, checkpoint_folder
+from build_engines.listed_classes import check_listed
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
@@ -32,6 +34,7 @@ from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Folders, Recipe, Sou
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
+from build_engines.text_files import detected_tool_call_format
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.system.machine import Machine, read_machine
@@ -43,7 +46,7 @@ EXAMPLES = Path("TensorRT-LLM")
 
 def add_to(command: argparse.ArgumentParser) -> None:
     """Add the options of this runtime."""
-    group = command.add_argument_group(f"with --runtime {RUNTIME}, where MODEL is a name of the catalog")
+    group = command.add_argument_group(f"with --runtime {RUNTIME}")
     add = group.add_argument
     add("--catalog", type=Path, action="append", default=[], metavar="FILE", help="further models; repeatable")
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
@@ -126,15 +129,10 @@ class BuildOptions:
 
     @cached_property
     def entry(self) -> ModelEntry:
-        """The model in the catalog."""
-        try:
-            entry = Catalog.load(*self.options.catalog).find(self.options.model)
-        except CatalogError as exc:
-            rule = "--catalog FILE adds models; --runtime llama_cpp takes models of the hub, folders and GGUF files"
-            raise BuildError(f"{exc} ({rule})") from exc
-        if not entry.is_built:
-            cpu = f"`conch build {self.options.model} --runtime llama_cpp` builds it for a CPU"
-            raise BuildError(f"{entry.model_id}: {entry.architecture.class_name} is not built for GPUs yet; {cpu}")
+        """The model: of the catalog, or its checkpoint."""
+        entry = find_entry(Catalog.load(*self.options.catalog), self.options.model, self.options.checkpoint)
+        if not entry.backends:
+            check_listed(self.options.model, entry.architecture.class_name)
         return entry
 
     @property
@@ -146,6 +144,10 @@ class BuildOptions:
     def work_dir(self) -> Path:
         """Beside the artifacts by default."""
         return Path(self.options.work_dir or self.options.home / "work")
+
+    @property
+    def _checkpoint(self) -> str | None:
+        return self.options.checkpoint or checkpoint_in(self.options.model)
 
     @property
     def _has_context_logits(self) -> bool:
@@ -210,11 +212,11 @@ class BuildOptions:
         planned = self.plan(tools.machine)
         entry = planned.entry
         self._check(planned)
+        if self.backend is Backend.PYTORCH:
+            check_listed(entry.model_id, entry.architecture.class_name, tools.machine.tensorrt_llm_version)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
         digests = Digests.beside(self.options.home / "artifacts" / "artifact")
-        folder, revision = checkpoint_folder(
-            self.options.checkpoint or f"{entry.model_id}@main", digests, is_imported=True
-        )
+        folder, revision = checkpoint_folder(self._checkpoint or f"{entry.model_id}@main", digests, is_imported=True)
         source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
@@ -223,7 +225,9 @@ class BuildOptions:
             backend=self.backend,
             options=checked_options(self.runtime_options, self.backend),
             adapters=dict(self.adapters),
-            tool_call_format=self.options.tool_call_format or entry.tool_call_format,
+            tool_call_format=(
+                self.options.tool_call_format or entry.tool_call_format or detected_tool_call_format(source.folder)
+            ),
             serving=dataclasses.replace(self.serving, aliases=self._aliases(entry)),
             tools=tools,
         )
@@ -252,7 +256,7 @@ class BuildOptions:
     def script(self) -> Iterator[str]:
         """Yield the plan and the commands, independent of this machine."""
         planned, folders, source = self.plan(None), PLACEHOLDERS, None
-        given = self.options.checkpoint
+        given = self._checkpoint
         if given is not None and Path(given).is_dir():
             source = Source.load(Path(given), planned.entry)
             folders = dataclasses.replace(folders, checkpoint=Path(given))

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from build_engines.catalog import Catalog
+from build_engines.checkpoint_entry import find_entry
 from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS
 from build_engines.model_entry import Precision
@@ -24,6 +25,7 @@ examples:
   conch plan qwen2.5:7b --gpu l40s --max-seq-len 8192      the number of sequences of 8192 tokens that fit
   conch plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
   conch plan gemma2:27b                                    on every GPU, as a table
+  conch plan Qwen/Qwen3-14B --gpu h100                     a model of the hub, by its config.json; or a folder
   conch plan                                               every model on every GPU
   conch plan my-model --catalog models.yaml --gpu a100     a model of a file
 
@@ -36,11 +38,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "plan",
         help="compute the memory of a model, its GPUs and its number of sequences",
-        description="Plan the TensorRT-LLM engine of a model of the catalog. It needs no GPU.",
+        description="Plan TensorRT-LLM for a model of the catalog or of the hub. It needs no GPU.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("model", nargs="?", metavar="MODEL", help="id, alias or short name (see `list`)")
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL", help="name of the catalog (see `list`), OWNER/NAME of the hub, or FOLDER"
+    )
     command.add_argument("--all", action="store_true", help="every model (as without MODEL)")
     command.add_argument("--gpu", choices=GPUS, help="kind of GPU; without it, a table of all kinds")
     command.add_argument(
@@ -91,13 +95,13 @@ def _plan(options: argparse.Namespace) -> None:
         "max_batch_size": options.max_batch_size,
     }
     if options.model is not None and options.gpu is not None:
-        found = plan(catalog.find(options.model), GPUS[options.gpu], **settings)
+        found = plan(find_entry(catalog, options.model, None), GPUS[options.gpu], **settings)
         if options.json:
             print(json.dumps(plan_object(found), indent=2))
         else:
             print("\n".join(plan_lines(found, shutil.get_terminal_size().columns)))
         return
-    entries = catalog if options.model is None else [catalog.find(options.model)]
+    entries = catalog if options.model is None else [find_entry(catalog, options.model, None)]
     gpus = GPUS.values() if options.gpu is None else [GPUS[options.gpu]]
     table = list(outcomes(entries, gpus, **settings))
     if all(outcome.plan is None for outcome in table):

@@ -39,8 +39,8 @@ def lora_limits(adapters: Mapping[str, Path], entry: ModelEntry) -> LoraLimits |
     """
     if not adapters:
         return None
-    if entry.family is Family.DEEPSEEK_V2:
-        raise UnsupportedAdapter(f"--adapter: {entry.model_id}: adapters of latent attention have no names in engines")
+    if entry.family is Family.DEEPSEEK_V2 or entry.architecture.latent_attention is not None:
+        raise UnsupportedAdapter(f"--adapter: {entry.model_id}: adapters of latent attention are not served")
     modules: set[str] = set()
     ranks = []
     for folder in adapters.values():

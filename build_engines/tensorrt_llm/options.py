@@ -85,5 +85,4 @@ _DECIDED = {
     "max_num_tokens": "--max-num-tokens",
     "lora_max_rank": "--adapter",
     "lora_modules": "--adapter",
-    "trust_remote_code": "the catalog",
 }

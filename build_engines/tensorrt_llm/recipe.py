@@ -37,6 +37,8 @@ class SourceFormat(StrEnum):
     FP8_ROWWISE = "fbgemm_fp8"  # Meta's FP8, which the llama converter recognizes
     MODELOPT_FP8 = "ModelOpt's FP8"  # NVIDIA's, which the PyTorch backend loads
     MODELOPT_NVFP4 = "ModelOpt's NVFP4"
+    FP8_BLOCKS = "fp8 with a scale for each block"  # DeepSeek's
+    MXFP4 = "mxfp4"  # OpenAI's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,23 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from build_engines.checkpoint import Checkpoint, read_json
+from build_engines.config_architecture import READ_CLASSES, architecture_of, class_of
 from build_engines.errors import BuildError, UnsupportedCheckpoint
-from build_engines.model_entry import Family, ModelEntry
+from build_engines.model_entry import Family, ModelEntry, Precision
 from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files
 
 MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT_FORMATS = {"FP8": SourceFormat.MODELOPT_FP8, "NVFP4": SourceFormat.MODELOPT_NVFP4}  # key: quant_algo
+
+_BLOCK = [128, 128]  # values of a scale, of the formats of `fp8` that TensorRT-LLM loads
+
+READY_PRECISIONS = {  # of the formats that the PyTorch backend loads, beside 16 bits
+    SourceFormat.MODELOPT_FP8: Precision.FP8,
+    SourceFormat.FP8_BLOCKS: Precision.FP8,
+    SourceFormat.MODELOPT_NVFP4: Precision.NVFP4,
+    SourceFormat.MXFP4: Precision.MXFP4,
+}
 
 # Files beside the weights, for our artifact; then those for the converters. Other files are not downloaded.
 TEXT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -50,7 +60,7 @@ class Source:
         check_weight_files(folder)
         return cls(
             checkpoint=checkpoint,
-            format=_format(checkpoint),
+            format=source_format(checkpoint.folder, checkpoint.whole_config),
             has_duplicated_kv_heads=num_kv_heads != entry.architecture.num_kv_heads,
         )
 
@@ -98,42 +108,56 @@ def _check_is(checkpoint: Checkpoint, entry: ModelEntry) -> int:
 
     Early copies of Llama 3.1 405B have each of them twice.
     """
-    architecture, config = entry.architecture, checkpoint.config
-    num_kv_heads: Any = config.get("num_key_value_heads", config.get("num_attention_heads"))
-    expected_kv_heads = architecture.num_kv_heads
-    if entry.family is Family.LLAMA and num_kv_heads == 2 * expected_kv_heads < architecture.num_heads:
-        expected_kv_heads *= 2
-    expected: dict[str, Any] = {
-        "architectures": [architecture.class_name],
-        "num_hidden_layers": architecture.num_layers,
-        "hidden_size": architecture.hidden_size,
-        "num_attention_heads": architecture.num_heads,
-        "intermediate_size": architecture.intermediate_size,
-        "vocab_size": architecture.vocab_size,
-        "num_key_value_heads": expected_kv_heads,
-    }
-    whole = checkpoint.image_config or config
-    found = config | {"num_key_value_heads": num_kv_heads, "architectures": whole.get("architectures")}
-    for name, value in expected.items():
-        if found.get(name) != value:
-            rule = f"{entry.model_id} has {json.dumps(value)}: is this another model's checkpoint?"
-            raise BuildError(f"{checkpoint.folder / 'config.json'}: {name}={json.dumps(found.get(name))}: {rule}")
-    return expected_kv_heads
+    expected = entry.architecture
+    if class_of(checkpoint.whole_config) == expected.class_name and expected.class_name not in READ_CLASSES:
+        return expected.num_kv_heads
+    found = architecture_of(checkpoint.config, checkpoint.whole_config)
+    num_kv_heads = found.num_kv_heads
+    has_both = entry.family is Family.LLAMA and num_kv_heads == 2 * expected.num_kv_heads < expected.num_heads
+    for name, field in _COMPARED.items():
+        value = getattr(found, name)
+        if value != getattr(expected, name) and not (name == "num_kv_heads" and has_both):
+            rule = f"{entry.model_id} has {getattr(expected, name)}: is this another model's checkpoint?"
+            raise BuildError(f"{checkpoint.folder / 'config.json'}: {field}={value}: {rule}")
+    return num_kv_heads
 
 
-def _format(checkpoint: Checkpoint) -> SourceFormat:
-    quantization = checkpoint.config.get("quantization_config")
-    modelopt = read_json(checkpoint.folder / MODELOPT_FILE, is_optional=True).get("quantization")
+_COMPARED = {  # of an architecture, with its usual name in config.json
+    "class_name": "architectures",
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "num_kv_heads": "num_key_value_heads",
+}
+
+
+def source_format(folder: Path, config: Mapping[str, Any]) -> SourceFormat:
+    """Return the number format of a checkpoint's matrices.
+
+    Args:
+        config: config.json.
+
+    Raises:
+        UnsupportedCheckpoint: names the file, the format and the rule.
+    """
+    modelopt = read_json(folder / MODELOPT_FILE, is_optional=True).get("quantization")
     if modelopt is not None:
         algorithm = modelopt.get("quant_algo") if isinstance(modelopt, dict) else modelopt
         if algorithm not in _MODELOPT_FORMATS:
             rule = f"expected {' or '.join(_MODELOPT_FORMATS)}"
-            raise UnsupportedCheckpoint(f"{checkpoint.folder / MODELOPT_FILE}: quant_algo={algorithm}: {rule}")
+            raise UnsupportedCheckpoint(f"{folder / MODELOPT_FILE}: quant_algo={algorithm}: {rule}")
         return _MODELOPT_FORMATS[algorithm]
+    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if quantization is None:
         return SourceFormat.SIXTEEN_BIT
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != SourceFormat.FP8_ROWWISE:
-        rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE} or {SourceFormat.MODELOPT_FP8}"
-        raise UnsupportedCheckpoint(f"{checkpoint.folder}: quantization_config.quant_method={method}: {rule}")
-    return SourceFormat.FP8_ROWWISE
+    fields = quantization if isinstance(quantization, dict) else {"quant_method": quantization}
+    method = fields.get("quant_method")
+    if method == "fp8" and fields.get("weight_block_size") == _BLOCK:
+        return SourceFormat.FP8_BLOCKS
+    if method not in (SourceFormat.FP8_ROWWISE, SourceFormat.MXFP4):
+        others = [f"{SourceFormat.FP8_BLOCKS} ({_BLOCK})", SourceFormat.MODELOPT_NVFP4, SourceFormat.MXFP4]
+        rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE}, {SourceFormat.MODELOPT_FP8}"
+        raise UnsupportedCheckpoint(f"{folder}: quantization_config.quant_method={method}: {rule}, {', '.join(others)}")
+    return SourceFormat(method)

@@ -12,7 +12,7 @@ from typing import Any
 from build_engines.artifact import Contents, copy_or_link
 from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, locked_if_free
-from build_engines.model_entry import ModelEntry, Precision, chat_template_text
+from build_engines.model_entry import ModelEntry, chat_template_text
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.planner.sizing import Plan
 from build_engines.serving import Serving, check_names
@@ -27,7 +27,7 @@ from build_engines.tensorrt_llm.checks import (
 from build_engines.tensorrt_llm.lora import copy_adapter
 from build_engines.tensorrt_llm.options import RUNTIME, build_record, runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe, SourceFormat
-from build_engines.tensorrt_llm.source import Source
+from build_engines.tensorrt_llm.source import READY_PRECISIONS, Source
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.tensorrt_llm.work import RECORD, Work
 from build_engines.text_files import detected_reasoning_format, template_fields, write_text_files
@@ -179,7 +179,7 @@ class TensorRtLlmSpec:
         return build_record(self.recipe, self.backend, self.revision)
 
     def _all_options(self) -> dict[str, str]:
-        return self.options | runtime_options(self.recipe, self.backend)
+        return runtime_options(self.recipe, self.backend) | self.options
 
 
 def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
@@ -196,8 +196,7 @@ def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
 def _check_format(recipe: Recipe, backend: Backend) -> None:
     """Check that a backend can use the checkpoint's format. The PyTorch backend does not convert it."""
     found, precision = recipe.source_format, recipe.plan.precision
-    ready = {Precision.FP8: SourceFormat.MODELOPT_FP8, Precision.NVFP4: SourceFormat.MODELOPT_NVFP4}
-    expected = [ready.get(precision, SourceFormat.SIXTEEN_BIT)]
+    expected = [each for each, ready in READY_PRECISIONS.items() if ready is precision] or [SourceFormat.SIXTEEN_BIT]
     if backend is Backend.ENGINE:
         expected = [SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE]
     if found not in expected:

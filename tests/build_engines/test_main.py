@@ -227,8 +227,12 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
             "llama3.1:8b and gemma2:9b: the runtime tensorrt_llm builds one MODEL at a time; `conch render ",
         ),
         (
-            ["build", "a/b", "--runtime", "tensorrt_llm", "--dry-run", "--gpu", "h100"],
-            "a/b: not in the catalog; `conch list` shows its models (--catalog FILE adds models; --runtime",
+            ["build", "0", "--runtime", "tensorrt_llm", "--dry-run", "--gpu", "h100"],
+            "0: not in the catalog; `conch list` shows its models (a MODEL may also be OWNER/NAME of the hub, or a",
+        ),
+        (
+            ["build", "0", "--runtime", "tensorrt_llm", "--checkpoint", "none"],
+            "--checkpoint none: no such folder, nor of the form OWNER/NAME@REVISION",
         ),
         (["build", "My Model.gguf"], "model id 'My Model': letters, digits"),
         (["build", "demo", "demo"], "model demo: named twice\n"),

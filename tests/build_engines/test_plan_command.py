@@ -13,6 +13,7 @@ from build_engines.__main__ import main
 from build_engines.catalog import Catalog
 from build_engines.planner.overview import page
 from tests.build_engines.test_catalog import MODEL
+from tests.build_engines.test_config_architecture import CONFIGS
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -71,6 +72,13 @@ def test_the_page_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--all", "--markdown") == page(Catalog.load())
 
 
+def test_a_folder_is_planned_by_its_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps(CONFIGS["mistralai/Mixtral-8x7B-v0.1"]))
+    found = json.loads(run(capsys, str(tmp_path / "my-model"), "--gpu", "h100", "--json"))
+    assert (found["model"], found["tp_size"], found["precision"]) == ("my-model", 2, "bf16")
+
+
 def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
@@ -86,7 +94,7 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
         ),
         (["llama3.1:8b", "--all"], "error: --all: plans every model, not llama3.1:8b alone"),
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
-        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 6 more, of other GPUs, models and"),
+        (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 8 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,10 +14,12 @@ from build_engines.__main__ import main
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from tests.build_engines.llama_cpp.reference import Reference
+from tests.build_engines.tensorrt_llm.builder import BIN, H100
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
 from tests.integration.conftest import running_stack
 from tests.model_repository.engine.tiny_models import write_model
+from tests.tensorrt_llm_artifact import install_double
 
 REFERENCES = {name: Reference.load(name) for name in ("mistral", "qwen3")}
 ARCHITECTURES = ("gemma3", "qwen35")  # of llama.cpp: with a sliding window, and with recurrent layers
@@ -50,6 +53,22 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 def chat(api: Api, model: str, word: str, **fields: Any) -> Answer:
     return api.post(CHAT, {"model": model, "messages": [{"role": "user", "content": word}], "max_tokens": 20} | fields)
+
+
+def test_a_checkpoint_outside_the_catalog_answers_on_the_pytorch_backend(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """On the double of TensorRT-LLM, which computes a Llama."""
+    reference, folder = Reference.load("llama"), tmp_path_factory.mktemp("gpu")
+    checkpoint = reference.write_checkpoint(folder / "my-llama")
+    options = ("--runtime", "tensorrt_llm", "--gpu", "h100", "--home", str(folder), "--max-sequences", "4")
+    assert main(["build", str(checkpoint), *options]) == 0
+    install_double(folder / "repository")
+    path = f"{BIN}:{os.environ['PATH']}"
+    fields = {"max_tokens": len(reference.greedy), "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    with running_stack(folder / "repository", tmp_path_factory, PATH=path, CONCH_DOUBLE_GPUS=H100) as stack:
+        answer = Api(stack.url).post(COMPLETIONS, {"model": "my-llama", "prompt": reference.prompt} | fields)
+    assert answer.body["choices"][0]["token_ids"] == reference.greedy
 
 
 @pytest.mark.parametrize("name", REFERENCES)

@@ -30,8 +30,10 @@ _MAX_PATCHES = 8192
 
 
 def reads_images(checkpoint: Path) -> bool:
-    """Whether the model in this folder has an input processor for images."""
-    return (checkpoint / _PROCESSOR).is_file()
+    """Whether images reach the model in this folder. One of another type with an input processor gets text alone."""
+    if not (checkpoint / _PROCESSOR).is_file():
+        return False
+    return json.loads((checkpoint / _CONFIG).read_text("utf-8")).get("model_type") in _MODEL_TYPES
 
 
 class ImagePrompts:
@@ -42,16 +44,13 @@ class ImagePrompts:
         tokenizer: the file tokenizer.json.
 
     Raises:
-        EngineFailed: a file is missing, or it is another kind of model.
+        EngineFailed: a file is missing or malformed.
     """
 
     def __init__(self, checkpoint: Path, tokenizer: Path, context_window: int) -> None:
         try:
             config, processor = (json.loads((checkpoint / name).read_text("utf-8")) for name in (_CONFIG, _PROCESSOR))
             self._tokenizer = Tokenizer.from_file(str(tokenizer))
-            if config["model_type"] not in _MODEL_TYPES:
-                rule = f"images are read by {' and '.join(_MODEL_TYPES)}"
-                raise EngineFailed(f"{checkpoint / _CONFIG}: model_type={config['model_type']}: {rule}")
             self._begin, self._place, self._end = (
                 int(config[f"{name}_token_id"]) for name in ("vision_start", "image", "vision_end")
             )
@@ -63,8 +62,6 @@ class ImagePrompts:
             self._min_pixels = int(processor.get("min_pixels") or sizes["shortest_edge"])
             max_pixels = int(processor.get("max_pixels") or sizes["longest_edge"])
             self._max_pixels = min(max_pixels, _MAX_PATCHES * patch_size**2)
-        except EngineFailed:
-            raise
         except Exception as exc:  # tokenizers raises plain exceptions
             raise EngineFailed(f"{checkpoint}: not a model that reads images: {exc!r}") from exc
         self._context_window = context_window

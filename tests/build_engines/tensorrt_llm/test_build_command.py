@@ -11,7 +11,7 @@ from build_engines import artifact
 from build_engines.hub import HubRepository
 from tests.build_engines.tensorrt_llm.builder import Builder
 from tests.build_engines.tensorrt_llm.conftest import Here
-from tests.build_engines.tensorrt_llm.tiny_model import write_catalog
+from tests.build_engines.tensorrt_llm.tiny_model import write_catalog, write_tiny_checkpoint
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -88,6 +88,45 @@ def test_a_release_without_engines_takes_the_pytorch_backend(
     folder = here.build(Builder.make(tmp_path, version="1.3.0rc29"))
     assert "backend     pytorch, since TensorRT-LLM 1.3.0rc29 has no engines" in caplog.text
     assert artifact.verify(folder).options["backend"] == "pytorch"
+
+
+def of_the_user(builder: Builder, folder: Path, *extra: str) -> tuple[str, ...]:
+    """Return the command line for a checkpoint outside the catalog."""
+    return ("build", str(folder), "--runtime", "tensorrt_llm", "--home", str(builder.home), *extra)
+
+
+def test_a_checkpoint_outside_the_catalog_is_for_the_pytorch_backend(builder: Builder, here: Here) -> None:
+    folder = write_tiny_checkpoint(builder.home.parent / "my-model", architectures=["Qwen3ForCausalLM"])
+    hermes = "{{ tools }}{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}"
+    hermes += "<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(hermes)
+    options = ("--option", "trust_remote_code=true", "--gpus", "2")
+    status, _, err = here.command(builder, *of_the_user(builder, folder, *options))
+    assert status == 0, err
+    [artifact_dir] = builder.artifacts()
+    manifest = artifact.verify(artifact_dir)
+    assert (manifest.model_id, manifest.precision, manifest.context_window) == ("my-model", "bf16", 1024)
+    assert (manifest.tool_call_format, manifest.requires) == ("hermes", {"num_gpus": "2"})
+    assert (manifest.options["backend"], manifest.options["trust_remote_code"]) == ("pytorch", "true")
+    assert (artifact_dir / "checkpoint" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("class_name", "extra", "message"),
+    [
+        ("Glm4MoeForCausalLM", (), "TensorRT-LLM 1.2.1 lists no Glm4MoeForCausalLM: 1.3.0rc29 has it, or `conch build"),
+        ("Lfm2ForCausalLM", (), "TensorRT-LLM 1.2.1 and 1.3.0rc29 lists no Lfm2ForCausalLM: `conch build my-model"),
+        ("Qwen3ForCausalLM", ("--backend", "engine"), "backend has no Qwen3ForCausalLM: use --backend pytorch"),
+        ("Qwen3ForCausalLM", ("--precision", "fp8"), "--precision fp8: my-model is built in bf16"),
+    ],
+)
+def test_a_checkpoint_that_is_not_served_is_refused(
+    class_name: str, extra: tuple[str, ...], message: str, builder: Builder, here: Here
+) -> None:
+    folder = write_tiny_checkpoint(builder.home.parent / "my-model", architectures=[class_name])
+    status, _, err = here.command(builder, *of_the_user(builder, folder, *extra))
+    assert (status, builder.artifacts()) == (1, [])
+    assert message in err
 
 
 def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, here: Here) -> None:

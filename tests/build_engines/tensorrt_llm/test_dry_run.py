@@ -58,8 +58,8 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
             "--option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 8193: use a smaller",
         ),
         (
-            ["qwen3:8b", "--gpu", "h100"],
-            "Qwen/Qwen3-8B: Qwen3ForCausalLM is not built for GPUs yet; `conch build qwen3:8b --runtime llama_cpp`",
+            ["lfm2.5:1.2b", "--gpu", "h100"],
+            "lfm2.5:1.2b: the PyTorch backend of TensorRT-LLM 1.2.1 and 1.3.0rc29 lists no Lfm2ForCausalLM: `conch bui",
         ),
         (["qwen2.5:7b", "--gpu", "h100", "--max-sequences", "129"], "max_sequences=129: Qwen/Qwen2.5-7B-Instruct is"),
     ],

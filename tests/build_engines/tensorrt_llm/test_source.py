@@ -72,11 +72,11 @@ def test_a_missing_file_is_named(name: str, folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, r'architectures=\["Qwen2ForCausalLM"\]: tiny/llama has \["Llama'),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "architectures=Qwen2ForCausalLM: tiny/llama has LlamaForCausalLM"),
         ({"num_hidden_layers": 3}, "num_hidden_layers=3: tiny/llama has 2"),
         ({"vocab_size": 300}, "vocab_size=300: tiny/llama has 288"),
         ({"num_key_value_heads": 1}, "num_key_value_heads=1: tiny/llama has 2"),
-        ({"num_key_value_heads": None}, "num_key_value_heads=null: tiny/llama has 2"),
+        ({"num_key_value_heads": None}, "num_key_value_heads=4: tiny/llama has 2"),
     ],
 )
 def test_another_models_checkpoint_is_refused(
@@ -104,6 +104,19 @@ def test_metas_fp8_is_recognized_and_other_quantizations_are_refused(folder: Pat
         Source.load(folder, entry)
     edit(folder, quantization_config={"quant_method": "gptq"})
     with pytest.raises(BuildError, match="quant_method=gptq: expected the 16-bit checkpoint, or one in fbgemm_fp8"):
+        Source.load(folder, entry)
+
+
+def test_fp8_with_scales_of_blocks_and_mxfp4_are_recognized(folder: Path, tmp_path: Path) -> None:
+    entry = tiny_entry("llama", tmp_path)
+    edit(folder, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})
+    assert Source.load(folder, entry).format is SourceFormat.FP8_BLOCKS
+    edit(folder, quantization_config={"quant_method": "mxfp4"})
+    assert Source.load(folder, entry).format is SourceFormat.MXFP4
+    edit(folder, quantization_config={"quant_method": "fp8", "weight_block_size": None})
+    with pytest.raises(
+        BuildError, match=r"quant_method=fp8: expected .* fp8 with a scale for each block \(\[128, 128\]\)"
+    ):
         Source.load(folder, entry)
 
 

@@ -203,7 +203,7 @@ def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlm
         (Backend.ENGINE, "bf16", {SourceFormat.SIXTEEN_BIT}),
         (Backend.ENGINE, "fp8", {SourceFormat.SIXTEEN_BIT, SourceFormat.FP8_ROWWISE}),
         (Backend.PYTORCH, "bf16", {SourceFormat.SIXTEEN_BIT}),
-        (Backend.PYTORCH, "fp8", {SourceFormat.MODELOPT_FP8}),
+        (Backend.PYTORCH, "fp8", {SourceFormat.MODELOPT_FP8, SourceFormat.FP8_BLOCKS}),
         (Backend.PYTORCH, "nvfp4", {SourceFormat.MODELOPT_NVFP4}),
     ],
 )

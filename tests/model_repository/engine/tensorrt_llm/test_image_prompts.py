@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared
-from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts
+from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner
 from model_repository.errors import EngineFailed, InvalidRequest, PromptTooLong
 from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, Tiny, request
@@ -29,6 +29,7 @@ MIN_PIXELS, MAX_PIXELS = 56 * 56, 12_845_056  # of Qwen2.5-VL
 
 def write_model(folder: Path, model_type: str = "qwen2_5_vl") -> Path:
     """Write an artifact whose model reads images, as its build does."""
+    folder.mkdir(exist_ok=True)
     save_byte_table(folder / FILE_NAME, TABLE)
     tokenizer = Tokenizer(models.BPE({**{f"unused{i}": i for i in range(3)}, **spellings()}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -177,10 +178,14 @@ def test_what_does_not_fit_is_refused(tiny: Tiny) -> None:
     assert caught.value.field == "images[1]"
 
 
-def test_another_kind_of_model_does_not_start(tmp_path: Path) -> None:
-    write_model(tmp_path, "mllama")
-    with pytest.raises(EngineFailed, match="model_type=mllama: images are read by qwen2_vl and qwen2_5_vl"):
-        ImagePrompts(tmp_path / "checkpoint", tmp_path / "tokenizer" / "tokenizer.json", 256)
+def test_images_reach_two_types_of_models_and_the_others_get_text(tmp_path: Path) -> None:
+    for model_type, is_read in (("qwen2_5_vl", True), ("gemma4", False)):
+        write_model(tmp_path / model_type, model_type)
+        assert reads_images(tmp_path / model_type / "checkpoint") is is_read
+
+
+def test_a_model_without_a_tokenizer_does_not_start(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen2_vl")
     (tmp_path / "tokenizer" / "tokenizer.json").unlink()
     with pytest.raises(EngineFailed, match="not a model that reads images"):
         ImagePrompts(tmp_path / "checkpoint", tmp_path / "tokenizer" / "tokenizer.json", 256)
