@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from build_engines.artifact import serve_as
 from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import checkpoint_in, find_entry
@@ -20,12 +21,14 @@ from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
 from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.listed_classes import check_listed
-from build_engines.model_entry import ModelEntry
+from build_engines.lock import lock_path, locked
+from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_names
-from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, gpu_of
+from build_engines.store import stored
+from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, check_gpus, gpu_of
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
@@ -37,7 +40,7 @@ from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.text_files import detected_tool_call_format
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
-from model_repository.system.machine import Machine, read_machine
+from model_repository.system.machine import Machine, read_machine, why_unfit
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="number of GPUs of all nodes (the fewest that fit well)")
     add("--nodes", type=int, metavar="N", help="number of machines (the fewest that fit)")
     add("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
-    add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the catalog's)")
+    add("--max-seq-len", type=int, metavar="N", help="the same as --context-window (the catalog's)")
     add("--max-batch-size", type=int, metavar="N", help="sequences in one step (the planner's)")
     add("--max-num-tokens", type=int, metavar="N", help="tokens in one step (the planner's, which is the maximum)")
     add(
@@ -86,12 +89,9 @@ _FLAGS = (
     *("workers", "tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
 )
 _COMPILING_FLAGS = ("tensorrt_llm_examples", "calibration_dataset", "workers", "work_dir", "keep_work", "skip_check")
-_FOREIGN_FLAGS = {
-    "gguf": "--checkpoint",
-    "tokenizer": "--checkpoint",
-    "mmproj": "--checkpoint",
-    "context_window": "--max-seq-len",
-}
+_FOREIGN_FLAGS = ("gguf", "tokenizer", "mmproj")
+# Options that ask for another artifact than the one in the store.
+_OF_ARTIFACT = ("checkpoint", "context_window", "option", "adapter", "tool_call_format", *_FLAGS[1:])
 
 
 def check_unused(options: argparse.Namespace) -> None:
@@ -116,9 +116,11 @@ class BuildOptions:
     serve_options: ServeOptions
 
     def __post_init__(self) -> None:
-        for name, instead in _FOREIGN_FLAGS.items():
+        for name in _FOREIGN_FLAGS:
             if getattr(self.options, name) is not None:
-                raise BuildError(f"--{name.replace('_', '-')}: not with --runtime {RUNTIME}: use {instead}")
+                raise BuildError(f"--{name}: not with --runtime {RUNTIME}: use --checkpoint")
+        if None not in (self.options.context_window, self.options.max_seq_len):
+            raise BuildError(f"--context-window {self.options.context_window}: --max-seq-len is the same: write one")
         for name in _COMPILING_FLAGS:
             if self.backend is Backend.PYTORCH and getattr(self.options, name):
                 raise BuildError(f"--{name.replace('_', '-')}: nothing is compiled with --backend {self.backend}")
@@ -137,8 +139,9 @@ class BuildOptions:
 
     @property
     def backend(self) -> Backend:
-        """The first of the model's by default."""
-        return Backend(self.options.backend or self.entry.backends[0])
+        """By default the first of the model's, but with --ready the one that compiles nothing."""
+        is_ready = self.options.ready and Backend.PYTORCH in self.entry.backends
+        return Backend(self.options.backend or (Backend.PYTORCH if is_ready else self.entry.backends[0]))
 
     @property
     def work_dir(self) -> Path:
@@ -164,14 +167,15 @@ class BuildOptions:
         if self.backend not in entry.backends:
             rule = f"the backend has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
             raise BuildError(f"--backend {self.backend}: cannot run {entry.model_id}: {rule}")
+        gpu = self._gpu(machine)
         planned = plan(
             entry,
-            self._gpu(machine),
+            gpu,
             num_gpus=options.gpus,
             num_nodes=options.nodes,
             tp_size=options.tensor,
-            precision=options.precision,
-            max_seq_len=options.max_seq_len,
+            precision=options.precision or self._ready_precision(gpu),
+            max_seq_len=options.max_seq_len or options.context_window,
             max_batch_size=options.max_batch_size,
             has_context_logits=self._has_context_logits,
             has_fp8_checkpoint=self.backend is Backend.PYTORCH,
@@ -215,8 +219,13 @@ class BuildOptions:
         if self.backend is Backend.PYTORCH:
             check_listed(entry.model_id, entry.architecture.class_name, tools.machine.tensorrt_llm_version)
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
+        if self.options.gpu is None:
+            check_gpus(planned, tools.machine)
         digests = Digests.beside(self.options.home / "artifacts" / "artifact")
-        folder, revision = checkpoint_folder(self._checkpoint or f"{entry.model_id}@main", digests, is_imported=True)
+        checkpoint = self._checkpoint or f"{self._repository(planned.precision)}@main"
+        if self.options.ready:
+            logger.info("backend     %s: %s, %s", self.backend, checkpoint, planned.precision)
+        folder, revision = checkpoint_folder(checkpoint, digests, is_imported=True)
         source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
@@ -231,6 +240,28 @@ class BuildOptions:
             serving=dataclasses.replace(self.serving, aliases=self._aliases(entry)),
             tools=tools,
         )
+
+    def stored_artifact(self, machine: Machine) -> Path | None:
+        """Return the newest artifact of the model that this machine can serve; None: there is none as asked for."""
+        options = self.options
+        if not options.ready or any(getattr(options, name) for name in _OF_ARTIFACT):
+            return None
+        found = [
+            (each.manifest.created, each.folder)
+            for each in stored(options.home)
+            if each.manifest is not None
+            and (each.manifest.model_id, each.manifest.runtime) == (self.entry.model_id, RUNTIME)
+            and options.precision in (None, each.manifest.precision)
+            and why_unfit(each.manifest.requires, machine) is None
+        ]
+        if not found:
+            return None
+        _, folder = max(found)
+        logger.info("store       %s, as it was built: an option such as --backend builds anew", folder.name)
+        if options.alias or options.default:
+            with locked(lock_path(folder), f"names {folder.name}"):
+                serve_as(folder, dataclasses.replace(self.serving, aliases=self._aliases(self.entry)))
+        return folder
 
     def of_release(self, version: str | None) -> BuildOptions:
         """Return the options for a release of TensorRT-LLM: without engines the PyTorch backend, if none is named."""
@@ -278,6 +309,18 @@ class BuildOptions:
     def _aliases(self, entry: ModelEntry) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*entry.aliases, *self.serving.aliases)))
 
+    def _ready_precision(self, gpu: Gpu) -> Precision | None:
+        """Return the first precision with a ready checkpoint for this GPU; None: the model's default."""
+        if not self.options.ready or self.options.checkpoint is not None or self.backend is Backend.ENGINE:
+            return None
+        ready = self.entry.ready_checkpoints
+        return next((each for each in self.entry.precisions if each in ready and each.runs_on(gpu)), None)
+
+    def _repository(self, precision: Precision) -> str:
+        """Return the repository of the checkpoint: the PyTorch backend converts none, so it takes a ready one."""
+        is_ready = self.backend is Backend.PYTORCH
+        return self.entry.ready_checkpoints.get(precision, self.entry.model_id) if is_ready else self.entry.model_id
+
     def _gpu(self, machine: Machine | None) -> Gpu:
         if self.options.gpu is not None:
             return GPUS[self.options.gpu]
@@ -301,6 +344,8 @@ def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:
     build_options = build_options.of_release(machine.tensorrt_llm_version)
     job = MpiJob.of(os.environ, build_options.work_dir)
     if job is None:
+        if artifact_dir := build_options.stored_artifact(machine):
+            return artifact_dir
         return build(build_options.spec(build_options.tools(machine, run_tool)), artifacts_dir)
     if job.rank:
         job.follow()

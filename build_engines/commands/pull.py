@@ -24,4 +24,4 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("models", nargs="+", metavar="MODEL", help=MODELS_HELP)
     add_artifact_options(command)
     add_home(command, "for artifacts/")
-    command.set_defaults(command=ended_by_signals()(built), **dataclasses.asdict(ServeOptions()))
+    command.set_defaults(command=ended_by_signals()(built), ready=True, **dataclasses.asdict(ServeOptions()))

@@ -32,5 +32,5 @@ def build_models(models: Sequence[str], home: Path, repository: Path, options: S
     if not models:
         return 0
     places = (f"--home={home}", f"--repository={repository}")
-    command = [sys.executable, "-P", "-m", "build_engines", "build", *models, *options, *places]
+    command = [sys.executable, "-P", "-m", "build_engines", "build", "--ready", *models, *options, *places]
     return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
