@@ -15,8 +15,9 @@ from frontend.launcher.errors import LaunchError
 from frontend.launcher.libpython import why_unusable
 from frontend.launcher.triton_server import ADDRESS, find_triton
 from frontend.settings import SettingsError
+from model_repository.engine.tensorrt_llm.releases import release_of, why_unsure
 from model_repository.system.cores import memory_bytes, num_physical_cores
-from model_repository.system.machine import installed_version
+from model_repository.system.machine import Machine, read_machine
 from model_repository.system.running_servers import running_servers
 
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
@@ -40,9 +41,7 @@ def findings(home: Path) -> Iterator[Finding]:
     yield _checked("limits", _limits)
     yield _checked("ports", _ports, home)
     yield Finding("CPU", True, f"{num_physical_cores()} cores, {memory_bytes() / 1e9:.0f} GB of memory")
-    version = installed_version("tensorrt_llm")
-    gpu = f"TensorRT-LLM {version}" if version else "no TensorRT-LLM: models run on the CPU, with llama.cpp"
-    yield Finding("GPU", True, gpu)
+    yield from _gpu_findings(read_machine())
     existing = next(folder for folder in (home.resolve(), *home.resolve().parents) if folder.exists())
     free_bytes = shutil.disk_usage(existing).free
     yield Finding("disk", free_bytes >= _MIN_DISK_BYTES, f"{free_bytes / 1e9:.0f} GB free in {existing}")
@@ -58,6 +57,30 @@ def _checked[*Given](subject: str, check: Callable[[*Given], str], *given: *Give
         return Finding(subject, True, check(*given))
     except (LaunchError, SettingsError, OSError) as exc:
         return Finding(subject, False, str(exc))
+
+
+def _gpu_findings(machine: Machine) -> Iterator[Finding]:
+    version = machine.tensorrt_llm_version
+    names = " and ".join(sorted(set(machine.gpu_names)))
+    gpus = f"{machine.num_gpus} x {names} ({machine.gpu_architecture}), {machine.gpu_memory_bytes / 1e9:.0f} GB each"
+    reason = f"none ({machine.gpu_error})" if version else "none"
+    yield Finding("GPU", bool(names) or version is None, gpus if names else reason)
+    if version is None:
+        hint = "; docs/gpu.md has the images with it" if names else ""
+        yield Finding("TensorRT-LLM", True, f"not installed: models run on the CPU, with llama.cpp{hint}")
+        return
+    release = release_of(version)
+    features = {
+        "engines": release.has_engines,
+        "the PyTorch backend": True,
+        "seeds on it": release.honours_seed,
+        "raw log probabilities on it": release.has_raw_logprobs,
+        "CUDA graphs beside adapters on it": release.has_adapter_graphs,
+    }
+    has = ", ".join(name for name, is_there in features.items() if is_there)
+    lacks = ", ".join(name for name, is_there in features.items() if not is_there)
+    text = f"{version} has {has}; it lacks {lacks or 'nothing that Conch uses'}"
+    yield Finding("TensorRT-LLM", True, f"{text} ({unsure})" if (unsure := why_unsure(version)) else text)
 
 
 def _triton() -> str:

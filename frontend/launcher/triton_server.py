@@ -19,6 +19,7 @@ from frontend.launcher.errors import TritonNotFound
 from frontend.launcher.libpython import libpython_dir, why_unusable
 from frontend.settings import Settings
 from frontend.triton import restricted
+from model_repository.system.machine import installed_version
 
 ADDRESS = "127.0.0.1"  # Triton's: its APIs have no authentication
 DEFAULT_FRONTEND = Settings(port=8000)  # defaults of `serve`
@@ -180,6 +181,9 @@ def _wheel_installation(folder: Path, environment: Mapping[str, str]) -> TritonI
     if reason := why_unusable():
         raise TritonNotFound(f"{sys.executable}: {reason}, and the server of nvidia-pytriton needs it")
     server = _wheel_folder()
+    numpy = installed_version("numpy")
+    if numpy is not None and int(numpy.partition(".")[0]) > 1:  # its stub reads numpy 1's structures: a text aborts it
+        raise TritonNotFound(f"numpy {numpy}: the server of nvidia-pytriton needs a numpy below 2")
     libraries = [server.parents[1] / "nvidia_pytriton.libs", libpython_dir()]
     path = environment.get("LD_LIBRARY_PATH")
     for library in reversed([library for library in libraries if library is not None]):

@@ -87,6 +87,15 @@ def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
         find_triton(None, tmp_path, {}, full=NOWHERE)
 
 
+def test_the_server_of_the_wheel_is_refused_beside_numpy_2(tmp_path, monkeypatch):
+    """Its Python backend was built for numpy 1: the first text of a request ended the stage with SIGABRT."""
+    (tmp_path / "numpy-2.3.5.dist-info").mkdir()
+    (tmp_path / "numpy-2.3.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.3.5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(TritonNotFound, match=r"^numpy 2\.3\.5: the server of nvidia-pytriton needs a numpy below 2$"):
+        find_triton(None, tmp_path, {}, full=NOWHERE)
+
+
 def test_the_library_of_this_python_is_where_it_is_said_to_be():
     folder = libpython_dir()
     assert folder is None or (folder / LIBRARY).is_file()
