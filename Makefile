@@ -91,7 +91,7 @@ bench: $(VENV)/test.stamp $(VENV)/model.stamp  ## what serving costs around the 
 # An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.
 DOCKER ?= docker
 REGISTRY ?=
-IMAGES ?= frontend triton-cpu triton-gpu
+IMAGES ?= frontend tensorrt-llm triton-cpu triton-gpu
 DIST ?= dist
 VERSION = $(shell sed -n 's/^appVersion: \([^ ]*\).*/\1/p' helm/Chart.yaml)
 

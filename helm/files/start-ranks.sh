@@ -111,6 +111,8 @@ run_leader() {
         echo "$host slots=$CONCH_RANKS_PER_NODE"
     done >"$folder/hosts"
     echo "starting $CONCH_NUM_RANKS ranks on ${hosts[*]}"
+    # Open MPI 5 reads these names in place of the --mca below, which version 4 reads.
+    export PRTE_MCA_plm_ssh_agent="ssh ${ssh_options[*]}" PRTE_MCA_prte_keep_fqdn_hostnames=1
     # With its whole path mpirun finds its own programs in the same place on the other nodes.
     exec "$(command -v mpirun)" -np "$CONCH_NUM_RANKS" --hostfile "$folder/hosts" --map-by "ppr:$CONCH_RANKS_PER_NODE:node" \
         --bind-to none --mca plm_rsh_agent "ssh ${ssh_options[*]}" --mca orte_keep_fqdn_hostnames 1 \

@@ -64,12 +64,15 @@
 
 {{- define "conch.checks.runtime" -}}
 {{- $engine := .model.engine -}}
-{{- $version := .root.Values.images.tritonGpu.tensorrtLlmVersion -}}
+{{- $version := (include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "" -}}
+{{- if and .model.image (ne $engine.runtime "tensorrt_llm") -}}
+{{- fail (printf "%s: image: %s is for engine.runtime tensorrt_llm" .where .model.image) -}}
+{{- end -}}
 {{- if and .model.build.enabled (not .model.hasEngine) -}}
 {{- fail (printf "%s: build.enabled: %s has no engines to build: write build.enabled: false" .where (eq $engine.runtime "tensorrt_llm" | ternary "backend pytorch" $engine.runtime)) -}}
 {{- end -}}
-{{- if and .model.hasEngine (semverCompare ">=1.3.0-0" $version) -}}
-{{- fail (printf "%s: images.tritonGpu.tensorrtLlmVersion %s cannot run engines, 1.2 is the last release that can: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where $version) -}}
+{{- if and .model.hasEngine (semverCompare ">=1.3.0-0" (regexFind "^[0-9.]+" $version)) -}}
+{{- fail (printf "%s: images.%s.tensorrtLlmVersion %s cannot run engines, 1.2 is the last release that can: write engine.backend: pytorch, or an image from 26.04 to 26.07 and its version 1.2.1" .where (.model.image | default "tritonGpu") $version) -}}
 {{- end -}}
 {{- if and .model.hasEngine (not .model.build.enabled) (not .model.source.artifact) -}}
 {{- fail (printf "%s: the source of the engine is missing: write build.enabled: true, or source.existingClaim and source.artifact of a built engine" .where) -}}

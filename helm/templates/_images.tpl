@@ -12,7 +12,7 @@
 {{- /* The entry of `images` that a model runs in, as YAML. */ -}}
 {{- define "conch.model.image" -}}
 {{- if eq .model.engine.runtime "tensorrt_llm" -}}
-{{ toYaml .root.Values.images.tritonGpu }}
+{{ toYaml (index .root.Values.images (.model.image | default "tritonGpu")) }}
 {{- else -}}
 {{ toYaml .root.Values.images.tritonCpu }}
 {{- end -}}

@@ -64,7 +64,7 @@ them: names, images, labels of nodes. The manifest of an artifact decides whethe
 {{- $inputs := dict
     "model" .model.servedName "source" .model.source "engine" $engine
     "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
-    "version" (eq $engine.runtime "tensorrt_llm" | ternary .root.Values.images.tritonGpu.tensorrtLlmVersion "") "extraArgs" .model.build.extraArgs -}}
+    "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs -}}
 {{- toJson $inputs | sha256sum | trunc 8 -}}
 {{- end -}}
 

@@ -54,6 +54,12 @@ def test_values_that_change_the_artifact_change_its_folder(change: Values) -> No
     assert folder_of(render(with_gpu_model())) != folder_of(render(change))
 
 
+def test_another_release_of_tensorrt_llm_changes_the_folder() -> None:
+    pytorch = {"engine": {**ENGINE, "backend": "pytorch"}, "build": {}}
+    newer = with_gpu_model(**pytorch, image="tensorrtLlm")
+    assert folder_of(render(with_gpu_model(**pytorch))) != folder_of(render(newer))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from frontend.launcher.triton_server import FULL_TRITON
 from tests.helm.cases import with_gpu_model
 from tests.helm.chart import CHART, default_values, metadata, pods, render
 
@@ -26,10 +28,11 @@ def instructions(name: str) -> list[str]:
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_is_pinned_and_without_root(path) -> None:
     found = instructions(path.stem)
-    [base] = [line for line in found if line.startswith("FROM ")]
+    base = [line for line in found if line.startswith("FROM ")][-1]
     digest = "@sha256:54c85f3c47607a77f32adec749d3c81d1348bf25833671f512b26a9b6d778cb3"
-    assert base.endswith((f":3.12.15-slim-bookworm{digest}", ":26.07-trtllm-python-py3"))
-    assert path.stem == "triton-gpu" or "apt-get update && apt-get upgrade --yes" in "\n".join(found)
+    nvidia = (":26.07-trtllm-python-py3", "/tensorrt-llm/release:${TENSORRT_LLM}")
+    assert base.endswith((f":3.12.15-slim-bookworm{digest}", *nvidia))
+    assert base.endswith(nvidia) or "apt-get update && apt-get upgrade --yes" in "\n".join(found)
     context = render().one("Deployment", "demo-frontend")["spec"]["template"]["spec"]["securityContext"]
     user, group = context["runAsUser"], context["runAsGroup"]
     assert [line for line in found if line.startswith("USER ")] == [f"USER {user}:{group}"]
@@ -48,7 +51,8 @@ def test_an_image_keeps_nothing_of_its_building(path) -> None:
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_copies_only_existing_files(path) -> None:
-    copied = [word for line in instructions(path.stem) if line.startswith("COPY ") for word in line.split()[1:-1]]
+    copies = [line.split() for line in instructions(path.stem) if line.startswith("COPY ") and "--from" not in line]
+    copied = [word for words in copies for word in words[1:-1]]
     assert {"pyproject.toml", "frontend", "model_repository"} <= set(copied)
     sent = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     for name in copied:
@@ -73,10 +77,32 @@ def test_cpu_images_are_installed_as_make_installs() -> None:
         assert "--no-deps --no-build-isolation . " in own
 
 
-def test_the_gpu_image_has_the_programs_of_the_start_script() -> None:
-    text = "\n".join(instructions("triton-gpu"))
-    assert "install --yes --no-install-recommends git openssh-client openssh-server" in text
+@pytest.mark.parametrize("image", ["triton-gpu", "tensorrt-llm"])
+def test_a_gpu_image_has_the_programs_of_the_start_script(image: str) -> None:
+    text = "\n".join(instructions(image))
+    assert re.search("install --yes --no-install-recommends .* openssh-client openssh-server ", text)
     assert "--shell /bin/bash" in text, "a rank is started by the shell of its user"
+
+
+def test_the_gpu_images_differ_in_their_base_alone() -> None:
+    def installed(image: str) -> list[str]:
+        found = instructions(image)
+        return found[found.index("WORKDIR /opt/conch") :]
+
+    assert installed("tensorrt-llm") == installed("triton-gpu")
+    assert f"ARG TENSORRT_LLM={default_values()['images']['tensorrtLlm']['tensorrtLlmVersion']}" in instructions(
+        "tensorrt-llm"
+    )
+
+
+def test_the_image_of_tensorrt_llm_has_tritons_server_where_it_is_looked_for() -> None:
+    """Beside numpy 2 the server of the wheel ends at the first text; TensorRT-LLM 1.3 requires numpy 2."""
+    found = instructions("tensorrt-llm")
+    tree = FULL_TRITON.parents[1]
+    for part in ("bin", "lib", "backends/python"):
+        assert f"COPY --from=triton {tree}/{part} {tree}/{part}" in found
+    assert "FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 AS triton" in found
+    assert "nvidia-pytriton" not in "\n".join(found)
 
 
 def make_images(folder: Path, *variables: str) -> tuple[int, list[str]]:
@@ -102,5 +128,6 @@ def test_make_images_pushes_the_images_that_the_chart_asks_for(registry: str, tm
     assert make_images(tmp_path, "IMAGES=frontend", "DOCKER=podman") == (0, built)
 
     values = with_gpu_model() | {"global": {"imageRegistry": registry}}
-    values["models"].append({"name": "demo"})
+    newer = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={}, image="tensorrtLlm")
+    values["models"] += [{"name": "demo"}, *({**model, "name": "b", "servedName": "b"} for model in newer["models"])]
     assert {container["image"] for pod in pods(render(values)) for container in pod.containers} == set(tags)

@@ -8,7 +8,7 @@ import pytest
 
 from model_repository.contract.tensors import model_id_to_ensemble
 from tests.helm.cases import CASES, SHAPES, values_of, with_demo, with_gpu_model
-from tests.helm.chart import Values, refusal, render
+from tests.helm.chart import Values, pods, refusal, render
 
 CHECKPOINT = {"existingClaim": "checkpoints", "path": "llama"}
 
@@ -40,6 +40,15 @@ def test_an_image_without_engines_is_refused_for_the_engine_backend(version: str
     assert "write engine.backend: pytorch, or an image from 26.04 to 26.07" in said
     pytorch = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={})
     assert render(pytorch | images).of_kind("Deployment")
+
+
+def test_the_image_of_a_newer_release_is_chosen_by_one_value_and_refused_for_engines() -> None:
+    said = refusal(with_gpu_model(image="tensorrtLlm"))
+    assert "images.tensorrtLlm.tensorrtLlmVersion 1.3.0rc29 cannot run engines" in said
+    values = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={}, image="tensorrtLlm")
+    [pod] = [pod for pod in pods(render(values)) if pod.owner.endswith("-llama")]
+    assert {container["image"].partition(":")[0] for container in pod.containers} == {"conch-tensorrt-llm"}
+    assert "image: tritonGpu is for engine.runtime tensorrt_llm" in refusal(with_demo(image="tritonGpu"))
 
 
 @pytest.mark.parametrize("name", SHAPES)

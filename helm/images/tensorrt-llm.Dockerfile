@@ -1,0 +1,37 @@
+# TensorRT-LLM 1.3.0rc29, without engines, in the image of its authors:
+# docker build --file helm/images/tensorrt-llm.Dockerfile --tag conch-tensorrt-llm:0.1.0 .
+ARG TENSORRT_LLM=1.3.0rc29
+FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 AS triton
+FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
+
+# Triton's core and Python backend: TensorRT-LLM needs no more of it. The wheel nvidia-pytriton has the same without the
+# other image, but built for numpy 1, and this image has numpy 2.
+COPY --from=triton /opt/tritonserver/bin /opt/tritonserver/bin
+COPY --from=triton /opt/tritonserver/lib /opt/tritonserver/lib
+COPY --from=triton /opt/tritonserver/backends/python /opt/tritonserver/backends/python
+# What Triton loads, as docker/common/install_triton.sh of TensorRT-LLM's repository has it; and SSH, as in triton-gpu.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libpython3.12 libarchive-dev libb64-dev libnuma-dev libre2-dev \
+    libxml2-dev datacenter-gpu-manager-4-cuda13 openssh-client openssh-server \
+    && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
+    && groupadd --gid 65532 conch \
+    && useradd --no-log-init --uid 65532 --gid 65532 --create-home --shell /bin/bash conch
+RUN ! ldd /opt/tritonserver/bin/tritonserver /opt/tritonserver/backends/python/triton_python_backend_stub \
+    | grep 'not found'
+WORKDIR /opt/conch
+COPY pyproject.toml README.md LICENSE ./
+COPY model_repository model_repository
+COPY frontend frontend
+COPY build_engines build_engines
+COPY tests tests
+# The image's packages are constraints, so that numpy and torch stay; llguidance is the exception (docs/gpu.md).
+RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
+    && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt \
+    '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai \
+    && rm -rf /tmp/image.txt build ./*.egg-info
+# The first thing to run on a new machine: docs/gpu.md, acceptance kit.
+RUN ln -s /opt/conch/tests/workshop/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
+
+WORKDIR /
+USER 65532:65532
+CMD ["python3", "-m", "frontend", "triton", "--help"]
