@@ -4,8 +4,8 @@ ARG TENSORRT_LLM=1.3.0rc29
 FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 AS triton
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 
-# Triton's core and Python backend: TensorRT-LLM needs no more of it. The wheel nvidia-pytriton has the same without the
-# other image, but built for numpy 1, and this image has numpy 2.
+# Triton's core and Python backend are all that Conch needs. The wheel nvidia-pytriton has them too, but built for numpy 1
+# (python_backend's pull request 384 came later), and this image has numpy 2 (TensorRT-LLM's pull request 11280).
 COPY --from=triton /opt/tritonserver/bin /opt/tritonserver/bin
 COPY --from=triton /opt/tritonserver/lib /opt/tritonserver/lib
 COPY --from=triton /opt/tritonserver/backends/python /opt/tritonserver/backends/python
