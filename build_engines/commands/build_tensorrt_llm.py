@@ -317,9 +317,18 @@ class BuildOptions:
         return next((each for each in self.entry.precisions if each in ready and each.runs_on(gpu)), None)
 
     def _repository(self, precision: Precision) -> str:
-        """Return the repository of the checkpoint: the PyTorch backend converts none, so it takes a ready one."""
-        is_ready = self.backend is Backend.PYTORCH
-        return self.entry.ready_checkpoints.get(precision, self.entry.model_id) if is_ready else self.entry.model_id
+        """Return the repository of the checkpoint: the PyTorch backend converts none, so it takes a ready one.
+
+        Raises:
+            BuildError: there is none in this precision.
+        """
+        entry = self.entry
+        if self.backend is Backend.ENGINE or precision == entry.precisions[0] or not precision.is_quantized:
+            return entry.model_id
+        if precision not in entry.ready_checkpoints:
+            rule = f"the catalog has no ready checkpoint of {entry.model_id} in {precision}"
+            raise BuildError(f"--precision {precision}: {rule}: name one with --checkpoint OWNER/NAME@REVISION")
+        return entry.ready_checkpoints[precision]
 
     def _gpu(self, machine: Machine | None) -> Gpu:
         if self.options.gpu is not None:

@@ -75,6 +75,17 @@ def test_a_name_takes_the_pytorch_backend_and_the_ready_checkpoint_that_the_gpu_
     assert manifest.precision == {"FP8": "fp8", "NVFP4": "nvfp4"}.get(checkpoint.rpartition("/")[2], "bf16")
 
 
+def test_a_precision_without_a_ready_checkpoint_is_refused_before_the_download(
+    builder: Builder, here: Here, hub: list[str]
+) -> None:
+    words = ["build", "--ready", "tiny/llama", "--catalog", str(builder.catalog), "--home", str(builder.home)]
+    status, _, err = here.command(builder, *words, "--precision", "fp8")
+    assert (status, hub) == (1, [])
+    assert (
+        "--precision fp8: the catalog has no ready checkpoint of tiny/llama in fp8: name one with --checkpoint" in err
+    )
+
+
 def test_a_named_checkpoint_is_not_replaced(builder: Builder, here: Here, hub: list[str]) -> None:
     change(builder, ready_checkpoints=READY)
     manifest = artifact.verify(served(builder, here, "--checkpoint", "my/own@main"))
