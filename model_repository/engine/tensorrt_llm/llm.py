@@ -1,7 +1,6 @@
 """How TensorRT-LLM is started and called, for both backends. No other module names its start options.
 
-Only keyword arguments are used, and only those that all recorded releases have. One exception, `MpiCommSession`, is
-used only under a plain mpirun, as NVIDIA's own model for Triton does.
+Only keyword arguments are used, and only those that all recorded releases have.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[
 def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
     keywords: dict[str, Any] = {
         "max_seq_len": config.context_window,
-        "max_input_len": config.context_window,  # its own default is 1024
+        "max_input_len": config.context_window,  # the default of 1.3 is 1024
         # With that scheduler logits processors run before the last token is known.
         "disable_overlap_scheduler": not options.overlap_scheduler,
         "enable_iter_perf_stats": True,  # an engine always has them
@@ -136,7 +135,7 @@ def _engine_class() -> Any:
 
 def _mpi_session(role: Role) -> Any:
     from mpi4py.MPI import COMM_WORLD
-    from tensorrt_llm.llmapi import MpiCommSession  # its signature is uncertain
+    from tensorrt_llm.llmapi import MpiCommSession
 
     return MpiCommSession(comm=COMM_WORLD, n_workers=role.num_ranks)
 

@@ -9,8 +9,7 @@ from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
 CapacitySchedulerPolicy = enumeration("CapacitySchedulerPolicy")
 KvCacheConfig = recorded_class("tensorrt_llm.llmapi.KvCacheConfig")
 SchedulerConfig = recorded_class("tensorrt_llm.llmapi.SchedulerConfig")
-# Its signature is uncertain as a whole.
-MpiCommSession = recorded_class("tensorrt_llm.llmapi.MpiCommSession", is_certain=False)
+MpiCommSession = recorded_class("tensorrt_llm.llmapi.MpiCommSession")
 
 __all__ = [
     "LLM",
