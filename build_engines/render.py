@@ -140,8 +140,8 @@ def render(
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
     is_pytorch = manifest.options.get("backend") == Backend.PYTORCH
-    if is_pytorch and not release_of(installed_version("tensorrt_llm")).honours_seed:
-        capabilities -= {Capability.SEED}
+    if is_pytorch and release_of(installed_version("tensorrt_llm")).honours_seed:
+        capabilities |= {Capability.SEED}
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
 
 

@@ -259,6 +259,7 @@ RUNTIMES = {
         ),
         lost_with={
             "backend=engine": frozenset({Capability.IMAGES}),
+            "backend=pytorch": frozenset({Capability.SEED}),  # unless the release honours it: see releases.py
             # Only logits processors enforce these. Some structured outputs need them too; the runtime refuses those.
             "overlap_scheduler=true": frozenset(
                 {

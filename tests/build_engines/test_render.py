@@ -34,6 +34,7 @@ from model_repository.contract.tensors import STAGES
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.releases import RELEASES
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.linked_file import LinkedFile
 
@@ -99,6 +100,12 @@ def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds
         assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
         assert (Capability.IMAGES in capabilities) == (backend is Backend.PYTORCH)
         assert RUNTIMES["tensorrt_llm"].capabilities - capabilities <= {*HINTS, Capability.IMAGES}
+
+
+def test_a_release_whose_pytorch_backend_honours_seeds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build_engines.render.release_of", lambda _: dataclasses.replace(RELEASES[0], honours_seed=True))
+    manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
+    assert Capability.SEED in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
 
 
 def test_ensembles_and_stages_have_the_same_parameters() -> None:
