@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
@@ -29,8 +31,9 @@ from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.runtime import RUNTIMES
-from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
+from model_repository.engine.tensorrt_llm.llm_options import SPECULATION, check_llm_options
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.cores import memory_bytes, num_physical_cores
@@ -57,6 +60,7 @@ class ServeOptions:
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
     max_adapters: int = 8  # only those loaded at runtime count
     max_adapter_rank: int = 64
+    llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of TensorRT-LLM's LLM
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -82,6 +86,20 @@ class ServeOptions:
         """
         if self.speculative is not None and self.speculative not in RUNTIMES[runtime].speculative:
             raise BuildError(f"--speculative {self.speculative}: the runtime {runtime} has no such speculation")
+        if self.llm_options and "llm_options" not in RUNTIMES[runtime].options:
+            raise BuildError(f"--llm-option {next(iter(self.llm_options))}: the runtime {runtime} has no such options")
+
+    def check_llm(self, backend: str, version: str | None, *, pp_size: int, has_adapters: bool) -> None:
+        """Check the keywords of TensorRT-LLM's LLM for a model.
+
+        Raises:
+            BuildError: a key is unknown or Conch's own, or does not work with another setting.
+        """
+        has_adapters = has_adapters or self.adapter_root is not None
+        try:
+            check_llm_options(self.llm_options, backend, version, pp_size=pp_size, has_adapters=has_adapters)
+        except ValueError as exc:
+            raise BuildError(f"--llm-option {exc}") from exc
 
     def max_sequences_of(self, manifest: Manifest) -> int:
         """Return the number of sequences in one step.
@@ -115,6 +133,12 @@ def render(
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
     """
     options.check_runtime(manifest.runtime)
+    if options.llm_options:
+        own = TensorRtLlmOptions.of(manifest.options)
+        release = installed_version("tensorrt_llm")
+        options.check_llm(own.backend, release, pp_size=own.pp_size, has_adapters=bool(manifest.adapters))
+        texts = {"llm_options": json.dumps(options.llm_options, sort_keys=True)}
+        manifest = dataclasses.replace(manifest, options=manifest.options | texts)
     num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
@@ -139,6 +163,8 @@ def render(
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
+    if SPECULATION in json.loads(manifest.options.get("llm_options", "{}")):
+        capabilities -= NEED_LOGITS_PROCESSORS
     is_pytorch = manifest.options.get("backend") == Backend.PYTORCH
     if is_pytorch and release_of(installed_version("tensorrt_llm")).honours_seed:
         capabilities |= {Capability.SEED}

@@ -40,7 +40,7 @@ from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.text_files import detected_tool_call_format
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
-from model_repository.system.machine import Machine, read_machine, why_unfit
+from model_repository.system.machine import Machine, installed_version, read_machine, why_unfit
 
 logger = logging.getLogger(__name__)
 
@@ -304,6 +304,12 @@ class BuildOptions:
         if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
             rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
             raise BuildError(f"--option chunked_prefill=false: {rule}: use a smaller --max-seq-len")
+        self.serve_options.check_llm(
+            self.backend,
+            installed_version(RUNTIME),
+            pp_size=planned.parallelism.pp_size,
+            has_adapters=bool(self.adapters),
+        )
         check_names(planned.entry.model_id, self._aliases(planned.entry), self.adapters)
 
     def _aliases(self, entry: ModelEntry) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
 from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,6 +70,15 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
         help="guess the next tokens, to compute several in a step; ngram: by repetitions, with llama_cpp (no guesses)",
     )
     command.add_argument(
+        "--llm-option",
+        action="append",
+        default=[],
+        dest="llm_options",
+        metavar="KEY=VALUE",
+        help="a keyword of TensorRT-LLM's LLM, with JSON or a text as its value, such as enable_attention_dp=true; "
+        "repeatable",
+    )
+    command.add_argument(
         "--adapter-root",
         type=Path,
         metavar="DIR",
@@ -82,8 +92,12 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
     Raises:
         BuildError: a value breaks its rule.
     """
-    names = [field.name for field in dataclasses.fields(ServeOptions)]
-    return ServeOptions(**{name: getattr(options, name) for name in names})
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(ServeOptions)}
+    try:
+        values["llm_options"] = read_llm_options(values["llm_options"])
+    except ValueError as exc:
+        raise BuildError(f"--llm-option {exc}") from exc
+    return ServeOptions(**values)
 
 
 def _render(options: argparse.Namespace) -> None:

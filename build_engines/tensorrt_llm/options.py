@@ -85,4 +85,5 @@ _DECIDED = {
     "max_num_tokens": "--max-num-tokens",
     "lora_max_rank": "--adapter",
     "lora_modules": "--adapter",
+    "llm_options": "--llm-option",
 }

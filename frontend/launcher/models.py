@@ -12,6 +12,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--context-window": ("N", "Tokens of prompt and completion."),
     "--max-sequences": ("N", "Requests that the model answers at the same time."),
     "--speculative": ("NAME", "`ngram` drafts tokens by repetitions in the text."),
+    "--llm-option": ("KEY=VALUE", "Keyword of TensorRT-LLM's LLM; repeatable."),
     "--precision": ("NAME", "Precision of the matrices, such as q8_0."),
     "--alias": ("NAME", "Further name of the model; repeatable."),
     "--tool-call-format": ("NAME", "Format of the model's tool calls."),

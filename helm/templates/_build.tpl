@@ -81,6 +81,9 @@
 - --{{ $flag }}={{ . }}
 {{- end }}
 {{- end }}
+{{- range $key, $value := .model.engine.llmOptions }}
+- {{ printf "--llm-option=%s=%s" $key (kindIs "string" $value | ternary $value (toJson $value)) | quote }}
+{{- end }}
 {{- end -}}
 
 {{- /*

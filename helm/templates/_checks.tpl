@@ -78,6 +78,7 @@
 {{- fail (printf "%s: the source of the engine is missing: write build.enabled: true, or source.existingClaim and source.artifact of a built engine" .where) -}}
 {{- end -}}
 {{- if ne $engine.runtime "tensorrt_llm" -}}
+{{- if $engine.llmOptions }}{{ fail (printf "%s: engine.llmOptions is for tensorrt_llm" .where) }}{{ end -}}
 {{- range $name := list "maxBatchSize" "maxNumTokens" -}}
 {{- if index $engine $name }}{{ fail (printf "%s: engine.%s is for tensorrt_llm: write serving.maxSequences" $.where $name) }}{{ end -}}
 {{- end -}}

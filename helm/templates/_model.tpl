@@ -60,7 +60,7 @@ Digest of the inputs of a model's artifact, for the name of its folder in the ca
 them: names, images, labels of nodes. The manifest of an artifact decides whether the artifact is valid.
 */ -}}
 {{- define "conch.model.key" -}}
-{{- $engine := .model.engine -}}
+{{- $engine := omit .model.engine "llmOptions" -}}
 {{- $inputs := dict
     "model" .model.servedName "source" .model.source "engine" $engine
     "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)

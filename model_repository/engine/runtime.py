@@ -218,6 +218,21 @@ class RuntimeEntry:
         )
 
 
+# Only logits processors enforce these. Some structured outputs need them too; TensorRtLlmRuntime refuses those.
+NEED_LOGITS_PROCESSORS = frozenset(
+    {
+        Capability.ALLOWED_TOKEN_IDS,
+        Capability.BAD_WORDS,
+        Capability.FREQUENCY_PENALTY,
+        Capability.MIN_P,
+        Capability.MIN_TOKENS,
+        Capability.MIROSTAT,
+        Capability.PRESENCE_PENALTY,
+        Capability.REPETITION_PENALTY,
+        Capability.THINKING_BUDGET,
+    }
+)
+
 RUNTIMES = {
     "llama_cpp": RuntimeEntry(
         "model_repository.engine.llama_cpp.runtime:LlamaCppRuntime",
@@ -244,6 +259,7 @@ RUNTIMES = {
                 "guided_decoding",
                 "kv_cache_dtype",
                 "kv_cache_fraction",
+                "llm_options",
                 "logprobs",
                 "lora_max_rank",
                 "lora_modules",
@@ -260,20 +276,7 @@ RUNTIMES = {
         lost_with={
             "backend=engine": frozenset({Capability.IMAGES}),
             "backend=pytorch": frozenset({Capability.SEED}),  # unless the release honours it: see releases.py
-            # Only logits processors enforce these. Some structured outputs need them too; the runtime refuses those.
-            "overlap_scheduler=true": frozenset(
-                {
-                    Capability.ALLOWED_TOKEN_IDS,
-                    Capability.BAD_WORDS,
-                    Capability.FREQUENCY_PENALTY,
-                    Capability.MIN_P,
-                    Capability.MIN_TOKENS,
-                    Capability.MIROSTAT,
-                    Capability.PRESENCE_PENALTY,
-                    Capability.REPETITION_PENALTY,
-                    Capability.THINKING_BUDGET,
-                }
-            ),
+            "overlap_scheduler=true": NEED_LOGITS_PROCESSORS,
         },
     ),
 }

@@ -32,7 +32,7 @@ from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
 from model_repository.contract.tensors import STAGES
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.runtime import RUNTIMES
+from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import RELEASES
 from model_repository.model_parameters import ModelParameters
@@ -103,9 +103,39 @@ def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds
 
 
 def test_a_release_whose_pytorch_backend_honours_seeds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("build_engines.render.release_of", lambda _: dataclasses.replace(RELEASES[0], honours_seed=True))
+    monkeypatch.setattr(
+        "build_engines.render.release_of", lambda _: dataclasses.replace(RELEASES[0], honours_seed=True)
+    )
     manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
     assert Capability.SEED in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
+
+
+def test_keywords_of_tensorrt_llm_reach_the_engine_and_speculation_takes_what_logits_processors_do() -> None:
+    manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
+    given = {"speculative_config": {"decoding_type": "MTP"}}
+    options = dataclasses.replace(OPTIONS, llm_options=given)
+    parameters = parameters_in(
+        render(manifest, Path("/artifacts/demo"), options, "1")["org--demo__engine/config.pbtxt"]
+    )
+    assert json.loads(parameters.options["llm_options"]) == given
+    lost = RUNTIMES["tensorrt_llm"].capabilities - {Capability.SEED, Capability.IMAGES} - parameters.capabilities
+    assert lost == NEED_LOGITS_PROCESSORS
+    plain = render(manifest, Path("/artifacts/demo"), OPTIONS, "1")
+    assert parameters_in(plain["org--demo__engine/config.pbtxt"]).fingerprint != parameters.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runtime": "llama_cpp", "options": {}}, "--llm-option speculative_config: the runtime llama_cpp has no such"),
+        ({"options": {"backend": "pytorch", "pp_size": "2"}}, "not together with pipeline_parallel_size"),
+    ],
+)
+def test_keywords_of_tensorrt_llm_that_do_not_fit_the_model_are_refused(changes: dict[str, Any], message: str) -> None:
+    manifest = dataclasses.replace(MANIFEST, **{"runtime": "tensorrt_llm", **changes})
+    options = dataclasses.replace(OPTIONS, llm_options={"speculative_config": {"decoding_type": "MTP"}})
+    with pytest.raises(BuildError, match=message):
+        render(manifest, Path("/artifacts/demo"), options, "1")
 
 
 def test_ensembles_and_stages_have_the_same_parameters() -> None:

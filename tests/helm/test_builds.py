@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 from tests.helm.cases import CASES, SHAPES, case, with_gpu_model
 from tests.helm.chart import PodTemplate, Rendered, Values, pods, render
 from tests.waiting import DEADLINE_S
@@ -64,6 +65,7 @@ def test_another_release_of_tensorrt_llm_changes_the_folder() -> None:
     "change",
     [
         with_gpu_model(aliases=["llama"]),
+        with_gpu_model(engine={**ENGINE, "llmOptions": {"enable_attention_dp": True}}),
         with_gpu_model(replicas=3),
         with_gpu_model(loadTimeoutSeconds=77, serving={"maxSequences": 4}, limits={"maxInFlight": 3}),
         with_gpu_model(shmSize="9Gi", tolerations=[{"key": "x"}], podLabels={"x": "y"}),
@@ -84,6 +86,14 @@ def test_names_are_given_to_what_is_rendered_and_not_to_what_is_built() -> None:
     containers = before_serving(render(with_gpu_model(aliases=["llama"])))
     assert "--alias=llama" in containers["repository"]["command"]
     assert "--alias=llama" not in containers["build"]["command"]
+
+
+def test_keywords_of_tensorrt_llm_are_given_to_what_is_rendered() -> None:
+    given = {"dtype": "bfloat16", "enable_attention_dp": True, "kv_cache_config": {"host_cache_size": 64000000000}}
+    containers = before_serving(render(with_gpu_model(engine={**ENGINE, "llmOptions": given})))
+    words = [word for word in containers["repository"]["command"] if word.startswith("--llm-option=")]
+    assert read_llm_options([word.removeprefix("--llm-option=") for word in words]) == given
+    assert not any(word.startswith("--llm-option") for word in containers["build"]["command"])
 
 
 def test_a_pod_builds_or_downloads_before_it_renders_and_serves() -> None:

@@ -147,6 +147,10 @@ def with_two_models(**second: Any) -> Values:
             with_demo(engine={"maxBatchSize": 4}),
             "engine.maxBatchSize is for tensorrt_llm: write serving.maxSequences",
         ),
+        (
+            with_demo(engine={"llmOptions": {"dtype": "float16"}}),
+            "models[0] (demo): engine.llmOptions is for tensorrt_llm",
+        ),
         (with_demo(gpus={"perNode": 1, "profile": "h100"}), "runs on CPUs: write 1, 1 and 0"),
         (with_demo(parallelism={"tensor": 2}), "runs on CPUs: write 1, 1 and 0"),
         (with_demo(gpus={"profile": "tpu"}), 'gpus.profile "tpu": write one of b200, cpu-small, h100, h200'),

@@ -34,6 +34,7 @@ from tests.integration.stack import (
     MAX_SEQUENCES,
     MAX_SEQUENCES_ALONE,
     MAX_SEQUENCES_FLOOD,
+    NUM_KV_TOKENS,
     PACED_MODEL,
     PREFILL_TOKENS,
     Stack,
@@ -212,6 +213,7 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     repository, root = state_dir / "repository", state_dir / "adapters"
     build_adapter(FORMAL, artifacts[0], root / "formal", (DEMO_CATALOG,))
     options = ["--max-sequences", str(MAX_SEQUENCES), "--adapter-root", str(root)]
+    options += ["--llm-option", f"kv_cache_config.max_tokens={NUM_KV_TOKENS}"]
     run_build("render", *map(str, artifacts), "--repository", str(repository), *options)
     install_double(repository)
     # Threads of numpy's that wait for each other are no help to a model of this size.

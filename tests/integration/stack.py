@@ -35,6 +35,7 @@ WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for
 MAX_SEQUENCES = 4  # that one engine decodes at a time
 MAX_SEQUENCES_ALONE = 12  # the same limit where the paced model is served alone
 MAX_SEQUENCES_FLOOD = 64
+NUM_KV_TOKENS = 6400  # of the double of TensorRT-LLM, by an option of the stack
 CLIENTS = tuple(f"client-{number}" for number in range(12))  # keys of the busy server
 PREFILL_TOKENS = 64  # of a prompt that the paced model reads in a step
 DEMO_CHECKPOINT = Path(__file__).parents[2] / "build_engines" / "demo" / "checkpoint"

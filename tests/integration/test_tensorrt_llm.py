@@ -18,7 +18,7 @@ from model_repository.contract.codec import tensor
 from model_repository.contract.tensors import CONTROL, model_id_to_ensemble, stage_name
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, question_body
 from tests.integration.replicas import streaming, until
-from tests.integration.stack import ENGINE_MODEL, Stack
+from tests.integration.stack import ENGINE_MODEL, NUM_KV_TOKENS, Stack
 from tests.launching import KEY_OF_ALL
 from tests.tensorrt_llm_artifact import ADAPTER
 from tests.waiting import DEADLINE_S, wait_until
@@ -51,6 +51,11 @@ def test_a_chat_is_answered_whole_and_in_pieces(api: Api, model: str) -> None:
     assert "".join(piece or "" for piece in pieces) == ANSWER
     assert sum(map(bool, pieces)) > 5
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_keyword_of_tensorrt_llm_has_its_effect(tensorrt_llm_stack: Stack, api: Api) -> None:
+    api.post(COMPLETIONS, {"model": "demo", "prompt": "Hello", "max_tokens": 4})
+    wait_until(lambda: tensorrt_llm_stack.stats("demo").max_kv_tokens == NUM_KV_TOKENS, "the size of the KV cache")
 
 
 @pytest.mark.parametrize("model", MODELS)

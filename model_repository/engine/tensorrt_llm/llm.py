@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorrt_llm import LLM, SamplingParams, __version__
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
+from tensorrt_llm.llmapi.llm_args import update_llm_args_with_extra_dict
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.image_prompts import reads_images
@@ -89,7 +90,9 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
         keywords["guided_decoding_backend"] = "xgrammar"
     if has_grammars or reads_images(config.artifact_dir / CHECKPOINT_FOLDER):
         keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
-    return keywords | (_engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options))
+    keywords |= _engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options)
+    # TensorRT-LLM's own function for options of a file: it merges objects, and makes its classes of them.
+    return update_llm_args_with_extra_dict(keywords, dict(options.llm_options)) if options.llm_options else keywords
 
 
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
+
+from model_repository.engine.tensorrt_llm.llm_options import SPECULATION
 
 # An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
 MAX_LOGITS_BYTES = 8 << 30
@@ -63,6 +66,7 @@ class TensorRtLlmOptions:
     lora_max_rank: int = 64
     lora_modules: tuple[str, ...] = ("attn_q", "attn_k", "attn_v")  # TensorRT-LLM's names
     trust_remote_code: bool = False
+    llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of LLM: see llm_options.py
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
@@ -99,6 +103,13 @@ class TensorRtLlmOptions:
         """Whether the logits of prompt tokens are available."""
         return self.backend is Backend.PYTORCH if self.prompt_logprobs is None else self.prompt_logprobs
 
+    @property
+    def without_logits_processors(self) -> str | None:
+        """The option with which logits processors do not work; None: they do."""
+        if self.overlap_scheduler:
+            return "overlap_scheduler=true"
+        return SPECULATION if SPECULATION in self.llm_options else None
+
 
 def _positive(text: str) -> int:
     value = int(text)
@@ -127,6 +138,13 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return value
+
+
 def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], StrEnum], str]:
     return kind, " or ".join(kind)
 
@@ -151,5 +169,6 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "lora_max_rank": _COUNT,
     "lora_modules": (_names, "TensorRT-LLM's names of modules, with commas between them"),
     "trust_remote_code": _SWITCH,
+    "llm_options": (_object, "a JSON object"),
 }
 assert _READERS.keys() == {field.name for field in dataclasses.fields(TensorRtLlmOptions)}

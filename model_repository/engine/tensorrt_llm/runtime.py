@@ -102,8 +102,8 @@ class TensorRtLlmRuntime:
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
         plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
         edits_logits = "logits_processor" in plan.keywords
-        if edits_logits and self._options.overlap_scheduler:
-            rule = "needs a logits processor, and this model is served with the option overlap_scheduler=true"
+        if edits_logits and (option := self._options.without_logits_processors) is not None:
+            rule = f"needs a logits processor, and this model is served with the option {option}"
             raise Unsupported(rule, constraint_field(request) or "logit_bias_token_ids")
         is_engine = self._options.backend is Backend.ENGINE
         keywords: dict[str, Any] = {

@@ -164,6 +164,9 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
         (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes backend, block_reuse"),
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
+        (["--option", "llm_options={}"], "--option llm_options: follows from the build: use --llm-option"),
+        (["--llm-option", "dtype"], "--llm-option dtype: expected KEY=VALUE"),
+        (["--llm-option", "max_seq_len=9"], "--llm-option max_seq_len: Conch decides it: use --max-seq-len"),
         (
             ["--calibration-dataset", "x"],
             "--calibration-dataset: goes with --precision fp8: nothing is calibrated here",

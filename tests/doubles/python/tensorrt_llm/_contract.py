@@ -141,6 +141,8 @@ def _is_of(value: Any, kind: str) -> bool:
         return isinstance(value, np.ndarray)
     if kind in ("LogitsProcessor", "BatchedLogitsProcessor"):
         return callable(value)
+    if kind == "one of the *DecodingConfig classes":
+        return type(value).__name__.endswith("DecodingConfig")
     if kind in ("Any", "object", "mpi4py communicator"):
         return True
     return kind in [base.__name__ for base in type(value).__mro__] or kind == "MpiSession"

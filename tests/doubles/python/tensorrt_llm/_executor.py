@@ -42,7 +42,7 @@ EXIT_STATUS_OF_DEFECT = 134
 
 _STEP_S = 0.002  # at least
 _DEATHS = {-signal.SIGABRT: "CUDA error: an illegal memory access was encountered"}  # of the worker, by exit status
-NUM_BLOCKS = 100  # of the KV cache, as the statistics say
+NUM_KV_TOKENS = 3200  # of the KV cache, unless max_tokens says so
 _TOKENS_PER_BLOCK = 32
 
 
@@ -87,6 +87,7 @@ class Executor:
         max_chunk_tokens: tokens of a prompt for each call of the processors; None: all of them.
         is_told_late: processors are.
         has_stats: steps leave statistics.
+        num_kv_tokens: tokens of the KV cache, as the statistics say.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class Executor:
         max_chunk_tokens: int | None = None,
         is_told_late: bool = False,
         has_stats: bool = False,
+        num_kv_tokens: int | None = None,
     ) -> None:
         self.iteration_stats: queue.SimpleQueue[str] | None = queue.SimpleQueue() if has_stats else None
+        self._num_kv_tokens = num_kv_tokens or NUM_KV_TOKENS
         self._model = model
         self._is_engine = is_engine
         self._max_batch_size = max_batch_size
@@ -183,7 +186,8 @@ class Executor:
     def _cache_stats(self) -> dict[str, int]:
         lengths = [len(each.prompt) + sum(len(one.drawn) for one in each.sequences) for each in self._running]
         num_used = sum(-(-length // _TOKENS_PER_BLOCK) for length in lengths)
-        return {"usedNumBlocks": num_used, "maxNumBlocks": NUM_BLOCKS, "tokensPerBlock": _TOKENS_PER_BLOCK}
+        num_blocks = self._num_kv_tokens // _TOKENS_PER_BLOCK
+        return {"usedNumBlocks": num_used, "maxNumBlocks": num_blocks, "tokensPerBlock": _TOKENS_PER_BLOCK}
 
     def _advance(self, request: Request) -> bool:
         """Give one sequence of a request its next token; return whether the request is done."""

@@ -69,6 +69,7 @@ class _LLM:
             max_chunk_tokens=self._args["max_num_tokens"] if self._is_called_per_chunk() else None,
             is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
             has_stats=self.is_engine or self._args["enable_iter_perf_stats"],
+            num_kv_tokens=cache and cache.max_tokens,
         )
         self._iteration_result: IterationResult | None = None
 
@@ -130,6 +131,8 @@ class _LLM:
             raise ValueError("end_id is required without a tokenizer")
         if (params.stop is not None or params.bad is not None) and (params.end_id is not None or not self.tokenizer):
             raise RuntimeError("stop and bad texts need the tokenizer and no end_id")
+        if params.logits_processor is not None and self._args["speculative_config"] is not None:
+            raise NotImplementedError("speculation does not work with logits processors")
         if params.best_of > self._args["max_batch_size"]:
             raise ValueError("best_of must be at most max_batch_size")
         if params.embedding_bias is not None and params.embedding_bias.dtype != "float32":

@@ -35,6 +35,7 @@ OPTIONS = {
     "lora_max_rank": ("16", 16),
     "lora_modules": ("attn_q,mlp_gate", ("attn_q", "mlp_gate")),
     "trust_remote_code": ("true", True),
+    "llm_options": ('{"enable_attention_dp": true}', {"enable_attention_dp": True}),
 }
 
 
