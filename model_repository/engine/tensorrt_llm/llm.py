@@ -37,16 +37,14 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
         EngineFailed: TensorRT-LLM has no such backend, or does not load the model.
     """
     _check_release(options)
-    keywords = llm_keywords(config, options)
-    if role.kind is RoleKind.LEADER:
-        keywords["_mpi_session"] = _mpi_session(role)
     # Releases after 1.2 would report their use to NVIDIA; their worker processes inherit the variable.
     os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     llm_class = _engine_class() if options.backend is Backend.ENGINE else LLM
+    leader = {"_mpi_session": _mpi_session(role)} if role.kind is RoleKind.LEADER else {}
     try:
-        return llm_class(**keywords)
+        return llm_class(**llm_keywords(config, options), **leader)
     except (OSError, RuntimeError, TypeError, ValueError) as exc:
-        raise EngineFailed(f"{keywords['model']}: TensorRT-LLM does not load it: {exc}") from exc
+        raise EngineFailed(f"{config.artifact_dir}: TensorRT-LLM does not load it: {exc}") from exc
 
 
 def work_for_leader(role: Role) -> None:

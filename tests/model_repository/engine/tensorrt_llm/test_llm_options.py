@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from model_repository.contract.request import StructuredOutput
+from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm import llm_options
 from model_repository.engine.tensorrt_llm.llm import llm_keywords
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options, read_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
-from model_repository.errors import Unsupported
+from model_repository.errors import EngineFailed, Unsupported
 from tests.model_repository.engine.tensorrt_llm.test_releases import RECORDS
 
 TABLE = llm_options._table()
@@ -133,9 +133,15 @@ def test_options_are_merged_with_the_start_options(config: EngineConfig) -> None
     assert keywords["enable_attention_dp"] is True and keywords["max_seq_len"] == config.context_window
 
 
+@pytest.mark.parametrize("given", [{"kv_cache_config": {"nope": 1}}, {"speculative_config": {}}, {"dtype": 8}])
+def test_a_value_that_tensorrt_llm_refuses_stops_the_start(start: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(EngineFailed, match="TensorRT-LLM does not load it"):
+        start(backend="pytorch", llm_options=json.dumps(given))
+
+
 def test_speculation_reaches_the_llm_and_refuses_logits_processors(start: Any) -> None:
     tiny = start(backend="pytorch", llm_options=json.dumps({"speculative_config": NGRAM}))
     assert len(tiny.tokens()) == 8
-    for fields in ({"bad_words": ((5,),)}, {"structured_output": StructuredOutput("regex", "a")}):
+    for fields in ({"bad_words": ((5,),)}, {"structured_output": StructuredOutput(OutputFormat.REGEX, "a")}):
         with pytest.raises(Unsupported, match="served with the option speculative_config"):
             tiny.submit(**fields)

@@ -22,6 +22,8 @@ def update_llm_args_with_extra_dict(*args: Any, **kwargs: Any) -> dict[str, Any]
         given["kv_cache_config"] = KvCacheConfig(**ours | given["kv_cache_config"])
     # Later releases leave it to the argument model.
     if "speculative_config" in given and contract()["version"] == "1.2.1":
+        if "decoding_type" not in given["speculative_config"]:
+            raise ValueError("speculative_config needs decoding_type")
         kind = type(f"{given['speculative_config']['decoding_type']}DecodingConfig", (SimpleNamespace,), {})
         given["speculative_config"] = kind(**given["speculative_config"])
     merged: dict[str, Any] = llm_args | given
