@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm import LLM, SamplingParams, __version__
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, KvCacheConfig, SchedulerConfig
-from tensorrt_llm.llmapi.llm_args import update_llm_args_with_extra_dict
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.image_prompts import reads_images
@@ -89,8 +89,15 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
     if has_grammars or reads_images(config.artifact_dir / CHECKPOINT_FOLDER):
         keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
     keywords |= _engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options)
-    # TensorRT-LLM's own function for options of a file: it merges objects, and makes its classes of them.
-    return update_llm_args_with_extra_dict(keywords, dict(options.llm_options)) if options.llm_options else keywords
+    return _with_llm_options(keywords, options.llm_options) if options.llm_options else keywords
+
+
+def _with_llm_options(keywords: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the options as TensorRT-LLM adds those of a file: it merges objects, and makes its classes of them."""
+    from tensorrt_llm.llmapi.llm_args import update_llm_args_with_extra_dict  # a later release may move it
+
+    merged: dict[str, Any] = update_llm_args_with_extra_dict(keywords, dict(options))
+    return merged
 
 
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
