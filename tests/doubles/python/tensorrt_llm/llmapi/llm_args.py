@@ -20,10 +20,10 @@ def update_llm_args_with_extra_dict(*args: Any, **kwargs: Any) -> dict[str, Any]
         defaults = {name: param.default for name, param in _CACHE.signature.parameters.items()}
         ours = {name: value for name, value in vars(llm_args["kv_cache_config"]).items() if value != defaults[name]}
         given["kv_cache_config"] = KvCacheConfig(**ours | given["kv_cache_config"])
+    if "decoding_type" not in given.get("speculative_config", {"decoding_type": ""}):
+        raise ValueError("speculative_config needs decoding_type")
     # Later releases leave it to the argument model.
     if "speculative_config" in given and contract()["version"] == "1.2.1":
-        if "decoding_type" not in given["speculative_config"]:
-            raise ValueError("speculative_config needs decoding_type")
         kind = type(f"{given['speculative_config']['decoding_type']}DecodingConfig", (SimpleNamespace,), {})
         given["speculative_config"] = kind(**given["speculative_config"])
     merged: dict[str, Any] = llm_args | given
