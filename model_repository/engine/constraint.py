@@ -13,14 +13,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from model_repository.contract.request import StructuredOutput
+from model_repository.engine.grammar_budget import GrammarBudget, GrammarUse
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
+from model_repository.errors import InvalidRequest
 from model_repository.structured_output.compilation import LIMITS, short_message
 from model_repository.structured_output.grammar import grammar_text
 from model_repository.structured_output.refusal import FIELD
 
-MAX_BYTES = 128 << 20  # all compiled structured outputs, cached or in use
-MAX_SENDER_BYTES = MAX_BYTES // 2  # one sender's, in use: two of the largest
+MAX_CACHED_BYTES = 64 << 20  # compiled structured outputs that are not in use
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,6 @@ class CompiledGrammar:
 
     matcher: LLMatcher  # copied for each use
     num_bytes: int
-    sender: str  # the first that needed it
 
 
 class ConstraintCompiler:
@@ -40,9 +39,17 @@ class ConstraintCompiler:
             allowed.
         eos_token_ids: may only end a completion that is complete.
         vocab_size: the number of the model's logits.
+        budget: limits the structured outputs in use; None: the engine stage has limited those of this process.
     """
 
-    def __init__(self, byte_table: Sequence[bytes], eos_token_ids: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        byte_table: Sequence[bytes],
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        budget: GrammarBudget | None = None,
+    ) -> None:
+        self._budget = budget
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size)
         vocabulary = _Vocabulary(byte_table, self._eos_token_ids, vocab_size)
@@ -67,19 +74,19 @@ class ConstraintCompiler:
 
         Raises:
             InvalidRequest: the structured output is malformed, or too complex for this vocabulary.
-            Overloaded: the structured outputs in use fill the memory for all senders.
-            TooManyWaiting: the sender's structured outputs in use fill the memory for one sender.
+            Overloaded, TooManyWaiting: as GrammarBudget.use does.
         """
+        use = None if self._budget is None else self._budget.use(structured_output, sender, num_bytes)
         with self._lock:
             compiled = self._known.get(structured_output)
-            if compiled is None:
-                self._make_room(num_bytes, sender)
+            while compiled is None and self._cached and self.num_bytes + num_bytes > MAX_CACHED_BYTES:
+                self._cached.popitem(last=False)  # still counted while it is in use
         if compiled is None:
-            compiled = CompiledGrammar(self._compile(structured_output), num_bytes, sender)
+            compiled = CompiledGrammar(self._compile(structured_output), num_bytes)
         with self._lock:
             self._known[structured_output] = self._cached[structured_output] = compiled
             self._cached.move_to_end(structured_output)
-        return Constraint(compiled, self._eos_token_ids, self._vocab_size)
+        return Constraint(compiled, self._eos_token_ids, self._vocab_size, use)
 
     def _compile(self, structured_output: StructuredOutput) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar_text(structured_output), log_level=0, limits=LIMITS)
@@ -87,26 +94,14 @@ class ConstraintCompiler:
             raise InvalidRequest(short_message(matcher.get_error()), FIELD)
         return matcher
 
-    def _make_room(self, num_bytes: int, sender: str) -> None:
-        while self._cached and self.num_bytes + num_bytes > MAX_BYTES - MAX_SENDER_BYTES:
-            self._cached.popitem(last=False)  # still counted while it is in use
-        in_use = [
-            compiled
-            for structured_output, compiled in list(self._known.items())
-            if structured_output not in self._cached
-        ]
-        if sum(each.num_bytes for each in in_use if each.sender == sender) + num_bytes > MAX_SENDER_BYTES:
-            rule = f"the grammars of one sender that are in use may take {MAX_SENDER_BYTES >> 20} MiB"
-            raise TooManyWaiting(rule)
-        if self.num_bytes + num_bytes > MAX_BYTES:
-            raise Overloaded(f"the grammars in use take {self.num_bytes >> 20} MiB")
-
 
 class Constraint(TokenConstraint):
     """The state of a structured output after the tokens so far."""
 
-    def __init__(self, compiled: CompiledGrammar, eos_token_ids: frozenset[int], vocab_size: int) -> None:
-        self._compiled = compiled  # keeps it counted
+    def __init__(
+        self, compiled: CompiledGrammar, eos_token_ids: frozenset[int], vocab_size: int, use: GrammarUse | None
+    ) -> None:
+        self._compiled, self._use = compiled, use  # counted as long as this exists
         self._matcher = compiled.matcher.deep_copy()
         self._eos_token_ids = eos_token_ids
         self._vocab_size = vocab_size

@@ -15,6 +15,7 @@ from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
+from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, StageError
@@ -109,6 +110,7 @@ class Prepared:
     constraint: TokenConstraint | None = None
     prompt: ComputedPrompt | None = None  # the prompt with its images, if the runtime itself computes these
     pictures: tuple[Any, ...] = ()  # Pillow's, for a runtime whose library computes them
+    grammar: GrammarUse | None = None  # for a runtime whose workers compile the constraint
 
 
 class Runtime(Protocol):

@@ -16,9 +16,11 @@ import pytest
 
 from model_repository.contract.codec import tensor
 from model_repository.contract.tensors import CONTROL, model_id_to_ensemble, stage_name
+from model_repository.errors import TooManyWaiting, error_from_message
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import ENGINE_MODEL, NUM_KV_TOKENS, Stack
+from tests.integration.test_grpc_tensors import inputs
 from tests.launching import KEY_OF_ALL
 from tests.tensorrt_llm_artifact import ADAPTER
 from tests.waiting import DEADLINE_S, wait_until
@@ -78,6 +80,27 @@ async def test_a_gpu_error_ends_every_stream_with_an_error_event(tensorrt_llm_st
     assert all(outcome.is_cleanly_broken for outcome in outcomes), outcomes
     assert any(outcome.status == 200 for outcome in outcomes)
     await until(lambda: is_reloaded(tensorrt_llm_stack, model, epoch), "it was loaded again")
+
+
+def test_the_grammars_of_one_sender_leave_room_for_others(tensorrt_llm_stack: Stack) -> None:
+    """The workers counted all as one sender's: the next one, of anyone, was the client's mistake."""
+
+    def stream(sender: str, letter: str, max_tokens: int) -> Any:
+        rules = [f"r{level} ::= r{level + 1} r{level + 1}" for level in range(20)]  # 16 MB when compiled
+        grammar = "\n".join(["root ::= r0", *rules, f'r20 ::= "{letter}{letter}"'])
+        guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": grammar}
+        return tensorrt_llm_stack.stream("demo", inputs(sender=sender, max_tokens=max_tokens, stream=True, **guide))
+
+    held = [stream("hog", letter, 1500) for letter in "abcd"]
+    try:
+        assert [next(call).error_message for call in held] == [""] * 4
+        other = stream("other", "e", 4)  # it waits for a place in the batch
+        [refused] = stream("hog", "f", 4)
+        assert isinstance(error_from_message(refused.error_message), TooManyWaiting)
+    finally:
+        for call in held:
+            call.cancel()
+    assert {response.error_message for response in other} == {""}
 
 
 def is_reloaded(stack: Stack, model: str, epoch: int) -> bool:

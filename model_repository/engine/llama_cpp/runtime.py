@@ -26,6 +26,7 @@ from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.grammar_budget import GrammarBudget
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp.context import Context, context_params
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
@@ -100,7 +101,7 @@ class LlamaCppRuntime:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
         self._vocab_size = self._model.get_vocab().n_vocab
-        self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size)
+        self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size, GrammarBudget())
         self._byte_table = byte_table
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # jobs without a place in a context, sorted by queue order

@@ -1,7 +1,8 @@
 """Edits a request's logits before TensorRT-LLM draws from them, in one of its worker processes.
 
 Each edit is pickled to the workers before its first use, so it may depend only on the request and on the tokens drawn
-so far. Of several ranks one runs it, and the others get the drawn token.
+so far. One rank of an engine runs it, and the others get the drawn token. On the PyTorch backend all ranks of the last
+pipeline stage run it, and each draws by itself: if one decided otherwise, their KV caches would part without an error.
 
 TensorRT-LLM 1.2 has penalties and min_p of its own. But its PyTorch backend accepts them without effect by default, and
 its engines count the prompt's tokens for presence and frequency penalties, which is wrong.
@@ -27,7 +28,7 @@ from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.request_checks import combined_constraint
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import StageError
+from model_repository.errors import InvalidRequest
 
 
 class LogitsEdit(Protocol):
@@ -120,7 +121,7 @@ class AllowedTokens:
         """Ban tokens; return False if all are banned."""
         try:
             is_banned = ~self._allowed(drawn)
-        except StageError:  # the structured output is too complex
+        except InvalidRequest:  # the structured output is too complex
             return False
         is_banned[list(self.banned)] = True
         if is_banned.all():

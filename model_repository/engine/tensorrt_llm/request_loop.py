@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorrt_llm.llmapi import RequestError
 
+from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError
@@ -59,6 +60,7 @@ class Call:
     shifts_rows: bool = False  # beside it, logits processors would get the logits of other calls
     logits_bytes: int = 0  # the machine's memory that the engine allocates as the call starts
     queue_order_s: float = 0.0  # the order of waiting calls
+    grammar: GrammarUse | None = None  # counted until the call has ended
 
     def disturbs(self, other: Call) -> bool:
         return self.shifts_rows and other.edits_logits

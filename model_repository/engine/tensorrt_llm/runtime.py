@@ -5,6 +5,7 @@ It has not run on a GPU yet: it is developed against the recorded public API of 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import secrets
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from model_repository.byte_table import FILE_NAME
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.grammar_budget import GrammarBudget, GrammarUse
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, constraint_field
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
@@ -79,6 +81,7 @@ class TensorRtLlmRuntime:
         tokenizer = config.artifact_dir / TOKENIZER_FOLDER / "tokenizer.json"
         self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if reads_images(checkpoint) else None
         self._image_counts = ImageCounts()
+        self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
         self._waiting: dict[int, Call] = {}  # oldest first
         self._running: dict[int, int] = {}  # sequence to its number of tokens
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
@@ -86,18 +89,27 @@ class TensorRtLlmRuntime:
         self._loop = RequestLoop(self._llm)
 
     def prepare(self, request: EngineRequest) -> Prepared:
-        """Read the images. Each worker process compiles the structured output itself.
+        """Read the images, and count the structured output, which each worker process compiles itself.
 
         Raises:
-            InvalidRequest: an image is malformed, or the prompt does not fit the context window with it.
+            StageError: the memory for structured outputs is full; an image is malformed, or the prompt does not fit the
+                context window with it.
         """
         if request.images and self._images is None:
             raise Unsupported("this model reads no images", "images")
-        return self._images.prepare(request) if self._images is not None and request.images else Prepared(request)
+        grammar = self._grammar(request)
+        prepared = self._images.prepare(request) if self._images is not None and request.images else Prepared(request)
+        return dataclasses.replace(prepared, grammar=grammar)
+
+    def _grammar(self, request: EngineRequest) -> GrammarUse | None:
+        if request.structured_output is None:
+            return None
+        return self._grammars.use(request.structured_output, request.params.sender, request.grammar_bytes)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._loop.check()
-        pictures = () if prepared is None else prepared.pictures
+        prepared = prepared or Prepared(request, grammar=self._grammar(request))
+        pictures = prepared.pictures
         self._check(request, has_images=bool(pictures))
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
         plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
@@ -133,6 +145,7 @@ class TensorRtLlmRuntime:
             shifts_rows=not is_engine and is_scored(request),
             logits_bytes=self._logits_bytes(request),
             queue_order_s=queue_order_s(request, time.monotonic()),
+            grammar=prepared.grammar,
         )
         num_image_tokens = len(request.prompt_token_ids) - len(text_ids)
         self._image_counts = self._image_counts.plus(ImageCounts(len(pictures), num_image_tokens))

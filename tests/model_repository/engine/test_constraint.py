@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.engine.constraint import MAX_BYTES, MAX_SENDER_BYTES, ConstraintCompiler
+from model_repository.engine.constraint import MAX_CACHED_BYTES, ConstraintCompiler
+from model_repository.engine.grammar_budget import MAX_BYTES, MAX_SENDER_BYTES, GrammarBudget
 from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS
 from model_repository.structured_output.grammar import structured_output_to_grammar
@@ -217,14 +218,14 @@ def outputs():
 
 
 def compiler():
-    return ConstraintCompiler(BYTE_TABLE, frozenset({EOS}), VOCAB_SIZE)
+    return ConstraintCompiler(BYTE_TABLE, frozenset({EOS}), VOCAB_SIZE, GrammarBudget())
 
 
 def test_cached_grammars_stay_within_their_memory():
     one = compiler()
     for output in itertools.islice(outputs(), 100):
         one.start(output, num_bytes=MAX_BYTES // 20)
-        assert one.num_bytes <= MAX_BYTES - MAX_SENDER_BYTES
+        assert one.num_bytes <= MAX_CACHED_BYTES
     assert one.num_bytes > MAX_BYTES // 3
 
 

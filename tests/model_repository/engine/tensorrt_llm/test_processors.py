@@ -12,6 +12,7 @@ import pytest
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.contract.request import Mirostat, OutputFormat, SamplingParams, StructuredOutput
+from model_repository.engine.grammar_budget import MAX_SENDER_BYTES
 from model_repository.engine.tensorrt_llm import tensors
 from model_repository.engine.tensorrt_llm.processors import (
     AllowedTokens,
@@ -90,6 +91,22 @@ def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None
         drawn.append(chosen)
     assert len(set(drawn)) > 1
     assert set(drawn) <= {token(character) for character in "abcd"}
+
+
+def test_ranks_decide_alike_though_their_garbage_goes_at_different_times(tmp_path: Path) -> None:
+    """Each worker limited the grammars that its own garbage collector had not freed yet."""
+    large = request(grammar_bytes=MAX_SENDER_BYTES)
+    found: list[list[int]] = []
+    for name, keeps_garbage in (("tidy", False), ("late", True)):
+        path = tmp_path / f"{name}.npz"
+        save_byte_table(path, BYTE_TABLE)
+        rank, garbage = VocabularyFile(path, VOCAB_SIZE, frozenset([EOS])), []
+        for number in range(4):
+            form = StructuredOutput(OutputFormat.REGEX, f"a{number}")
+            chain = pickle.loads(pickle.dumps(chain_of(AllowedTokens(rank, large, form))))
+            found.append(possible(apply(chain, [])))
+            garbage += [chain] * keeps_garbage
+    assert found == [[token("a")]] * 8
 
 
 def test_the_dead_end_is_drawn_if_a_regex_allows_no_token(vocabulary: VocabularyFile) -> None:

@@ -14,9 +14,18 @@ from tensorrt_llm._sampler import logprob_entry
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import OutputFormat, StructuredOutput
+from model_repository.engine.grammar_budget import MAX_SENDER_BYTES
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, StepOutput
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
-from model_repository.errors import EngineFailed, InternalError, InvalidRequest, UnknownAdapter, Unsupported
+from model_repository.errors import (
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    TooManyWaiting,
+    UnknownAdapter,
+    Unsupported,
+)
 from tests.model_repository.engine.tensorrt_llm.conftest import (
     BYTE_TABLE,
     RUNTIME,
@@ -70,6 +79,40 @@ def test_the_use_of_the_kv_cache_is_what_tensorrt_llm_says(tiny: Tiny, monkeypat
     wait_until(llm._executor.iteration_stats.empty, "all are read")
     tiny.runtime.free(tiny.num_submitted)
     assert (tiny.runtime.stats().num_kv_tokens_used, tiny.runtime.stats().max_kv_tokens) == (0, 3200)
+
+
+def large(text: str, sender: str) -> dict[str, Any]:
+    """Return the fields of a request whose grammar takes half of its sender's memory."""
+    form = StructuredOutput(OutputFormat.REGEX, f"{text}b")
+    return {"structured_output": form, "sender": sender, "grammar_bytes": MAX_SENDER_BYTES // 2}
+
+
+def test_large_grammars_of_three_senders_are_served_side_by_side(start: Callable[..., Tiny]) -> None:
+    """The workers counted them as one sender's, and the third ended with the client's mistake."""
+    tiny = start()
+    for number in range(3):
+        tiny.submit(max_tokens=2, **large("acd"[number], f"sender {number}"))
+    num_drawn = 0
+    while num_drawn < 6:
+        outputs = tiny.runtime.step() or ()
+        assert all(output.error is None for output in outputs), outputs
+        num_drawn += len(outputs)
+
+
+def test_the_grammars_of_running_requests_are_within_the_memory_of_sender_and_model(tiny: Tiny) -> None:
+    prepared = [tiny.runtime.prepare(request(max_tokens=240, **large(text, "hog"))) for text in "ac"]
+    for number, each in enumerate(prepared):
+        tiny.runtime.submit(100 + number, each.request, each)
+    del prepared, each
+    with pytest.raises(TooManyWaiting):
+        tiny.runtime.prepare(request(**large("d", "hog")))
+    others = [tiny.runtime.prepare(request(**large(text, "other"))) for text in "de"]
+    with pytest.raises(Overloaded):
+        tiny.runtime.prepare(request(**large("f", "third")))
+    for number in (100, 101):
+        tiny.runtime.free(number)
+    tiny.wait_until_idle()
+    assert tiny.runtime.prepare(request(**large("f", "hog"))) and others
 
 
 def test_a_refused_request_is_not_queued(tiny: Tiny) -> None:
