@@ -258,6 +258,7 @@ RUNTIMES = {
                 "backend",
                 "block_reuse",
                 "chunked_prefill",
+                "cuda_graph_mode",
                 "guided_decoding",
                 "kv_cache_dtype",
                 "kv_cache_fraction",
@@ -271,6 +272,7 @@ RUNTIMES = {
                 "pp_size",
                 "prompt_logprobs",
                 "scheduler_policy",
+                "stream_interval",
                 "tp_size",
                 "trust_remote_code",
             }

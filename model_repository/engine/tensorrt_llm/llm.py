@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+import pkgutil
 from typing import Any
 
 from tensorrt_llm import LLM, SamplingParams, __version__
@@ -83,10 +84,10 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
     }
     if options.max_num_tokens is not None:
         keywords["max_num_tokens"] = options.max_num_tokens
-    has_grammars = options.guided_decoding is GuidedDecoding.XGRAMMAR
-    if has_grammars:
-        keywords["guided_decoding_backend"] = "xgrammar"
-    if has_grammars or reads_images(config.artifact_dir / CHECKPOINT_FOLDER):
+    guides = {GuidedDecoding.XGRAMMAR: "xgrammar", GuidedDecoding.NATIVE_LLGUIDANCE: "llguidance"}
+    if options.guided_decoding in guides:
+        keywords["guided_decoding_backend"] = guides[options.guided_decoding]
+    if options.guided_decoding in guides or reads_images(config.artifact_dir / CHECKPOINT_FOLDER):
         keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
     keywords |= _engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options)
     return _with_llm_options(keywords, options.llm_options) if options.llm_options else keywords
@@ -102,9 +103,16 @@ def _with_llm_options(keywords: dict[str, Any], options: Mapping[str, Any]) -> d
 
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
     """Return the arguments of the engine backend; limits of lengths are part of the engine."""
-    return {"gather_generation_logits": options.logprobs} | (
-        {"enable_lora": True} if supports_adapters(config, options) else {}
-    )
+    keywords: dict[str, Any] = {"gather_generation_logits": options.logprobs}
+    if options.cuda_graph_mode:
+        from tensorrt_llm.llmapi import ExtendedRuntimePerfKnobConfig  # ended with engines
+
+        # By default it keeps one graph. It keeps at most one for each size of a batch.
+        max_batch_size = options.max_batch_size or config.max_sequences
+        keywords["extended_runtime_perf_knob_config"] = ExtendedRuntimePerfKnobConfig(
+            cuda_graph_mode=True, cuda_graph_cache_size=max_batch_size
+        )
+    return keywords | ({"enable_lora": True} if supports_adapters(config, options) else {})
 
 
 def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
@@ -114,9 +122,22 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         # With that scheduler logits processors run before the last token is known.
         "disable_overlap_scheduler": not options.overlap_scheduler,
         "enable_iter_perf_stats": True,  # an engine always has them
+        "stream_interval": options.stream_interval,
     }
+    release = release_of(__version__)
+    has_graphs = True
     if supports_adapters(config, options):
         keywords["lora_config"] = lora_config(config, options)
+        has_graphs = release.has_adapter_graphs
+    if not has_graphs:  # in graphs, answers under an adapter would be wrong
+        logger.warning("TensorRT-LLM %s decodes without CUDA graphs if it has adapters, which is slower", __version__)
+    # Without padding, only batches of the sizes of a list have a graph.
+    graphs = pkgutil.resolve_name(release.cuda_graph_config)
+    keywords["cuda_graph_config"] = (
+        graphs(enable_padding=True, max_batch_size=options.max_batch_size or config.max_sequences)
+        if has_graphs
+        else None
+    )
     return keywords
 
 

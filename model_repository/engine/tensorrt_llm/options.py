@@ -36,6 +36,7 @@ class GuidedDecoding(StrEnum):
 
     LLGUIDANCE = "llguidance"  # our masks, exact for every kind of structured output
     XGRAMMAR = "xgrammar"  # TensorRT-LLM's masks for the kinds that it knows, ours for the others
+    NATIVE_LLGUIDANCE = "native_llguidance"  # TensorRT-LLM's masks from our grammars; ours for the stages' own grammars
 
 
 class KVCacheDtype(StrEnum):
@@ -58,6 +59,8 @@ class TensorRtLlmOptions:
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     overlap_scheduler: bool = False  # a step starts before the tokens of the last one are known; no logits processors
+    stream_interval: int = 1  # tokens between two updates of a stream
+    cuda_graph_mode: bool = False  # of an engine; the PyTorch backend always has CUDA graphs
     chunked_prefill: bool = True
     block_reuse: bool = True  # prompts with the same beginning share KV cache blocks
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
@@ -96,6 +99,18 @@ class TensorRtLlmOptions:
             raise ValueError(
                 f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
                 "the KV cache of an engine is decided when its checkpoint is quantized"
+            )
+        if self.backend is Backend.ENGINE and self.stream_interval != 1:
+            raise ValueError(f"option stream_interval={self.stream_interval}: only with backend=pytorch")
+        if self.backend is Backend.PYTORCH and self.cuda_graph_mode:
+            raise ValueError("option cuda_graph_mode=true: only with backend=engine; pytorch always has CUDA graphs")
+        if self.backend is Backend.ENGINE and self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
+            raise ValueError("option guided_decoding=native_llguidance: only with backend=pytorch")
+        is_native = self.guided_decoding is not GuidedDecoding.LLGUIDANCE
+        if is_native and self.backend is Backend.PYTORCH and self.scheduler_policy is SchedulerPolicy.MAX_UTILIZATION:
+            raise ValueError(  # TensorRT-LLM issue 18891
+                f"option guided_decoding={self.guided_decoding}: not with scheduler_policy=max_utilization, "
+                "where a sequence that starts again would begin its structured output again"
             )
 
     @property
@@ -161,6 +176,8 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "kv_cache_dtype": _choice(KVCacheDtype),
     "scheduler_policy": _choice(SchedulerPolicy),
     "overlap_scheduler": _SWITCH,
+    "stream_interval": _COUNT,
+    "cuda_graph_mode": _SWITCH,
     "chunked_prefill": _SWITCH,
     "block_reuse": _SWITCH,
     "logprobs": _SWITCH,

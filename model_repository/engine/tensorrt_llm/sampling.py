@@ -20,10 +20,11 @@ from model_repository.engine.tensorrt_llm.processors import (
     VocabularyFile,
 )
 from model_repository.engine.tensorrt_llm.tensors import Floats
+from model_repository.structured_output.grammar import grammar_text
 
-# The formats that TensorRT-LLM enforces itself, as arguments of its GuidedDecodingParams. It lacks choices of
-# texts, and the stages' own grammars with special tokens.
-_NATIVE_FORMATS: Mapping[OutputFormat, Callable[[str], dict[str, Any]]] = {
+# The formats that TensorRT-LLM enforces itself by xgrammar, as arguments of its GuidedDecodingParams. It lacks choices
+# of texts, and the stages' own grammars with special tokens.
+_XGRAMMAR_FORMATS: Mapping[OutputFormat, Callable[[str], dict[str, Any]]] = {
     OutputFormat.JSON_OBJECT: lambda content: {"json_object": True},
     OutputFormat.JSON_SCHEMA: lambda content: {"json": content},
     OutputFormat.REGEX: lambda content: {"regex": content},
@@ -101,13 +102,15 @@ class SamplingPlanner:
         return eos.union(request.params.stop_token_ids)
 
     def _native_grammar(self, structured_output: StructuredOutput | None) -> Mapping[str, Any] | None:
-        if (
-            structured_output is None
-            or self.guided_decoding is not GuidedDecoding.XGRAMMAR
-            or structured_output.format not in _NATIVE_FORMATS
-        ):
+        if structured_output is None or structured_output.format is OutputFormat.LARK:
             return None
-        return _NATIVE_FORMATS[structured_output.format](structured_output.content)
+        if self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
+            # There `grammar` is in llguidance's own language, so it is the same text as ours.
+            # Source: LLGuidanceMatcherFactory.create in tensorrt_llm/_torch/pyexecutor/grammar_matcher.py.
+            return {"grammar": grammar_text(structured_output)}
+        if self.guided_decoding is GuidedDecoding.XGRAMMAR and structured_output.format in _XGRAMMAR_FORMATS:
+            return _XGRAMMAR_FORMATS[structured_output.format](structured_output.content)
+        return None
 
     def _masks(
         self,

@@ -7,6 +7,8 @@
 - Processors of logits are what pickle makes of them, since requests travel to other processes.
 - On the PyTorch backend they are called for each chunk of a prompt, and under its overlap scheduler they are told the
   last token one call late.
+- A stream is told its first token, each so many of the others, and its end.
+- Where CUDA graphs do not know adapters, only the prompt is computed under one.
 - Each step adds its statistics to a queue without a limit, on the PyTorch backend only if an option asks for it.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
@@ -88,6 +90,8 @@ class Executor:
         is_told_late: processors are.
         has_stats: steps leave statistics.
         num_kv_tokens: tokens of the KV cache, as the statistics say.
+        stream_interval: tokens between two updates of a stream.
+        loses_adapters: CUDA graphs decode without them.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class Executor:
         is_told_late: bool = False,
         has_stats: bool = False,
         num_kv_tokens: int | None = None,
+        stream_interval: int = 1,
+        loses_adapters: bool = False,
     ) -> None:
         self.iteration_stats: queue.SimpleQueue[str] | None = queue.SimpleQueue() if has_stats else None
         self._num_kv_tokens = num_kv_tokens or NUM_KV_TOKENS
@@ -110,6 +116,8 @@ class Executor:
         self._has_block_reuse = has_block_reuse
         self._max_chunk_tokens = max_chunk_tokens
         self._is_told_late = is_told_late
+        self._stream_interval = stream_interval
+        self._loses_adapters = loses_adapters
         self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -213,7 +221,8 @@ class Executor:
         if is_done:
             reasons = [str(item.finish_reason) for item in request.sequences]
             request.changes.append(lambda result: _finish(result, reasons, cuts_end_id=not self._is_engine))
-        if is_done or request.is_streaming:
+        num_drawn = sum(len(item.drawn) for item in request.sequences)
+        if is_done or (request.is_streaming and (num_drawn == 1 or num_drawn % self._stream_interval == 0)):
             request.tell()
         return is_done
 
@@ -238,6 +247,9 @@ class Executor:
             size = self._max_chunk_tokens
             for row in rows[size - 1 : -1 : size] if size else ():  # behind each chunk but the last one
                 sampler.process(row.copy(), ())
+            if self._loses_adapters and request.adapter is not None:
+                state = self._model.start(None)
+                state.feed(request.prompt)
             request.sequences.append(_Sequence(state, sampler, rows[-1]))
         params = request.params
         shown = torch.from_numpy(rows[num_cached:]) if params.return_context_logits or params.prompt_logprobs else None

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm._contract import Recorded
+from tensorrt_llm._contract import Recorded, contract
 from tensorrt_llm._executor import Executor, Request
-from tensorrt_llm._guided_decoding import Grammar, load_tokenizer
+from tensorrt_llm._guided_decoding import Grammar, end_token, load_tokenizer
 from tensorrt_llm._input_processor import InputProcessor
 from tensorrt_llm._model import Model
 from tensorrt_llm._results import IterationResult, RequestError, RequestOutput
@@ -70,8 +70,14 @@ class _LLM:
             is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
             has_stats=self.is_engine or self._args["enable_iter_perf_stats"],
             num_kv_tokens=cache and cache.max_tokens,
+            stream_interval=1 if self.is_engine else self._args["stream_interval"],
+            loses_adapters=not self.is_engine and self._loses_adapters("cuda_graph_config" not in bound),
         )
         self._iteration_result: IterationResult | None = None
+
+    def _loses_adapters(self, has_default_graphs: bool) -> bool:
+        has_graphs = has_default_graphs or self._args["cuda_graph_config"] is not None
+        return has_graphs and not contract()["facts"]["has_adapter_graphs"]["value"]
 
     def _is_called_per_chunk(self) -> bool:
         return not self.is_engine and self._args["enable_chunked_prefill"]
@@ -149,7 +155,9 @@ class _LLM:
             raise ValueError("guided decoding needs the tokenizer")
         if self._grammar_tokenizer is None:
             self._grammar_tokenizer = load_tokenizer(Path(self.tokenizer), self._vocab_size)
-        return Grammar(params.guided_decoding, self._grammar_tokenizer, params.end_id)
+        is_llguidance = self._args["guided_decoding_backend"] == "llguidance"
+        end_id = end_token(Path(self.tokenizer))
+        return Grammar(params.guided_decoding, self._grammar_tokenizer, end_id, is_llguidance=is_llguidance)
 
     def get_stats_async(self, *args: Any, **kwargs: Any) -> IterationResult:
         """Return the statistics of steps, as recorded."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorrt_llm
 from msgspec.structs import replace
 
 from model_repository.engine.runtime import EngineConfig
@@ -51,9 +52,11 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
         block_reuse="false",
         chunked_prefill="false",
         scheduler_policy="max_utilization",
+        stream_interval="4",
         trust_remote_code="true",
     )
     cache, scheduler = asked.pop("kv_cache_config"), asked.pop("scheduler_config")
+    graphs = asked.pop("cuda_graph_config")
     assert asked == {
         "model": str(config.artifact_dir / "checkpoint"),
         "skip_tokenizer_init": True,
@@ -66,9 +69,17 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
         "max_input_len": config.context_window,
         "disable_overlap_scheduler": True,
         "enable_iter_perf_stats": True,
+        "stream_interval": 4,
     }
+    assert (graphs.enable_padding, graphs.max_batch_size) == (True, config.max_sequences)
     assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (False, 0.5, "fp8")
     assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
+
+
+@pytest.mark.engine_backend
+def test_an_engine_keeps_a_cuda_graph_for_each_size_of_a_batch(config: EngineConfig) -> None:
+    knobs = keywords(config, cuda_graph_mode="true", max_batch_size="32")["extended_runtime_perf_knob_config"]
+    assert (knobs.cuda_graph_mode, knobs.cuda_graph_cache_size) == (True, 32)
 
 
 def start(config: EngineConfig, environment: dict[str, str] | None = None) -> Any:
@@ -98,9 +109,10 @@ def test_the_error_of_a_release_without_engines_names_the_remedy(
 def test_a_release_that_was_not_tested_is_named_at_the_start(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.__version__", "1.4.0")
+    version = f"{tensorrt_llm.__version__}.dev1"
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.__version__", version)
     start(replace(config, options={"backend": "pytorch"})).close()
-    assert "TensorRT-LLM 1.4.0: not tested" in caplog.text
+    assert f"TensorRT-LLM {version}: not tested" in caplog.text
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -21,21 +21,30 @@ PROPERTIES = {"a": {"enum": [1, 2]}}
 SCHEMA = json.dumps({"type": "object", "properties": PROPERTIES, "required": ["a"], "additionalProperties": False})
 
 
+type Start = Callable[..., Tiny]
+
+
+@pytest.fixture
+def start_demo(tmp_path: Path, config: EngineConfig) -> Iterator[Start]:
+    """Starts the demo model with options; it is closed at the end."""
+    started: list[Tiny] = []
+
+    def start(**options: str) -> Tiny:
+        folder = write_artifact(tmp_path / f"demo{len(started)}", "demo", options["backend"])
+        given = replace(config, artifact_dir=folder, eos_token_ids=frozenset([EOS]), adapters={}, options=options)
+        started.append(Tiny(RUNTIME.TensorRtLlmRuntime(given, load_byte_table(folder / FILE_NAME), environment={})))
+        return started[-1]
+
+    yield start
+    for tiny in started:
+        tiny.runtime.close()
+
+
 @pytest.fixture(params=[*((backend, "false") for backend in BACKENDS), ("pytorch", "true")])
-def demo(tmp_path: Path, config: EngineConfig, request: pytest.FixtureRequest) -> Any:
+def demo(start_demo: Start, request: pytest.FixtureRequest) -> Tiny:
     """The demo model with xgrammar, on the PyTorch backend also with its overlap scheduler."""
     backend, has_overlap = request.param
-    folder = write_artifact(tmp_path / "demo", "demo", backend)
-    config = replace(
-        config,
-        artifact_dir=folder,
-        eos_token_ids=frozenset([EOS]),
-        adapters={},
-        options={"backend": backend, "guided_decoding": "xgrammar", "overlap_scheduler": has_overlap},
-    )
-    tiny = Tiny(RUNTIME.TensorRtLlmRuntime(config, load_byte_table(folder / FILE_NAME), environment={}))
-    yield tiny
-    tiny.runtime.close()
+    return start_demo(backend=backend, guided_decoding="xgrammar", overlap_scheduler=has_overlap)
 
 
 def text(demo: Tiny, structured_output: StructuredOutput) -> str:
@@ -67,3 +76,27 @@ def test_our_own_masks_make_choices_which_tensorrt_llm_lacks(demo: Tiny) -> None
         assert caught.value.field == "guided_decoding_guide"
     else:
         assert text(demo, choice) in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("output_format", "content"),
+    [
+        (OutputFormat.JSON_OBJECT, ""),
+        (OutputFormat.JSON_SCHEMA, SCHEMA),
+        (OutputFormat.REGEX, "[ab]{3}x"),
+        (OutputFormat.CHOICE, '["yes", "no"]'),
+        (OutputFormat.GRAMMAR, 'root ::= "x" [0-9] "y"'),
+    ],
+)
+def test_native_llguidance_follows_our_own_grammars_also_with_the_overlap_scheduler(
+    start_demo: Start, output_format: OutputFormat, content: str
+) -> None:
+    native = start_demo(backend="pytorch", guided_decoding="native_llguidance", overlap_scheduler="true")
+    structured_output = StructuredOutput(output_format, content)
+    assert text(native, structured_output) == text(start_demo(backend="pytorch"), structured_output)
+
+
+def test_native_llguidance_does_not_know_our_names_of_special_tokens(start_demo: Start) -> None:
+    native = start_demo(backend="pytorch", guided_decoding="native_llguidance", overlap_scheduler="true")
+    with pytest.raises(Unsupported, match="served with the option overlap_scheduler=true"):
+        text(native, StructuredOutput(OutputFormat.LARK, 'start: "a"'))

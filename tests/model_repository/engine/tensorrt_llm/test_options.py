@@ -25,8 +25,10 @@ OPTIONS = {
     "max_num_tokens": ("4096", 4096),
     "kv_cache_fraction": ("0.8", 0.8),
     "kv_cache_dtype": ("fp8", KVCacheDtype.FP8),
-    "scheduler_policy": ("max_utilization", SchedulerPolicy.MAX_UTILIZATION),
+    "scheduler_policy": ("guaranteed_no_evict", SchedulerPolicy.GUARANTEED_NO_EVICT),
     "overlap_scheduler": ("true", True),
+    "stream_interval": ("4", 4),
+    "cuda_graph_mode": ("false", False),
     "chunked_prefill": ("false", False),
     "block_reuse": ("false", False),
     "logprobs": ("false", False),
@@ -56,7 +58,7 @@ def test_the_build_accepts_the_options_that_the_runtime_reads() -> None:
         ("kv_cache_fraction", "nan", "a number above 0 and up to 1"),
         ("scheduler_policy", "static_batch", "guaranteed_no_evict or max_utilization"),
         ("chunked_prefill", "yes", "true or false"),
-        ("guided_decoding", "outlines", "llguidance or xgrammar"),
+        ("guided_decoding", "outlines", "llguidance or xgrammar or native_llguidance"),
         ("lora_modules", "attn_q, mlp", "TensorRT-LLM's names of modules"),
     ],
 )
@@ -70,6 +72,8 @@ def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, 
     [
         ("kv_cache_dtype=fp8", "option kv_cache_dtype=fp8: only with backend=pytorch"),
         ("overlap_scheduler=true", "option overlap_scheduler=true: only with backend=pytorch"),
+        ("stream_interval=4", "option stream_interval=4: only with backend=pytorch"),
+        ("guided_decoding=native_llguidance", "option guided_decoding=native_llguidance: only with backend=pytorch"),
         ("beams=4", "option beams: expected one of backend, "),
     ],
 )
@@ -77,3 +81,18 @@ def test_an_option_that_engines_or_all_do_not_have_is_refused(option: str, rule:
     name, _, value = option.partition("=")
     with pytest.raises(ValueError, match=rule):
         TensorRtLlmOptions.of({name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"cuda_graph_mode": "true"}, "option cuda_graph_mode=true: only with backend=engine"),
+        (
+            {"guided_decoding": "native_llguidance", "scheduler_policy": "max_utilization"},
+            "option guided_decoding=native_llguidance: not with scheduler_policy=max_utilization",
+        ),
+    ],
+)
+def test_an_option_that_the_pytorch_backend_would_follow_wrongly_is_refused(options: dict[str, str], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        TensorRtLlmOptions.of({"backend": "pytorch", **options})

@@ -51,6 +51,28 @@ def test_log_probabilities_are_of_the_raw_distribution(tiny: Tiny) -> None:
         assert [token_id for token_id, _ in output.logprob.top] == best
 
 
+def test_each_token_is_drawn_under_the_adapter(tiny: Tiny) -> None:
+    """In CUDA graphs TensorRT-LLM 1.2 decodes without it."""
+    folder = tiny.runtime._config.artifact_dir
+    rows, token_ids, drawn = (
+        Model(folder, {"vocab_size": VOCAB_SIZE}).start(folder / "adapters/polite"),
+        [10, 11, 12],
+        [],
+    )
+    for _ in range(8):
+        token_ids = [int(rows.feed(token_ids)[-1].argmax())]
+        drawn += token_ids
+    assert tiny.tokens(lora_name="polite") == drawn
+
+
+@pytest.mark.parametrize("asked", [{}, {"num_logprobs": 1}])
+def test_a_stream_is_whole_though_it_is_updated_once_in_several_tokens(
+    start: Callable[..., Tiny], asked: dict[str, Any]
+) -> None:
+    each, fourth = start(backend="pytorch"), start(backend="pytorch", stream_interval="4")
+    assert fourth.run(max_tokens=10, **asked) == each.run(max_tokens=10, **asked)
+
+
 def test_the_whole_prompt_is_scored_also_where_its_beginning_was_computed_before(tiny: Tiny) -> None:
     fields: dict[str, Any] = {"prompt_token_ids": LONG, "max_tokens": 0, "num_logprobs": 0, "echo": (b"",) * len(LONG)}
     plain = tiny.run(prompt_token_ids=LONG, max_tokens=1)
