@@ -16,7 +16,7 @@ from build_engines.gpus import GPUS, Gpu
 from build_engines.listed_classes import releases_with
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.serving import Serving, check_id
-from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.fill_in_middle import FAMILIES
 from model_repository.tool_formats import TOOL_FORMATS
@@ -127,6 +127,7 @@ class ModelEntry:
     # By the key of the GPU: the layout that is planned without --gpus and --nodes.
     presets: Mapping[str, Mapping[Precision, Parallelism]] = Field(default_factory=dict)
     needs_trust_remote_code: Flag = False
+    runtime_options: Mapping[str, str] = Field(default_factory=dict)  # of tensorrt_llm, unless --option says otherwise
     notes: tuple[Text, ...] = ()
 
     def __post_init__(self) -> None:
@@ -138,6 +139,7 @@ class ModelEntry:
         self._check_names()
         self._check_limits()
         self._check_presets()
+        self._check_options()
 
     @property
     def terms(self) -> str:
@@ -203,6 +205,13 @@ class ModelEntry:
         for precision in self.ready_checkpoints:
             if precision not in self.precisions or not precision.is_quantized:
                 raise ValueError(f"ready_checkpoints.{precision}: expected a precision of the model below 16 bits")
+
+    def _check_options(self) -> None:
+        for backend in self.backends:
+            try:
+                TensorRtLlmOptions.of({"backend": backend, **self.runtime_options})
+            except ValueError as exc:
+                raise ValueError(f"runtime_options: {exc}") from exc
 
     def _check_limits(self) -> None:
         for name, limit in (("max_seq_len", self.context_window), ("default_max_seq_len", self.seq_len_limit)):

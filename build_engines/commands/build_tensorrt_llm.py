@@ -153,8 +153,13 @@ class BuildOptions:
         return self.options.checkpoint or checkpoint_in(self.options.model)
 
     @property
+    def _all_options(self) -> Mapping[str, str]:
+        """The options of the runtime: the model's, and the user's, which win."""
+        return {**self.entry.runtime_options, **self.runtime_options}
+
+    @property
     def _has_context_logits(self) -> bool:
-        is_wanted = self.runtime_options.get(CONTEXT_LOGITS) == "true"
+        is_wanted = self._all_options.get(CONTEXT_LOGITS) == "true"
         return is_wanted and self.backend is Backend.ENGINE
 
     def plan(self, machine: Machine | None) -> Plan:
@@ -179,6 +184,7 @@ class BuildOptions:
             max_batch_size=options.max_batch_size,
             has_context_logits=self._has_context_logits,
             has_fp8_checkpoint=self.backend is Backend.PYTORCH,
+            has_cuda_graphs=self.backend is Backend.PYTORCH,
         )
         if self.backend is Backend.ENGINE and not planned.is_converted:
             rule = f"goes with --backend {Backend.PYTORCH}, and a checkpoint in {SourceFormat.MODELOPT_NVFP4}"
@@ -232,7 +238,7 @@ class BuildOptions:
             source=source,
             revision=revision,
             backend=self.backend,
-            options=checked_options(self.runtime_options, self.backend),
+            options=checked_options(self._all_options, self.backend),
             adapters=dict(self.adapters),
             tool_call_format=(
                 self.options.tool_call_format or entry.tool_call_format or detected_tool_call_format(source.folder)
@@ -300,7 +306,7 @@ class BuildOptions:
 
     def _check(self, planned: Plan) -> None:
         """Check the options without this machine and the checkpoint."""
-        options = checked_options(self.runtime_options, self.backend)
+        options = checked_options(self._all_options, self.backend)
         if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
             rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
             raise BuildError(f"--option chunked_prefill=false: {rule}: use a smaller --max-seq-len")

@@ -23,6 +23,9 @@ ACTIVATION_BYTES = 3  # one live value: 2, and 1 more for TensorRT's overhead
 SAMPLING_BYTES = 45  # logits and decoder, per sequence and word of the vocabulary; logs show 29, 33 and 45
 CONTEXT_BYTES = 2_000_000_000  # the CUDA context, and the code of TensorRT and its libraries; logs show 0.8 to 3.2 GB
 COMMUNICATION_BYTES = 1_000_000_000  # NCCL's and all-reduce's buffers, with more than one GPU; no log
+# A CUDA graph "can use up to" this, says cuda_graph_config in TensorRT-LLM 1.2.1's TorchLlmArgs. Its pull request 12895
+# has measured 10 MiB for DeepSeek-R1.
+GRAPH_BYTES = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,24 @@ def _image_workspace(architecture: Architecture, max_num_tokens: int, max_batch_
     yield Term("rotations", formula, max_batch_size * vision.max_positions * architecture.head_size * 4)
 
 
-def reserve(num_gpus: int) -> tuple[Term, ...]:
+def reserve(num_gpus: int, num_graphs: int = 0) -> tuple[Term, ...]:
     """Return the memory of the runtime beside the engine."""
     terms = [Term("CUDA context", str(CONTEXT_BYTES), CONTEXT_BYTES)]
     if num_gpus > 1:
         terms.append(Term("communication", str(COMMUNICATION_BYTES), COMMUNICATION_BYTES))
+    if num_graphs:
+        terms.append(Term("CUDA graphs", f"{num_graphs} x {GRAPH_BYTES}", num_graphs * GRAPH_BYTES))
     return tuple(terms)
+
+
+def num_cuda_graphs(max_batch_size: int) -> int:
+    """Return the number of CUDA graphs of the PyTorch backend with padding: of each size up to `max_batch_size`.
+
+    Source: _generate_cuda_graph_batch_sizes in tensorrt_llm/llmapi/llm_args.py, since April 2026; 1.2.1 has fewer above
+    128.
+    """
+    sizes = {1, 2, 4, *range(8, 128, 8), *range(128, max_batch_size, 64)}
+    return len({size for size in sizes if size < max_batch_size}) + 1
 
 
 def cache_term(architecture: Architecture, kind: LayerKind, parallelism: Parallelism, bytes_per_value: int) -> Term:

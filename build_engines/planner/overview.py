@@ -146,7 +146,8 @@ _POINTS = (
     "TensorRT-LLM that others have published show 2% more and a third less; a test compares them. Log probabilities of "
     "prompts and LoRA adapters take more, which is not planned.",
     f"*runtime* is an estimate: {memory.CONTEXT_BYTES / 1e9:.0f} GB for the CUDA context and libraries, of which logs "
-    f"show 0.8 to 3.2 GB, and {memory.COMMUNICATION_BYTES / 1e9:.0f} GB for communication between GPUs.",
+    f"show 0.8 to 3.2 GB, and {memory.COMMUNICATION_BYTES / 1e9:.0f} GB for communication between GPUs. Where only the "
+    f"PyTorch backend runs the model, its CUDA graphs take up to {memory.GRAPH_BYTES / 1e6:.0f} MB each.",
     f"*cache* is {memory.KV_CACHE_SHARE:.0%} of what is left, as TensorRT-LLM takes it; the rest stays *free*.",
     f"*sequences* of so many tokens fit at the same time, at most {DEFAULT_MAX_BATCH_SIZE} in a step; shorter ones "
     "take less. DeepSeek-V2.5 is planned for the one build of it that is documented, 4 x 4096.",

@@ -11,6 +11,7 @@ from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.search import Request, candidates, fitting_plan, node_counts
 from build_engines.planner.sizing import Plan
+from model_repository.engine.tensorrt_llm.options import Backend
 
 __all__ = ["Plan", "plan"]
 
@@ -30,25 +31,30 @@ def plan(
     max_batch_size: int | None = None,
     has_context_logits: bool = False,
     has_fp8_checkpoint: bool = False,
+    has_cuda_graphs: bool = False,
 ) -> Plan:
     """Return the smallest layout of a model with room for a useful cache. Given arguments are fixed.
 
     Args:
         has_context_logits: plan an engine for the log probabilities of prompts.
         has_fp8_checkpoint: the checkpoint has FP8 matrices if they are planned, so the build does not make them.
+        has_cuda_graphs: plan those of the PyTorch backend, as always where there is no engine.
 
     Raises:
         DoesNotFit: there is no such layout; the message names changes with which the model fits.
         BuildError: an argument breaks a rule.
     """
+    checked_precision = _checked_precision(entry, gpu, precision)
+    has_engine = Backend.ENGINE in entry.backends and checked_precision is not Precision.NVFP4
     request = Request(
         entry=entry,
         gpu=gpu,
-        precision=_checked_precision(entry, gpu, precision),
+        precision=checked_precision,
         max_seq_len=_checked_seq_len(entry, max_seq_len),
         max_batch_size=_default(max_batch_size, entry.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE),
         has_context_logits=has_context_logits,
         has_fp8_checkpoint=has_fp8_checkpoint,
+        has_cuda_graphs=has_cuda_graphs or not has_engine,
         num_gpus=num_gpus,
         num_nodes=num_nodes,
         tp_size=tp_size,

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from build_engines.gpus import Gpu
 from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
-from build_engines.planner.memory import GpuMemory, Term, cache_terms, reserve, stage_weights, workspace
+from build_engines.planner.memory import (
+    GpuMemory,
+    Term,
+    cache_terms,
+    num_cuda_graphs,
+    reserve,
+    stage_weights,
+    workspace,
+)
 from build_engines.planner.sizing import Plan, fp8_method
 from model_repository.engine.tensorrt_llm.options import Backend
 
@@ -29,6 +37,7 @@ class Request:
     max_batch_size: int
     has_context_logits: bool = False  # an engine for the log probabilities of prompts
     has_fp8_checkpoint: bool = False
+    has_cuda_graphs: bool = False  # those of the PyTorch backend
     num_gpus: int | None = None
     num_nodes: int | None = None
     tp_size: int | None = None  # goes with num_gpus
@@ -105,7 +114,9 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
             max_batch_size=request.max_batch_size,
             has_context_logits=request.has_context_logits,
         ),
-        reserve=reserve(parallelism.num_gpus),
+        reserve=reserve(
+            parallelism.num_gpus, num_cuda_graphs(request.max_batch_size) if request.has_cuda_graphs else 0
+        ),
     )
     method = None
     if request.precision is Precision.FP8:

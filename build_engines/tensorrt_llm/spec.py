@@ -57,7 +57,7 @@ class TensorRtLlmSpec:
     source: Source
     revision: str | None  # the commit; None: a folder
     backend: Backend
-    options: dict[str, str]  # the user's options of the runtime
+    options: dict[str, str]  # the model's and the user's options of the runtime
     adapters: dict[str, Path]  # folders in PEFT's format, by name
     tool_call_format: str
     serving: Serving

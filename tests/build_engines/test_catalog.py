@@ -173,6 +173,10 @@ def test_a_file_of_the_user_extends_the_catalog(tmp_path: Path) -> None:
             "ready_checkpoints.bf16: expected a precision of the model below 16 bits",
         ),
         ({"ready_checkpoints": {"fp8": "me"}}, "ready_checkpoints.fp8: 'me': String should match pattern"),
+        (
+            {"runtime_options": {"block_reuse": "no"}},
+            "runtime_options: option block_reuse=no: must be true or false",
+        ),
         ({"presets": {"b300": {}}}, "presets.b300: expected one of h100, h200, b200, a100, l40s"),
         ({"presets": {"h100": {"f16": {}}}}, "presets.h100.f16: not among the model's precisions"),
         ({"presets": {"a100": {"fp8": {}}}}, "presets.a100.fp8: A100 has no FP8"),

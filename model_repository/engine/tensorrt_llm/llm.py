@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
 from tensorrt_llm import LLM, SamplingParams, __version__
@@ -104,6 +104,9 @@ def _with_llm_options(keywords: dict[str, Any], options: Mapping[str, Any]) -> d
 def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
     """Return the arguments of the engine backend; limits of lengths are part of the engine."""
     keywords: dict[str, Any] = {"gather_generation_logits": options.logprobs}
+    has_adapters = supports_adapters(config, options)
+    if options.cuda_graph_mode and has_adapters:  # nothing says that graphs would take the right one
+        raise EngineFailed("option cuda_graph_mode=true: not with adapters")
     if options.cuda_graph_mode:
         from tensorrt_llm.llmapi import ExtendedRuntimePerfKnobConfig  # ended with engines
 
@@ -112,7 +115,7 @@ def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[
         keywords["extended_runtime_perf_knob_config"] = ExtendedRuntimePerfKnobConfig(
             cuda_graph_mode=True, cuda_graph_cache_size=max_batch_size
         )
-    return keywords | ({"enable_lora": True} if supports_adapters(config, options) else {})
+    return keywords | ({"enable_lora": True} if has_adapters else {})
 
 
 def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str, Any]:
@@ -124,20 +127,16 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         "enable_iter_perf_stats": True,  # an engine always has them
         "stream_interval": options.stream_interval,
     }
-    release = release_of(__version__)
-    has_graphs = True
-    if supports_adapters(config, options):
+    release, has_adapters = release_of(__version__), supports_adapters(config, options)
+    if has_adapters:
         keywords["lora_config"] = lora_config(config, options)
-        has_graphs = release.has_adapter_graphs
-    if not has_graphs:  # in graphs, answers under an adapter would be wrong
+    if has_adapters and not release.has_adapter_graphs:
         logger.warning("TensorRT-LLM %s decodes without CUDA graphs if it has adapters, which is slower", __version__)
-    # Without padding, only batches of the sizes of a list have a graph.
-    graphs = pkgutil.resolve_name(release.cuda_graph_config)
-    keywords["cuda_graph_config"] = (
-        graphs(enable_padding=True, max_batch_size=options.max_batch_size or config.max_sequences)
-        if has_graphs
-        else None
-    )
+        keywords["cuda_graph_config"] = None
+    else:  # without padding, most sizes of a batch have no graph
+        keywords["cuda_graph_config"] = pkgutil.resolve_name(release.cuda_graph_config)(
+            enable_padding=True, max_batch_size=options.max_batch_size or config.max_sequences
+        )
     return keywords
 
 

@@ -60,7 +60,7 @@ class TensorRtLlmOptions:
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     overlap_scheduler: bool = False  # a step starts before the tokens of the last one are known; no logits processors
     stream_interval: int = 1  # tokens between two updates of a stream
-    cuda_graph_mode: bool = False  # of an engine; the PyTorch backend always has CUDA graphs
+    cuda_graph_mode: bool = False  # of an engine; the PyTorch backend has CUDA graphs without it
     chunked_prefill: bool = True
     block_reuse: bool = True  # prompts with the same beginning share KV cache blocks
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
@@ -103,11 +103,11 @@ class TensorRtLlmOptions:
         if self.backend is Backend.ENGINE and self.stream_interval != 1:
             raise ValueError(f"option stream_interval={self.stream_interval}: only with backend=pytorch")
         if self.backend is Backend.PYTORCH and self.cuda_graph_mode:
-            raise ValueError("option cuda_graph_mode=true: only with backend=engine; pytorch always has CUDA graphs")
+            raise ValueError("option cuda_graph_mode=true: only with backend=engine")
         if self.backend is Backend.ENGINE and self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
             raise ValueError("option guided_decoding=native_llguidance: only with backend=pytorch")
-        is_native = self.guided_decoding is not GuidedDecoding.LLGUIDANCE
-        if is_native and self.backend is Backend.PYTORCH and self.scheduler_policy is SchedulerPolicy.MAX_UTILIZATION:
+        can_restart = self.backend is Backend.PYTORCH and self.scheduler_policy is SchedulerPolicy.MAX_UTILIZATION
+        if can_restart and self.guided_decoding is not GuidedDecoding.LLGUIDANCE:
             raise ValueError(  # TensorRT-LLM issue 18891
                 f"option guided_decoding={self.guided_decoding}: not with scheduler_policy=max_utilization, "
                 "where a sequence that starts again would begin its structured output again"

@@ -135,6 +135,19 @@ def test_an_engine_with_the_logits_of_prompts_has_shorter_steps() -> None:
     assert logits.num_bytes == 2048 * 128256 * 4
 
 
+@pytest.mark.parametrize(("max_batch_size", "num_graphs"), [(1, 1), (4, 3), (30, 7), (128, 19), (200, 21), (256, 21)])
+def test_the_pytorch_backend_has_memory_for_a_cuda_graph_of_each_padded_size(
+    max_batch_size: int, num_graphs: int
+) -> None:
+    found = planned("llama3.1:8b", "h100", max_batch_size=max_batch_size, has_cuda_graphs=True)
+    [graphs] = [term for term in found.memory.reserve if term.name == "CUDA graphs"]
+    assert graphs.num_bytes == num_graphs * 200_000_000
+    assert "CUDA graphs" not in {term.name for term in planned("llama3.1:8b", "h100").memory.reserve}
+    without_engine = plan(Catalog.load().find("qwen3:8b"), GPUS["h100"])
+    for found in (without_engine, planned("llama3.1:8b", "b200", precision="nvfp4")):
+        assert "CUDA graphs" in {term.name for term in found.memory.reserve}
+
+
 def test_deepseek_is_planned_for_its_documented_build() -> None:
     found = planned("deepseek-v2.5:236b", "h100")
     assert (found.max_seq_len, found.max_batch_size) == (4096, 4)

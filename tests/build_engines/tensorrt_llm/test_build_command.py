@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from build_engines import artifact
 from build_engines.hub import HubRepository
@@ -64,6 +65,14 @@ def test_the_pytorch_backend_needs_no_tools(builder: Builder, here: Here) -> Non
     assert (folder / "checkpoint" / weights).read_bytes() == (builder.checkpoint / weights).read_bytes()
     assert (manifest.options["backend"], manifest.options["tp_size"]) == ("pytorch", "2")
     assert not (folder / "engine").exists()
+
+
+def test_the_options_of_the_catalog_hold_unless_the_user_says_otherwise(builder: Builder, here: Here) -> None:
+    models = yaml.safe_load(builder.catalog.read_text(encoding="utf-8"))
+    models["models"]["tiny/llama"]["runtime_options"] = {"chunked_prefill": "false", "block_reuse": "false"}
+    builder.catalog.write_text(yaml.safe_dump(models), encoding="utf-8")
+    options = artifact.verify(here.build(builder, *PYTORCH, "--option", "block_reuse=true")).options
+    assert (options["chunked_prefill"], options["block_reuse"]) == ("false", "true")
 
 
 def test_the_pytorch_backend_serves_a_checkpoint_in_fp8(builder: Builder, here: Here) -> None:

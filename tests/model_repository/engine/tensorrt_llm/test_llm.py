@@ -78,8 +78,11 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
 
 @pytest.mark.engine_backend
 def test_an_engine_keeps_a_cuda_graph_for_each_size_of_a_batch(config: EngineConfig) -> None:
-    knobs = keywords(config, cuda_graph_mode="true", max_batch_size="32")["extended_runtime_perf_knob_config"]
+    asked = keywords(replace(config, adapters={}), cuda_graph_mode="true", max_batch_size="32")
+    knobs = asked["extended_runtime_perf_knob_config"]
     assert (knobs.cuda_graph_mode, knobs.cuda_graph_cache_size) == (True, 32)
+    with pytest.raises(EngineFailed, match="option cuda_graph_mode=true: not with adapters"):
+        keywords(config, cuda_graph_mode="true")
 
 
 def start(config: EngineConfig, environment: dict[str, str] | None = None) -> Any:

@@ -41,7 +41,8 @@ def test_each_decided_keyword_is_one_of_a_release() -> None:
     of_all: set[str] = set()
     for record in RECORDS.values():
         for name, entry in record["callables"].items():
-            prefix = "kv_cache_config." if "KvCacheConfig" in name else ""
+            members = {"KvCacheConfig": "kv_cache_config.", "PerfKnobConfig": "extended_runtime_perf_knob_config."}
+            prefix = next((members[each] for each in members if each in name), "")
             if prefix or name.endswith("LlmArgs.__init__"):
                 of_all |= {prefix + param["name"] for param in entry["params"]}
     assert TABLE["decided"].keys() <= of_all

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.llm import llm_keywords
@@ -46,9 +47,12 @@ def test_recorded_names_are_in_the_record(row: str) -> None:
     assert set(names) <= known, sorted(set(names) - known)
 
 
+@pytest.mark.engine_backend
 def test_the_page_lists_the_keywords_of_the_start(config: EngineConfig) -> None:
     used: set[str] = set()
     for backend in ("engine", "pytorch"):
         options = {"backend": backend, "guided_decoding": "xgrammar", "max_num_tokens": "64", "lora_modules": "attn_q"}
         used |= llm_keywords(config, TensorRtLlmOptions.of(options)).keys()
+    graphs = TensorRtLlmOptions.of({"cuda_graph_mode": "true"})
+    used |= llm_keywords(replace(config, adapters={}), graphs).keys()
     assert used | {"_mpi_session"} == set(rows()["`LLM`"][0])
