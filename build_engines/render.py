@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
+from build_engines.gpus import check_replicas
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit
 from build_engines.serving import check_names_differ, names_of
@@ -37,7 +39,7 @@ from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOpt
 from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.cores import memory_bytes, num_physical_cores
-from model_repository.system.machine import installed_version
+from model_repository.system.machine import installed_version, read_machine
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ _EMPTY_VERSION = "1/.keep"  # Triton needs a version folder, also in an ensemble
 class ServeOptions:
     """The settings of config.pbtxt that do not come from the artifact."""
 
+    replicas: int = 1  # engines of the model, each with all the following
     max_sequences: int | None = None  # None: the limit of the engine, or DEFAULT_MAX_SEQUENCES
     max_waiting: int = 1024
     num_threads: int = 0
@@ -64,6 +67,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (
+            ("replicas", 1, None),
             ("max_sequences", 1, None),
             ("max_waiting", 0, None),
             ("num_threads", 0, None),
@@ -124,13 +128,19 @@ class ServeOptions:
 
 
 def render(
-    manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str, gpus: Sequence[int] = ()
+    manifest: Manifest,
+    artifact_dir: Path,
+    options: ServeOptions,
+    version: str,
+    gpus: Sequence[int] = (),
+    replica: int = 1,
 ) -> dict[str, str]:
-    """Return the files of one model's ensembles and stages: path in the repository to content.
+    """Return the files of the ensembles and stages of a model's replica: path in the repository to content.
 
     Args:
         version: of the software, which is part of the fingerprint.
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
+        replica: its number, from 1.
     """
     options.check_runtime(manifest.runtime)
     if options.llm_options:
@@ -143,13 +153,13 @@ def render(
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
         raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
-    ensemble = model_id_to_ensemble(manifest.model_id)
+    ensemble = model_id_to_ensemble(manifest.model_id, replica)
     configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}
     for stage, spec in tensors.STAGES.items():
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
         configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
-    parameters = model_parameters(manifest, artifact_dir, options, version, gpus).to_config()
+    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica).to_config()
     for config in configs.values():
         for name, value in parameters.items():
             config.parameters[name].string_value = value
@@ -185,11 +195,17 @@ def _adapter_root(manifest: Manifest, options: ServeOptions) -> AdapterRoot | No
 
 
 def model_parameters(
-    manifest: Manifest, artifact_dir: Path, options: ServeOptions, version: str, gpus: Sequence[int] = ()
+    manifest: Manifest,
+    artifact_dir: Path,
+    options: ServeOptions,
+    version: str,
+    gpus: Sequence[int] = (),
+    replica: int = 1,
 ) -> ModelParameters:
-    """Return what the stages and the frontend must know of a model."""
+    """Return what the stages and the frontend must know of a model's replica."""
     return ModelParameters(
         model_id=manifest.model_id,
+        replica=replica,
         artifact_dir=artifact_dir,
         runtime=manifest.runtime,
         options=manifest.options,
@@ -249,23 +265,25 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
 
 def render_artifacts(
     options: Mapping[Path, ServeOptions],
-    gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
+    gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
     aliases: Iterable[str] = (),
 ) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
 
     Args:
         options: by artifact.
-        gpus: the numbers of an artifact's GPUs. It may be missing for a single model.
+        gpus: the numbers of the GPUs of each replica of an artifact. They may be missing for a single model: its
+            replicas then get the first ones of the machine, one after the other.
         aliases: further names of a single model, beside those of its artifact.
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
-        BuildError: two names of models, aliases or adapters are the same, or the GPUs of two models.
+        BuildError: two names of models, aliases or adapters are the same, or GPUs of two models or replicas, or the
+            machine has too few.
     """
     manifests: dict[Path, Manifest] = {}
     names: list[tuple[str, str]] = []
-    placed: dict[str, Sequence[int]] = {}  # model to its GPUs, if it needs any
+    placed: dict[str, Sequence[Sequence[int]]] = {}  # model to the GPUs of its replicas, if it needs any
     for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
@@ -273,16 +291,18 @@ def render_artifacts(
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)
-        own_gpus = gpus.get(artifact_dir, ())
-        _check_number_of_gpus(manifest, own_gpus)
+        for numbers in gpus.get(artifact_dir, ()):
+            _check_number_of_gpus(manifest, numbers)
         if "num_gpus" in manifest.requires:
-            placed[manifest.model_id] = own_gpus
+            placed[manifest.model_id] = gpus.get(artifact_dir, ())
         manifests[artifact_dir] = manifest
     _check_gpus_differ(placed)
     files: dict[str, str] = {}
     version = _versions()
     for artifact_dir, (manifest, own_options) in _fitted(manifests, options).items():
-        files |= render(manifest, artifact_dir.resolve(), own_options, version, gpus.get(artifact_dir, ()))
+        own_gpus = gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
+        for replica, numbers in enumerate(own_gpus, 1):
+            files |= render(manifest, artifact_dir.resolve(), own_options, version, numbers, replica)
     return files
 
 
@@ -300,20 +320,27 @@ def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> 
 def _fitted(
     manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
 ) -> dict[Path, tuple[Manifest, ServeOptions]]:
-    """Reduce sequences and context windows to what this machine can use, except where a number is given."""
-    demands = [demand_of(folder, manifest, options[folder]) for folder, manifest in manifests.items()]
+    """Reduce sequences and context windows to what this machine can use, except where a number is given.
+
+    The replicas of a model are alike, and share the cores.
+    """
+    demands = {folder: demand_of(folder, manifest, options[folder]) for folder, manifest in manifests.items()}
     fitted = {}
-    num_bytes = memory_bytes()
-    fits = fit(demands, num_bytes, num_physical_cores())
-    for folder, model, (num_sequences, window) in zip(manifests, demands, fits, strict=True):
+    num_bytes, num_cores = memory_bytes(), num_physical_cores()
+    engines = [folder for folder in manifests for _ in range(options[folder].replicas)]
+    fits = dict(zip(engines, fit([demands[folder] for folder in engines], num_bytes, num_cores), strict=True))
+    for folder, model in demands.items():
+        (num_sequences, window), own = fits[folder], options[folder]
         manifest = dataclasses.replace(manifests[folder], context_window=window)
-        own = dataclasses.replace(options[folder], max_sequences=num_sequences)
+        num_threads = own.num_threads or (max(1, num_cores // own.replicas) if own.replicas > 1 else 0)
+        own = dataclasses.replace(own, max_sequences=num_sequences, num_threads=num_threads)
         if window != model.window:
             reduced = f"windows of {model.window:,} tokens are reduced for {num_bytes / 1e9:.1f} GB of memory"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
         if text := model.text(num_sequences, window):
-            logger.info("memory      %s: %s", manifest.model_id, text)
+            each = f"each of {own.replicas} replicas: " if own.replicas > 1 else ""
+            logger.info("memory      %s: %s%s", manifest.model_id, each, text)
         fitted[folder] = (manifest, own)
     return fitted
 
@@ -325,13 +352,23 @@ def _check_number_of_gpus(manifest: Manifest, gpus: Sequence[int]) -> None:
         raise BuildError(f"{manifest.model_id}: GPUs {numbers}: the model needs {num_gpus} different ones")
 
 
-def _check_gpus_differ(placed: Mapping[str, Sequence[int]]) -> None:
-    """Check that no GPU has two models. TensorRT-LLM starts each model on the first GPUs that it sees."""
+def _first_gpus(manifest: Manifest, num_replicas: int) -> Sequence[Sequence[int]]:
+    """Return the GPUs of each replica of the only model that needs some; empty: the replica sees all of them."""
+    if "num_gpus" not in manifest.requires or num_replicas == 1:
+        return ((),) * num_replicas
+    num_gpus = int(manifest.requires["num_gpus"])
+    num_nodes = int(manifest.options.get("tp_size", 1)) * int(manifest.options.get("pp_size", 1)) // num_gpus
+    check_replicas(manifest.model_id, num_replicas, num_gpus, num_nodes, read_machine())
+    return [range(first, first + num_gpus) for first in range(0, num_replicas * num_gpus, num_gpus)]
+
+
+def _check_gpus_differ(placed: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    """Check that no GPU has two engines. TensorRT-LLM starts each on the first GPUs that it sees."""
     owners: dict[int, str] = {}
     for model_id, gpus in placed.items():
         if not gpus and len(placed) > 1:
             raise BuildError(f"{model_id}: {len(placed)} models need GPUs: name those of each, as ARTIFACT:0,1")
-        for gpu in gpus:
+        for gpu in chain.from_iterable(gpus):
             if gpu in owners:
                 raise BuildError(f"{model_id}: GPU {gpu} is {owners[gpu]}'s already")
             owners[gpu] = model_id

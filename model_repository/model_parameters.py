@@ -73,6 +73,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     """All parameters of a served model: as JSON, the one parameter in config.pbtxt of its ensembles and stages."""
 
     model_id: str
+    replica: int = 1  # its number among the replicas of the model in this repository
     created: int  # unix seconds
     fingerprint: str  # changes whenever the same request could get a different answer
     aliases: tuple[str, ...]  # further names of the model, of printable characters
@@ -94,7 +95,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     @property
     def ensemble(self) -> str:
         """The ensemble's name in Triton."""
-        return model_id_to_ensemble(self.model_id)
+        return model_id_to_ensemble(self.model_id, self.replica)
 
     def to_config(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt."""

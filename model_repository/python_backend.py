@@ -22,7 +22,7 @@ from model_repository.ascii_path import ascii_path
 from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import OutputBatch
 from model_repository.contract.rules import printable_id
-from model_repository.contract.tensors import OUTPUT_BATCH, ensemble_to_model_id
+from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
 from model_repository.model_parameters import ModelParameters
@@ -65,13 +65,13 @@ def request_id(request: Any) -> str:
 
 
 class CustomMetric:
-    """One metric on Triton's metrics port, labelled with the model's id. It must not be used after `finalize`."""
+    """One metric on Triton's metrics port, labelled with model and replica. It must not be used after `finalize`."""
 
-    def __init__(self, family: MetricFamily, ensemble: str) -> None:
+    def __init__(self, family: MetricFamily, parameters: ModelParameters) -> None:
         kind = pb_utils.MetricFamily.COUNTER if family.is_counter else pb_utils.MetricFamily.GAUGE
         # Triton drops a metric together with its family, so both are kept.
         self._family = pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
-        self._metric = self._family.Metric(labels={"model": ensemble_to_model_id(ensemble)})
+        self._metric = self._family.Metric(labels={"model": parameters.model_id, "replica": str(parameters.replica)})
 
     def set(self, value: float) -> None:
         self._metric.set(value)

@@ -19,7 +19,6 @@ from frontend.triton.repository import Repository
 from model_repository.capabilities import Capability
 from model_repository.contract.output import EngineStats, FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
-from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.model_parameters import ModelParameters
 
 
@@ -41,9 +40,8 @@ def served_model(model_id: str = "org/demo", adapters: Sequence[str] = (), **par
         "defaults": {},
         "adapters": dict.fromkeys(adapters, ""),
     }
-    return ServedModel(
-        ensemble=model_id_to_ensemble(model_id), parameters=ModelParameters(model_id=model_id, **fields | parameters)
-    )
+    described = ModelParameters(model_id=model_id, **fields | parameters)
+    return ServedModel(ensemble=described.ensemble, parameters=described)
 
 
 DEMO = served_model()
@@ -124,8 +122,11 @@ class FakeTriton(TritonClient):
         self.generations, self.repository = cast(Generations, self), cast(Repository, self)
         self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self.script = script
-        self.models = ModelSnapshot(ready={model.id: model for model in models})
+        ready: dict[str, ServedModel] = {}
+        further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)
+        self.models = ModelSnapshot(ready=ready, further=further)
         self.requests: list[GenerationRequest] = []
+        self.asked: list[str] = []  # the ensembles of the requests
         self.started = asyncio.Event()
         self.num_open = 0  # generations that were begun and not left
         self.closed = asyncio.Event()  # set when the last open generation was left, for whatever reason
@@ -156,6 +157,7 @@ class FakeTriton(TritonClient):
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
     ) -> AsyncIterator[Playing]:
         """Play the script."""
+        self.asked.append(ensemble)
         async with aclosing(self._play(request, on_end)) as chunks:
             yield Playing(chunks)
 
@@ -257,7 +259,7 @@ class FakeTriton(TritonClient):
 
     async def ensembles(self) -> set[str]:
         """Return the ensembles of `models`, and what `loadable` adds."""
-        return {model.ensemble for model in self.models.ready.values()} | self.loadable
+        return {*self.models.by_ensemble} | self.loadable
 
     async def fail_running(self, ensemble: str) -> None:
         """Note it."""

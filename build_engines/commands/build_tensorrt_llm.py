@@ -18,7 +18,7 @@ from build_engines.checkpoint_entry import checkpoint_in, find_entry
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.gpus import GPUS, Gpu
+from build_engines.gpus import GPUS, Gpu, check_replicas
 from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.listed_classes import check_listed
 from build_engines.lock import lock_path, locked
@@ -227,6 +227,9 @@ class BuildOptions:
         check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
         if self.options.gpu is None:
             check_gpus(planned, tools.machine)
+        if self.serve_options.replicas > 1:
+            num_gpus, num_nodes = planned.parallelism.num_gpus_per_node, planned.parallelism.num_nodes
+            check_replicas(entry.model_id, self.serve_options.replicas, num_gpus, num_nodes, tools.machine)
         digests = Digests.beside(self.options.home / "artifacts" / "artifact")
         checkpoint = self._checkpoint or f"{self._repository(planned.precision)}@main"
         if self.options.ready:

@@ -21,7 +21,7 @@ TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allow
 _EXAMPLES = """\
 examples:
   conch plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
-  conch plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs
+  conch plan llama3.1:70b --gpu h100 --precision fp8       the same in FP8: half the GPUs, and a node has replicas
   conch plan qwen2.5:7b --gpu l40s --max-seq-len 8192      the number of sequences of 8192 tokens that fit
   conch plan Meta-Llama-3.1-405B-Instruct --gpu h100 --gpus 16 --nodes 2
   conch plan gemma2:27b                                    on every GPU, as a table
@@ -97,9 +97,9 @@ def _plan(options: argparse.Namespace) -> None:
     if options.model is not None and options.gpu is not None:
         found = plan(find_entry(catalog, options.model, None), GPUS[options.gpu], **settings)
         if options.json:
-            print(json.dumps(plan_object(found), indent=2))
+            print(json.dumps(plan_object(found, options.gpus), indent=2))
         else:
-            print("\n".join(plan_lines(found, shutil.get_terminal_size().columns)))
+            print("\n".join(plan_lines(found, shutil.get_terminal_size().columns, options.gpus)))
         return
     entries = catalog if options.model is None else [find_entry(catalog, options.model, None)]
     gpus = GPUS.values() if options.gpu is None else [GPUS[options.gpu]]

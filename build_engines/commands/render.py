@@ -28,7 +28,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "artifacts",
         nargs="+",
         metavar="ARTIFACT[:GPUS]",
-        help="a folder from `build`; several models on GPUs need the numbers of theirs: ARTIFACT:0,1 ARTIFACT:2",
+        help="a folder from `build`; several models on GPUs need the numbers of theirs: ARTIFACT:0,1 ARTIFACT:2; named "
+        "again with other numbers, a replica of its model",
     )
     command.add_argument(
         "--alias",
@@ -47,9 +48,14 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
     defaults = ServeOptions()
     most = f"the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES} or what the memory holds"
     for name, text in (
+        (
+            "replicas",
+            "engines of the model, which share its requests; each takes as many GPUs as the artifact needs, or its "
+            "share of the cores (%(default)s)",
+        ),
         ("max_sequences", f"sequences in one step ({most})"),
         ("max_waiting", "requests that may queue in the engine (%(default)s)"),
-        ("num_threads", "threads of the engine; 0: one for each physical core (%(default)s)"),
+        ("num_threads", "threads of an engine; 0: one for each physical core, of replicas all together (%(default)s)"),
         (
             "stream_interval_ms",
             "longest time that tokens of a stream may gather under load, 0 to 1000 (%(default)s)",
@@ -101,15 +107,22 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 
 def _render(options: argparse.Namespace) -> None:
-    artifacts = [_with_gpus(text) for text in options.artifacts]
-    if options.alias and len(artifacts) > 1:
+    serve_options = serve_options_of(options)
+    named: dict[Path, list[tuple[int, ...]]] = {}
+    for folder, numbers in map(_with_gpus, options.artifacts):
+        named.setdefault(folder, []).append(numbers)
+    if options.alias and len(named) > 1:
         raise BuildError(f"--alias {options.alias[0]}: goes with one artifact")
-    folders = [folder for folder, _ in artifacts]
-    for folder in folders:
-        if folders.count(folder) > 1:
-            raise BuildError(f"{folder}: named twice")
-    served = dict.fromkeys(folders, serve_options_of(options))
-    write(served, options.repository, dict(artifacts), options.alias)
+    served = dict.fromkeys(named, serve_options)
+    gpus = {folder: replicas for folder, replicas in named.items() if replicas != [()]}
+    for folder, replicas in gpus.items():
+        if not all(replicas):
+            raise BuildError(f"{folder}: named twice: replicas need their GPUs, as ARTIFACT:0,1 ARTIFACT:2,3")
+        if serve_options.replicas > 1:
+            rule = "not with numbers of GPUs: name it once for each replica, or without numbers"
+            raise BuildError(f"--replicas {serve_options.replicas}: {folder}: {rule}")
+        served[folder] = dataclasses.replace(serve_options, replicas=len(replicas))
+    write(served, options.repository, gpus, options.alias)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -123,9 +136,9 @@ def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
 def write(
     served: Mapping[Path, ServeOptions],
     repository: Path,
-    gpus: Mapping[Path, Sequence[int]] = MappingProxyType({}),
+    gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
     aliases: Sequence[str] = (),
 ) -> None:
-    """Render the artifacts, each with its settings and the numbers of its GPUs, and replace the repository."""
+    """Render the artifacts, each with its settings and the GPUs of its replicas, and replace the repository."""
     write_repository(render_artifacts(served, gpus, aliases), repository)
     print(f"repository  {repository}")

@@ -8,14 +8,19 @@ from typing import Any
 from build_engines.architecture import LayerKind
 from build_engines.model_entry import Fp8Method
 from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term
+from build_engines.planner.search import replicas
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES
 
 _ESTIMATED = "an estimate, not measured"
 
 
-def plan_lines(plan: Plan, width: int) -> Iterator[str]:
-    """Yield the lines that explain a plan, with a bar of at most `width` columns."""
+def plan_lines(plan: Plan, width: int, num_gpus: int | None = None) -> Iterator[str]:
+    """Yield the lines that explain a plan, with a bar of at most `width` columns.
+
+    Args:
+        num_gpus: for the replicas of the model; None: those of a node.
+    """
     layout, memory = plan.parallelism, plan.memory
     yield (
         f"{plan.entry.model_id} on {layout.num_gpus} x {plan.gpu.name}: {layout}, "
@@ -40,6 +45,12 @@ def plan_lines(plan: Plan, width: int) -> Iterator[str]:
     )
     yield f"Build   {_build_sizes(plan)}"
     yield f"Serve   RAM up to {gigabytes(MAX_LOGITS_BYTES)} for requests with log probabilities"
+    if found := replicas(plan, num_gpus):
+        number, each = found
+        layout, total = each.parallelism, num_gpus or plan.gpu.num_per_node
+        gpus = f"{layout.num_gpus} GPU{'s' * (layout.num_gpus > 1)} ({layout})"
+        how = f"`build --gpus {layout.num_gpus}`, then `render ARTIFACT --replicas {number}`"
+        yield f"Or      {number} replicas of {gpus} on {total} x {plan.gpu.name}: {how}"
     for note in notes(plan):
         yield f"Note    {note}"
 
@@ -68,9 +79,9 @@ def bar(parts: Sequence[tuple[str, int]], width: int) -> str:
     return text
 
 
-def plan_object(plan: Plan) -> dict[str, Any]:
-    """Return the whole plan for JSON."""
-    layout, memory = plan.parallelism, plan.memory
+def plan_object(plan: Plan, num_gpus: int | None = None) -> dict[str, Any]:
+    """Return the whole plan for JSON; see `plan_lines`."""
+    layout, memory, found = plan.parallelism, plan.memory, replicas(plan, num_gpus)
     return {
         "model": plan.entry.model_id,
         "gpu": plan.gpu.key,
@@ -111,6 +122,7 @@ def plan_object(plan: Plan) -> dict[str, Any]:
             "time_class": plan.build_time_class.value,
         },
         "serve": {"max_logits_bytes": MAX_LOGITS_BYTES},
+        "replicas": found and {"num_replicas": found[0], "num_gpus": found[1].parallelism.num_gpus},
         "notes": list(notes(plan)),
     }
 

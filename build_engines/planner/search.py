@@ -65,6 +65,29 @@ def fitting_plan(request: Request) -> Plan | None:
     return fitting[0] if fitting else None
 
 
+def replicas(found: Plan, num_gpus: int | None) -> tuple[int, Plan] | None:
+    """Return how many replicas of a model one node holds, and the smallest plan of each; None: not more than one.
+
+    Args:
+        found: a plan of the model, over any number of GPUs.
+        num_gpus: of the node; None: as many as there are in one.
+    """
+    request = Request(
+        entry=found.entry,
+        gpu=found.gpu,
+        precision=found.precision,
+        max_seq_len=found.max_seq_len,
+        max_batch_size=found.max_batch_size,
+        has_fp8_checkpoint=found.fp8_method is Fp8Method.READY,
+        num_nodes=1,
+    )
+    each = fitting_plan(request)
+    if each is None or found.parallelism.num_nodes > 1:
+        return None
+    number = (num_gpus or found.gpu.num_per_node) // each.parallelism.num_gpus
+    return (number, each) if number > 1 else None
+
+
 def candidates(request: Request) -> Iterator[Plan]:
     """Yield every legal layout, fitting or not, the smallest first."""
     for num_gpus, num_nodes in node_counts(request.num_gpus, request.num_nodes, request.gpu):

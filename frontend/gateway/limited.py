@@ -101,7 +101,7 @@ class Limits:
             APIError: a limit of the key is reached, or the model has no room.
         """
         facts, window = request[FACTS], name.model.parameters.context_window
-        triton, ensemble, params, key = request.app[TRITON], name.model.ensemble, generations[0].params, facts.caller.id
+        triton, params, key = request.app[TRITON], generations[0].params, facts.caller.id
         max_tokens = params.max_tokens
         if max_tokens >= window:  # no limit: few completions are as long
             max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
@@ -118,7 +118,7 @@ class Limits:
             model=name.model.id,
             num_tokens=nums_prompt_tokens[0] + max_tokens,
             num_prompt_tokens=nums_prompt_tokens[0],
-            num_replicas=max(1, triton.num_ready(ensemble)),
+            num_replicas=max(1, triton.num_ready(name.model_id)),
             max_sequences=name.model.parameters.max_sequences,
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
@@ -149,7 +149,7 @@ class Limits:
                 place = await self.limiter.acquire(own)
             try:
                 on_end = functools.partial(end, index, place)
-                async with aclosing(triton.generate(ensemble, generation, on_end, index=index)) as chunks:
+                async with aclosing(triton.generate(name.model_id, generation, on_end, index=index)) as chunks:
                     yield chunks
             finally:
                 if place is lease:

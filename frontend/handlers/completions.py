@@ -84,7 +84,7 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
     """
     [generation, *_] = chat_generations(call)
     answered = await call.request.app[TRITON].tokenize(
-        call.name.model.ensemble, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
+        call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
     )
     return len(answered.token_ids)
 
@@ -99,7 +99,7 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
         num_chars = await _prompt_lengths(request, completion, name)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
-            await request.app[TRITON].check(name.model.ensemble, admitted.generations[::num_per_prompt])
+            await request.app[TRITON].check(name.model_id, admitted.generations[::num_per_prompt])
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
 
 
@@ -199,14 +199,14 @@ async def _admitted(
     Raises:
         APIError: the key has reached a limit, or the model is full, or not ready.
     """
-    request, model = call.request, call.name.model
+    request, model_id = call.request, call.name.model_id
     triton, limits = request.app[TRITON], request.app.get(LIMITS)
-    triton.require_available(model.ensemble)
-    with request.app[OBSERVER].in_flight(model.id):
+    triton.require_available(model_id)
+    with request.app[OBSERVER].in_flight(model_id):
         if limits is None:
             yield Admitted(
                 generations,
-                lambda index, generation: aclosing(triton.generate(model.ensemble, generation, index=index)),
+                lambda index, generation: aclosing(triton.generate(model_id, generation, index=index)),
             )
             return
         async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
@@ -251,6 +251,6 @@ async def _prompt_lengths(request: web.Request, completion: CompletionRequest, n
     async def length(prompt: Prompt) -> int:
         if isinstance(prompt, str):
             return len(prompt)
-        return len(await detokenized(request, name.model.ensemble, prompt, has_special_tokens=False))
+        return len(await detokenized(request, name.model_id, prompt, has_special_tokens=False))
 
     return await asyncio.gather(*map(length, completion.prompt))

@@ -61,9 +61,7 @@ async def health_ready(request: web.Request) -> web.Response:
     with contextlib.suppress(APIError):
         snapshot = await request.app[MODELS].snapshot()
         is_ready = True
-        models = dict(snapshot.unready) | {
-            model.id: triton.state_of(model.ensemble) for model in snapshot.ready.values()
-        }
+        models = dict(snapshot.unready) | {model_id: triton.state_of(model_id) for model_id in snapshot.ready}
     stops = is_draining(request.app)
     body: dict[str, Any] = {"status": "draining" if stops else "ready" if is_ready else "not ready"}
     is_list_secret = request.app[IS_PUBLIC] and request.app[SETTINGS].key_file  # this route needs no key, the list does

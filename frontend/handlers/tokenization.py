@@ -17,7 +17,7 @@ async def tokenize(call: Call[TokenizeRequest]) -> web.Response:
     """POST /tokenize."""
     body, model = call.body, call.name.model
     answered = await call.request.app[TRITON].tokenize(
-        model.ensemble,
+        model.id,
         tokenize_to_prompt(body, call.name),
         add_special_tokens=body.add_special_tokens is not False,
         sender=sender_of(call.request),
@@ -35,14 +35,12 @@ async def detokenize(call: Call[DetokenizeRequest]) -> web.Response:
     """POST /detokenize."""
     tokens, model = call.body.tokens, call.name.model
     check_num_tokens(len(tokens), "tokens", model)
-    answer: Detokenization = {
-        "prompt": await detokenized(call.request, model.ensemble, tokens, has_special_tokens=True)
-    }
+    answer: Detokenization = {"prompt": await detokenized(call.request, model.id, tokens, has_special_tokens=True)}
     return json_response(answer, headers=call.headers)
 
 
 async def detokenized(
-    request: web.Request, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool
+    request: web.Request, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool
 ) -> str:
     """Return the text of token ids. All streams wait while the detokenizer stage makes it.
 
@@ -50,4 +48,4 @@ async def detokenized(
         APIError: see `ReplicaPool.detokenize`.
     """
     async with lock_of_sender(request):
-        return await request.app[TRITON].detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens)
+        return await request.app[TRITON].detokenize(model_id, token_ids, has_special_tokens=has_special_tokens)

@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from frontend.launcher.triton_server import (
 )
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
-from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id
+from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id, replica_suffix
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
 
@@ -179,7 +179,7 @@ class Launcher:
             lock = stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
-            write_holder(lock, url=self.url, models=list(_models(self._settings.repository).values()))
+            write_holder(lock, url=self.url, models=list(dict.fromkeys(_models(self._settings.repository).values())))
             mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
             self._prepare_children(state_dir, mark)
             stack.callback(self.stop)
@@ -366,14 +366,17 @@ class Launcher:
                 raise _ended(self.triton, end)
 
     def _unserved(self, model_ids: list[str]) -> list[str]:
-        """Return a sentence for each model of the repository that is not served."""
+        """Return a sentence for each model of the repository, or replica of one, that is not served."""
         reasons: dict[str, list[str]] = {}
         for stage, reason in self.triton.load_failures.items():
             reasons.setdefault(ensemble_of_stage(stage), []).append(f"{stage} {LOAD_FAILURE} {reason}")
+        models = _models(self._settings.repository)
+        num_replicas = Counter(models.values())
         return [
-            f"{model_id} is not served: {'; '.join(reasons.get(name, ['the log of triton says why']))}"
-            for name, model_id in _models(self._settings.repository).items()
-            if model_id not in model_ids
+            f"{_title(name) if num_replicas[model_id] > 1 else model_id} is not served: "
+            + "; ".join(reasons.get(name, ["the log of triton says why"]))
+            for name, model_id in models.items()
+            if model_id not in model_ids or name in reasons
         ]
 
     def _not_ready(self, exc: TimeoutError) -> NotReadyInTime:
@@ -382,9 +385,13 @@ class Launcher:
 
 
 def _models(repository: Path) -> dict[str, str]:
-    """Return the ids of the models of a repository, by their ensembles."""
+    """Return the ids of the models of a repository, by the ensembles of their replicas."""
     names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
     return {name: ensemble_to_model_id(name) for name in names if ensemble_of_stage(name) == name}
+
+
+def _title(ensemble: str) -> str:
+    return f"{ensemble_to_model_id(ensemble)}, replica {replica_suffix(ensemble)[1:] or 1},"
 
 
 def _ended(child: Child, end: str) -> ChildEnded:

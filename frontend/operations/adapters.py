@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound, NotFound, shown
-from frontend.operations.models import STATS_DEADLINE_S, ensemble_of
+from frontend.operations.models import STATS_DEADLINE_S, check_id
 from frontend.triton.client import TritonClient
 from frontend.triton.models import ModelSnapshot
 from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import replica_suffix
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,10 @@ type Command = Callable[[TritonClient, str], Awaitable[EngineStats]]  # argument
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The results at the endpoints with the model: the engine's state after the command, or an error."""
+    """The results at the endpoints with the model: the engine's state after the command, or an error.
+
+    Behind an endpoint, `@2` stands for the second replica there.
+    """
 
     by_endpoint: Mapping[str, EngineStats | APIError]
 
@@ -112,25 +116,30 @@ class AdapterCommands:
         return Outcomes(found)
 
     async def _everywhere(self, model_id: str, command: Command) -> Outcomes:
-        ensemble = ensemble_of(model_id)
-        tritons = dict(self._tritons)
-        works = [self._at(triton, model_id, ensemble, command) for triton in tritons.values()]
-        outcomes = dict(zip(tritons, await asyncio.gather(*works), strict=True))
-        concerned = {endpoint: outcome for endpoint, outcome in outcomes.items() if outcome is not None}
-        if not concerned:
+        check_id(model_id)
+        works = [self._at(endpoint, triton, model_id, command) for endpoint, triton in self._tritons.items()]
+        outcomes = {place: outcome for found in await asyncio.gather(*works) for place, outcome in found.items()}
+        if not outcomes:
             raise ModelNotFound(model_id)
-        for endpoint, outcome in concerned.items():
+        for place, outcome in outcomes.items():
             if isinstance(outcome, APIError):
-                logger.error("the command failed at %s: %s", endpoint, outcome.message)
-        return Outcomes(concerned)
+                logger.error("the command failed at %s: %s", place, outcome.message)
+        return Outcomes(outcomes)
 
     async def _at(
-        self, triton: TritonClient, model_id: str, ensemble: str, command: Command
-    ) -> EngineStats | APIError | None:
-        """Return the result at one endpoint; None: the model is not loaded there."""
+        self, endpoint: str, triton: TritonClient, model_id: str, command: Command
+    ) -> dict[str, EngineStats | APIError]:
+        """Return the results at one endpoint, of each replica that is loaded there."""
         try:
-            if model_id not in (await triton.snapshot()).ready:
-                return None
-            return await command(triton, ensemble)
+            ensembles = (await triton.snapshot()).replicas_of(model_id)
         except APIError as exc:
-            return exc
+            return {endpoint: exc}
+
+        async def outcome(ensemble: str) -> EngineStats | APIError:
+            try:
+                return await command(triton, ensemble)
+            except APIError as exc:
+                return exc
+
+        places = [endpoint + replica_suffix(ensemble) for ensemble in ensembles]
+        return dict(zip(places, await asyncio.gather(*map(outcome, ensembles)), strict=True))

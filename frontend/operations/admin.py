@@ -46,7 +46,7 @@ async def list_models(request: web.Request) -> web.Response:
     loaded = [
         {
             "id": model.id,
-            "state": triton.state_of(model.ensemble),
+            "state": triton.state_of(model.id),
             "runtime": model.parameters.runtime,
             "aliases": list(model.parameters.aliases),
             "adapters": list(model.parameters.adapters),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import cast
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
 from frontend.triton.client import TritonClient
-from model_repository.contract.tensors import ENSEMBLES, model_id_to_ensemble, stage_name
+from model_repository.contract.tensors import ENSEMBLES, ensemble_to_model_id, model_id_to_ensemble, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +40,23 @@ class ModelControl:
         self._lock = asyncio.Lock()
 
     async def load(self, model_id: str) -> None:
-        """Load a model unless it is ready; return when it is ready.
+        """Load the replicas of a model that are not ready; return when they are.
 
         Raises:
             ModelNotFound: the repository has no model of this id.
             APIError: Triton failed.
         """
-        ensemble = ensemble_of(model_id)
+        check_id(model_id)
         async with self._lock:
-            if await self._is_ready(model_id):
-                return
-            if ensemble not in await self._triton.repository.ensembles():
+            ensembles = await self._triton.repository.ensembles()
+            own = {ensemble for ensemble in ensembles if ensemble_to_model_id(ensemble) == model_id}
+            if not own:
                 raise ModelNotFound(model_id)
-            logger.warning("loading %s", model_id)
+            missing = sorted(own.difference(await self._ready(model_id)))
+            if missing:
+                logger.warning("loading %s", ", ".join(missing))
             # Triton loads the other stages with the ensemble.
-            await self._triton.repository.load(ensemble, stage_name(ensemble, "engine"))
+            await _all(self._triton.repository.load(each, stage_name(each, "engine")) for each in missing)
 
     async def unload(self, model_id: str, timeout_s: float) -> int:
         """Unload a model. New requests are refused, and requests end with an error if they run after the timeout.
@@ -65,23 +68,27 @@ class ModelControl:
             ModelNotFound: no model of this id is loaded.
             APIError: Triton failed.
         """
-        ensemble = ensemble_of(model_id)
+        check_id(model_id)
         async with self._lock:
-            if not await self._is_ready(model_id):
+            ensembles = await self._ready(model_id)
+            if not ensembles:
                 raise ModelNotFound(model_id)
-            logger.warning("unloading %s", model_id)
-            # Triton refuses new requests now; running ones need only the stages.
-            await self._triton.repository.unload(ensemble)
-            num_running = await self._wait_until_idle(ensemble, timeout_s)
-            if num_running:
-                logger.warning("ending %d requests of %s", num_running, model_id)
-                await self._triton.fail_running(ensemble)
-            for name in (*STAGES, *filter(None, ENSEMBLES)):
-                await self._triton.repository.unload(stage_name(ensemble, name))
+            return sum(await _all(self._unload(ensemble, timeout_s) for ensemble in ensembles))
+
+    async def _unload(self, ensemble: str, timeout_s: float) -> int:
+        logger.warning("unloading %s", ensemble)
+        # Triton refuses new requests now; running ones need only the stages.
+        await self._triton.repository.unload(ensemble)
+        num_running = await self._wait_until_idle(ensemble, timeout_s)
+        if num_running:
+            logger.warning("ending %d requests of %s", num_running, ensemble)
+            await self._triton.fail_running(ensemble)
+        for name in (*STAGES, *filter(None, ENSEMBLES)):
+            await self._triton.repository.unload(stage_name(ensemble, name))
         return num_running
 
-    async def _is_ready(self, model_id: str) -> bool:
-        return model_id in (await self._triton.snapshot()).ready  # fresh, not from the last poll
+    async def _ready(self, model_id: str) -> list[str]:
+        return (await self._triton.snapshot()).replicas_of(model_id)  # fresh, not from the last poll
 
     async def _wait_until_idle(self, ensemble: str, timeout_s: float) -> int:
         """Wait until no request is running; return the number that is running at the timeout."""
@@ -154,9 +161,18 @@ class EndpointsControl:
         return results
 
 
-def ensemble_of(model_id: str) -> str:
-    """Return the name of a model's ensemble, or raise InvalidRequest."""
+async def _all[Result](works: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Return the results of the works on the replicas of a model, once all are done, or raise the first error."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return cast(list[Result], outcomes)
+
+
+def check_id(model_id: str) -> None:
+    """Raise InvalidRequest if no model can have the id."""
     try:
-        return model_id_to_ensemble(model_id)
+        model_id_to_ensemble(model_id)
     except ValueError as exc:
         raise InvalidRequest(str(exc), param="model") from exc

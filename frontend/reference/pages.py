@@ -28,7 +28,8 @@ _METRICS_TEXT = f"""\
 `GET /metrics` is for Prometheus, on the frontend's operations port (`--admin-port`); without that port and without API
 keys, on the API's port. Each of several workers answers for all. The label `model` is the id of a served model, also
 for requests that name an alias or an adapter, and `{UNKNOWN}` for other models, so that clients cannot create labels.
-The label `triton` is the endpoint of an engine, as in `--triton`. Times are in seconds.
+The label `triton` is the endpoint of an engine, as in `--triton`, with `@2` for the second replica there. Times are in
+seconds.
 
 With `--metrics-compat vllm` the metrics that vLLM has are also exported under its names, with its labels `model_name`,
 `engine` (always `0`) and `finished_reason` (`abort` for `cancelled`), for dashboards and autoscalers of vLLM.
@@ -44,8 +45,8 @@ metrics.
 
 ## The engine's, on Triton's metrics port
 
-Each engine stage updates them once a second. The label `model` is the id of the model. Counters start at zero when the
-model is loaded.
+Each engine stage updates them once a second. The label `model` is the id of the model, and `replica` the number of its
+engine in this Triton, from `1`. Counters start at zero when the model is loaded.
 
 | name | type | meaning |
 | --- | --- | --- |
@@ -184,7 +185,8 @@ def _tensors_page() -> str:
         "always 1: send `[1, *shape]`. `-1` is any length. Every input is optional, but exactly one of `text_input`,",
         "`messages` and `input_ids` must be there. A value that breaks a rule is answered with an error message that",
         "names tensor, value and rule. Do not send the metadata `triton_grpc_error: true`, which requests a status",
-        "instead: after some hundred errors it ends Triton 2.51 with a segmentation fault.",
+        "instead: after some hundred errors it ends Triton 2.51 with a segmentation fault. Further replicas of a model",
+        "in one Triton have their number behind the name, as in `MODEL@2`: a client chooses one.",
         "",
         "Shared memory, loading of models and the settings of traces and logs need Triton's key. Triton's HTTP port,",
         "with its `generate` endpoint, is closed by default. [security.md](security.md#tritons-key) explains how to",

@@ -26,6 +26,7 @@ from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.tracing import RequestTracer
 from frontend.triton.endpoints import Endpoints
 from model_repository.contract.output import EngineStats, FinishReason
+from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
 logger = logging.getLogger(REQUEST_LOGGER)
 
@@ -54,7 +55,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
-        self._models: dict[str, set[str]] = {}  # ids by endpoint
+        self._ensembles: dict[str, set[str]] = {}  # by endpoint
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
@@ -81,11 +82,11 @@ class Observer:
         if logger.isEnabledFor(level):
             _log(level, request, status, total_s)
 
-    def note_engine(self, endpoint: str, model: str, result: EngineStats | APIError) -> None:
+    def note_engine(self, endpoint: str, ensemble: str, result: EngineStats | APIError) -> None:
         """Set the gauges of an engine at an endpoint, from the result of a health check."""
-        known = self._models.setdefault(endpoint, set())
-        if model not in known:
-            known.add(model)
+        model, known = ensemble_to_model_id(ensemble), self._ensembles.setdefault(endpoint, set())
+        if ensemble not in known:
+            known.add(ensemble)
             self._begin_at_zero(model)
         gauges: dict[Metric, float] = {}
         match result:
@@ -103,13 +104,13 @@ class Observer:
             case _:
                 gauges = {definitions.ENGINE_UP: 0}
         for gauge, value in gauges.items():
-            self.metrics.set(gauge, value, model, endpoint)
+            self.metrics.set(gauge, value, model, endpoint + replica_suffix(ensemble))
 
     def forget(self, endpoint: str) -> None:
         """Reset the gauges of an endpoint that is gone for good."""
-        for model in tuple(self._models.get(endpoint, ())):
-            self.note_engine(endpoint, model, ModelNotReady("The endpoint is gone."))
-        self._models.pop(endpoint, None)
+        for ensemble in tuple(self._ensembles.get(endpoint, ())):
+            self.note_engine(endpoint, ensemble, ModelNotReady("The endpoint is gone."))
+        self._ensembles.pop(endpoint, None)
 
     def _begin_at_zero(self, model: str) -> None:
         """Export rare events with the value 0: to Prometheus, a series that begins at 1 has not grown."""

@@ -58,7 +58,7 @@ async def drain_endpoint(
     start_s, endpoint = time.monotonic(), settings.triton_endpoints[0]
     triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key)
     try:
-        ensembles = [model.ensemble for model in (await triton.snapshot()).ready.values()]
+        ensembles = list((await triton.snapshot()).by_ensemble)
         for ensemble in ensembles:
             await triton.drain(ensemble, is_draining=not is_undone)
         while not is_undone:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.triton.client import TritonClient
-from frontend.triton.models import ModelSnapshot
 from model_repository.contract.output import EngineStats
 from model_repository.contract.request import (
     GenerationRequest,
@@ -19,7 +18,7 @@ from model_repository.contract.request import (
     SamplingParams,
     TextPrompt,
 )
-from model_repository.contract.tensors import ensemble_of_stage, model_id_to_ensemble, stage_name
+from model_repository.contract.tensors import ensemble_of_stage, stage_name
 
 _SHARE_OF_TOKEN = 0.7  # part of the deadline; in the rest a busy engine may show tokens of other requests
 _POLL_S = 0.1
@@ -136,7 +135,8 @@ async def check_health(
 
     Args:
         triton: the endpoint.
-        model: the id of the only model to check; empty: all that are served, at least one.
+        model: the id of the only model to check; empty: all that are served, at least one. Of several replicas those
+            are checked that are loaded.
         deadline_s: for everything together.
         stall_s: the longest time that an engine may be in one step.
         is_generating: have each engine make a token, not only answer.
@@ -144,8 +144,8 @@ async def check_health(
     words: list[str] = []
     try:
         async with asyncio.timeout(deadline_s):
-            served = ModelSnapshot() if model else await triton.snapshot()
-            ensembles = [model_id_to_ensemble(model)] if model else list(served.by_ensemble)
+            served = await triton.snapshot()
+            ensembles = served.replicas_of(model) if model else list(served.by_ensemble)
             for ensemble in ensembles:
                 stats = await check_engine(triton, ensemble, deadline_s=deadline_s, stall_s=stall_s)
                 word = "answers"
@@ -160,6 +160,8 @@ async def check_health(
     except APIError as exc:
         is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
         return HealthResult(False, f"{exc.code}: {exc}", is_silent)
+    if model and not ensembles:
+        return HealthResult(False, f"{model}: not served")
     if not ensembles:
         return HealthResult(False, "no model is ready", names=())
-    return HealthResult(True, ", ".join(words), names=tuple(sorted(served.names())))
+    return HealthResult(True, ", ".join(words), names=None if model else tuple(sorted(served.names())))

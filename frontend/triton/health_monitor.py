@@ -29,7 +29,7 @@ from frontend.triton.client import TritonClient
 from frontend.triton.health_checks import check_engine, check_text_stage
 from frontend.triton.models import ModelDirectory
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import ensemble_of_stage, ensemble_to_model_id, stage_name
+from model_repository.contract.tensors import ensemble_of_stage, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class HealthMonitor:
     """Polls the stages of every model at an interval, ends the streams of lost ones and reloads them.
 
     Args:
-        on_checked: called with a model's id and its engine's statistics, or the error in place of them.
+        on_checked: called with an ensemble and its engine's statistics, or the error in place of them.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class HealthMonitor:
         models: ModelDirectory,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
-        on_checked: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        on_checked: Callable[[str, EngineStats | APIError], None] = lambda ensemble, seen: None,
     ) -> None:
         self._triton = triton
         self._models = models
@@ -223,14 +223,12 @@ class HealthMonitor:
             if isinstance(exc, ModelNotReady | NotFound):
                 self._health.pop(ensemble, None)
             # A model that is being reloaded is down, not unloaded.
-            self._on_checked(
-                ensemble_to_model_id(ensemble), StageUnhealthy(stage) if ensemble in self.recovering() else exc
-            )
+            self._on_checked(ensemble, StageUnhealthy(stage) if ensemble in self.recovering() else exc)
         else:
             epoch = stats.epoch
             verdict = health.answered(epoch)
             (self._draining.add if stats.is_draining else self._draining.discard)(ensemble)
-            self._on_checked(ensemble_to_model_id(ensemble), stats)
+            self._on_checked(ensemble, stats)
             for text_stage in (stage_name(ensemble, "tokenizer"), stage_name(ensemble, "detokenizer")):
                 if text_stage not in self._plan:
                     self._start(f"check {text_stage}", self._check(text_stage))

@@ -16,6 +16,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
+from model_repository.contract.tensors import replica_suffix
 from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that is ready, described by the parameters of its ensemble."""
+    """A model that is ready, or one of its replicas, described by the parameters of its ensemble."""
 
     ensemble: str  # the ensemble's name in Triton
     parameters: ModelParameters
@@ -80,11 +81,16 @@ class ModelSnapshot:
 
     ready: Mapping[str, ServedModel] = field(default_factory=dict)  # key: id
     unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
+    further: tuple[ServedModel, ...] = ()  # other ready replicas of the models, if this is of one Triton
 
     @cached_property
     def by_ensemble(self) -> Mapping[str, ServedModel]:
-        """The ready ones by their ensembles' names."""
-        return {model.ensemble: model for model in self.ready.values()}
+        """Each ready replica by its ensemble's name."""
+        return {model.ensemble: model for model in (*self.ready.values(), *self.further)}
+
+    def replicas_of(self, model_id: str) -> list[str]:
+        """Return the ensembles of a model's ready replicas."""
+        return [ensemble for ensemble, model in self.by_ensemble.items() if model.id == model_id]
 
     def names(self) -> dict[str, ModelName]:
         """Return all names that clients may use. An id wins over an equal alias or adapter name."""
@@ -236,11 +242,11 @@ class ModelUnion:
         unready = dict.fromkeys(self._expected, "not loaded")
         for endpoint, directory in directories.items():
             unready |= directory.latest.unready
-            for model in directory.latest.ready.values():
+            for ensemble, model in directory.latest.by_ensemble.items():
                 if directory.error is not None:
                     unready[model.id] = "unreachable"
                 elif model.id in ready:
-                    ready[model.id] = self._merged(ready[model.id], model, endpoint)
+                    ready[model.id] = self._merged(ready[model.id], model, endpoint + replica_suffix(ensemble))
                 else:
                     ready[model.id] = model
         return ModelSnapshot(ready=ready, unready={key: state for key, state in unready.items() if key not in ready})

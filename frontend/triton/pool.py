@@ -1,4 +1,7 @@
-"""All Tritons behind the frontend as one: each request goes to one of them, and once more elsewhere if that fails."""
+"""All Tritons behind the frontend as one: each request goes to one replica of its model, and if that fails to another.
+
+Replicas are the engines of a model in several Tritons, or in one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -51,6 +55,21 @@ class RetryBudget:
 
 
 type Connect = Callable[[str, ModelFilter], Replica]  # makes the replica of an endpoint
+
+
+class _Place(NamedTuple):
+    """One replica of a model."""
+
+    replica: Replica  # its Triton
+    ensemble: str  # its name there
+
+    def __str__(self) -> str:
+        return f"{self.ensemble} at {self.replica.endpoint}"
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """The requests of this process: its own, then all of its Triton."""
+        return self.replica.num_in_flight[self.ensemble], self.replica.num_in_flight.total()
 
 
 class ReplicaPool:
@@ -137,31 +156,31 @@ class ReplicaPool:
         return {endpoint: "ready" if error is None else str(error.code) for endpoint, error in errors.items()}
 
     def states_by_endpoint(self) -> dict[str, dict[str, str]]:
-        """Return the state of each model at each endpoint that serves it, by id."""
-        return {replica.endpoint: replica.states() for replica in self.replicas}
+        """Return the states of the models at each endpoint, by id; see `Replica.states`."""
+        return {place: states for replica in self.replicas for place, states in replica.states().items()}
 
-    def state_of(self, ensemble: str) -> str:
-        """Return `ready` if the model is ready at one endpoint at least, else all its states."""
-        states = {state for replica in self.replicas if (state := replica.state_of(ensemble)) is not None}
+    def state_of(self, model_id: str) -> str:
+        """Return `ready` if one replica of the model is ready at least, else all their states."""
+        states = {state for place in self._places(model_id) if (state := place.replica.state_of(place.ensemble))}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
-    def num_ready(self, ensemble: str) -> int:
-        """Return the number of endpoints at which the model is ready."""
-        return sum(replica.state_of(ensemble) == "ready" for replica in self.replicas)
+    def num_ready(self, model_id: str) -> int:
+        """Return the number of ready replicas of the model."""
+        return len(self._ready(model_id))
 
-    def require_available(self, ensemble: str) -> None:
+    def require_available(self, model_id: str) -> None:
         """Refuse a request for a model that no replica can serve now.
 
         Raises:
-            ModelNotReady: the model is ready at no endpoint.
+            ModelNotReady: no replica of the model is ready.
         """
-        state = self.state_of(ensemble)
+        state = self.state_of(model_id)
         if state != "ready":
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
     async def generate(
         self,
-        ensemble: str,
+        model_id: str,
         request: GenerationRequest,
         on_end: Callable[[Usage | None], None] = lambda _: None,
         *,
@@ -179,9 +198,10 @@ class ReplicaPool:
         if self._end_error is not None:  # the request may have waited in a queue until now
             raise self._end_error
         self._budget.count_request()
-        replica = self._choose(ensemble, request.params.lora_name)
+        place = self._choose(model_id, request.params.lora_name)
         has_begun = is_second = False
         while True:
+            replica, ensemble = place
             try:
                 with replica.serving(ensemble):
                     async with replica.triton.generations.running(ensemble, request, on_end) as queue:
@@ -195,16 +215,16 @@ class ReplicaPool:
                 return
             except APIError as exc:
                 may_retry = not (has_begun or is_second)
-                other = self._second(ensemble, request.params.lora_name, replica, exc) if may_retry else None
+                other = self._second(model_id, request.params.lora_name, place, exc) if may_retry else None
                 if other is None:
                     raise
-                replica, is_second = other, True
+                place, is_second = other, True
                 # The cancellation of the first attempt may still be on its way.
                 request = replace(request, params=replace(request.params, cancel_key=secrets.token_hex(16)))
 
     def serves(self, name: ModelName) -> bool:
         """Whether a replica is ready for this model and adapter."""
-        return any(each.state_of(name.model.ensemble, name.lora_name) == "ready" for each in self.replicas)
+        return bool(self._ready(name.model_id, name.lora_name))
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models of all replicas that answer.
@@ -231,33 +251,36 @@ class ReplicaPool:
             raise errors[0] if errors else TritonUnreachable()  # a DNS name has no address yet
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
-    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
+    async def check(self, model_id: str, requests: Sequence[GenerationRequest]) -> None:
         """Have the tokenizer stage check requests without generating a token.
 
         Raises:
             APIError: one of them would be refused, or no replica answered.
         """
-        await self._call(ensemble, lambda triton: triton.check(ensemble, requests))
+        await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests))
 
-    async def tokenize(self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str) -> TokenizeAnswer:
+    async def tokenize(self, model_id: str, prompt: Prompt, *, add_special_tokens: bool, sender: str) -> TokenizeAnswer:
         """Return a prompt's tokens.
 
         Raises:
             APIError: the prompt was refused, or no replica answered.
         """
         return await self._call(
-            ensemble,
-            lambda triton: triton.tokenize(ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender),
+            model_id,
+            lambda triton, ensemble: triton.tokenize(
+                ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender
+            ),
         )
 
-    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(self, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return the text of token ids; special tokens are left out unless requested.
 
         Raises:
             APIError: the ids were refused, or no replica answered.
         """
         return await self._call(
-            ensemble, lambda triton: triton.detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens)
+            model_id,
+            lambda triton, ensemble: triton.detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens),
         )
 
     def end_all(self, error: APIError) -> int:
@@ -269,48 +292,55 @@ class ReplicaPool:
         """Close all connections."""
         await asyncio.gather(*(replica.triton.close() for replica in (*self.replicas, *self._retired)))
 
-    async def _call[Answer](self, ensemble: str, call: Callable[[TritonClient], Awaitable[Answer]]) -> Answer:
+    async def _call[Answer](self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
-        replica = self._choose(ensemble)
+        place = self._choose(model_id)
         try:
-            with replica.serving(ensemble):
-                return await call(replica.triton)
+            with place.replica.serving(place.ensemble):
+                return await call(place.replica.triton, place.ensemble)
         except APIError as exc:
-            other = self._second(ensemble, "", replica, exc)
+            other = self._second(model_id, "", place, exc)
             if other is None:
                 raise
-        with other.serving(ensemble):
-            return await call(other.triton)
+        with other.replica.serving(other.ensemble):
+            return await call(other.replica.triton, other.ensemble)
 
-    def _choose(self, ensemble: str, lora_name: str = "", *, other_than: Replica | None = None) -> Replica:
+    def _places(self, model_id: str) -> list[_Place]:
+        """Return the replicas of a model, ready or not."""
+        return [_Place(each, name) for each in self.replicas for name in each.models.latest.replicas_of(model_id)]
+
+    def _ready(self, model_id: str, lora_name: str = "") -> list[_Place]:
+        """Return the replicas of a model that may get a request, for an adapter if one is named."""
+        places = self._places(model_id)
+        return [place for place in places if place.replica.state_of(place.ensemble, lora_name) == "ready"]
+
+    def _choose(self, model_id: str, lora_name: str = "", *, other_than: _Place | None = None) -> _Place:
         """Return the replica for a request.
 
         Raises:
             APIError: no replica is ready for it.
         """
-        able = [
-            each for each in self.replicas if each is not other_than and each.state_of(ensemble, lora_name) == "ready"
-        ]
+        able = [place for place in self._ready(model_id, lora_name) if place != other_than]
         if able:
-            fewest = min(replica.num_in_flight for replica in able)
-            return random.choice([replica for replica in able if replica.num_in_flight == fewest])
-        self.require_available(ensemble)
+            least = min(place.load for place in able)
+            return random.choice([place for place in able if place.load == least])
+        self.require_available(model_id)
         raise ModelNotReady(f"The adapter {lora_name} is not ready at any endpoint now.")
 
-    def _second(self, ensemble: str, lora_name: str, first: Replica, exc: APIError) -> Replica | None:
+    def _second(self, model_id: str, lora_name: str, first: _Place, exc: APIError) -> _Place | None:
         """Return the replica for a second attempt after a failure before the first chunk; None: no second attempt."""
         if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
             return None  # it was ended on purpose, or every replica would refuse it
         try:
-            other = self._choose(ensemble, lora_name, other_than=first)
+            other = self._choose(model_id, lora_name, other_than=first)
         except APIError:
             if not isinstance(exc, NotTaken):
                 return None
             other = first
         if not self._budget.try_spend():
-            logger.info("%s failed at %s, and the retry budget is spent: %s", ensemble, first.endpoint, exc.code)
+            logger.info("a request failed at %s, and the retry budget is spent: %s", first, exc.code)
             return None
-        logger.info("%s failed at %s, sent again to %s: %s", ensemble, first.endpoint, other.endpoint, exc.code)
+        logger.info("a request failed at %s, sent again to %s: %s", first, other, exc.code)
         return other
 
 

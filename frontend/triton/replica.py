@@ -1,4 +1,4 @@
-"""One Triton behind the frontend: its models, their states, and its requests of this process."""
+"""One Triton behind the frontend: its models, their replicas, and its requests of this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from frontend.errors import (
@@ -29,6 +30,7 @@ from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_checks import require_tokens
 from frontend.triton.models import ModelDirectory
 from model_repository.contract.output import EngineStats
+from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ _TRIAL_TIMEOUT_S = 30.0  # time for a trial's one token
 
 
 class CircuitBreaker:
-    """Decides whether one model of one replica gets requests. Pure.
+    """Decides whether one replica of a model gets requests. Pure.
 
     Closed: it gets them. Open: it gets none. Half-open: it gets none, but a trial is under way.
 
@@ -88,13 +90,13 @@ class CircuitBreaker:
 
 
 class Replica:
-    """One endpoint with its health monitor and a circuit breaker for each model.
+    """One endpoint with its health monitor and a circuit breaker for each replica of a model.
 
     Args:
         endpoint: the host:port, for logs and metrics.
         triton: its client; the replica closes it.
         clock: monotonic seconds.
-        on_checked: called with a model's id and its engine's statistics, or the error in place of them.
+        on_checked: called with an ensemble and its engine's statistics, or the error in place of them.
         model_filter: the models that are offered through this endpoint; the pool changes it.
     """
 
@@ -104,13 +106,13 @@ class Replica:
         triton: TritonClient,
         settings: Settings,
         clock: Callable[[], float] = time.monotonic,
-        on_checked: Callable[[str, EngineStats | APIError], None] = lambda model, seen: None,
+        on_checked: Callable[[str, EngineStats | APIError], None] = lambda ensemble, seen: None,
         model_filter: ModelFilter | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.model_filter = model_filter or ModelFilter()
         self.triton = triton
-        self.num_in_flight = 0  # this process's requests
+        self.num_in_flight = Counter[str]()  # this process's requests, by ensemble
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.models = ModelDirectory(triton, clock)
@@ -124,7 +126,7 @@ class Replica:
         self._quiet_until_s = clock() + START_S
 
     def state_of(self, ensemble: str, lora_name: str = "") -> str | None:
-        """Return `ready`, or one word for the reason why a model gets no requests here; None: it is not served here.
+        """Return `ready`, or one word for the reason why a replica gets no requests; None: it is not served here.
 
         Args:
             lora_name: an adapter that must be loaded too; empty: none.
@@ -140,15 +142,18 @@ class Replica:
             return "failing"
         return "draining" if self.monitor.is_draining(ensemble) else "ready"
 
-    def states(self) -> dict[str, str]:
-        """Return the state of each model that is served here, by id."""
-        served = self.models.latest.by_ensemble.items()
-        return {model.id: state for ensemble, model in served if (state := self.state_of(ensemble)) is not None}
+    def states(self) -> dict[str, dict[str, str]]:
+        """Return the states of the models that are served here, by id, under the endpoint; `@2` marks replica 2."""
+        states: dict[str, dict[str, str]] = {self.endpoint: {}}
+        for ensemble in sorted({*self.models.latest.by_ensemble, *self.monitor.recovering()}):
+            place = states.setdefault(self.endpoint + replica_suffix(ensemble), {})
+            place[ensemble_to_model_id(ensemble)] = self.state_of(ensemble) or "recovering"
+        return states
 
     @contextlib.contextmanager
     def serving(self, ensemble: str) -> Iterator[None]:
         """Count a request while it runs, and let its failure count for the circuit breaker."""
-        self.num_in_flight += 1
+        self.num_in_flight[ensemble] += 1
         self._is_idle.clear()
         try:
             yield
@@ -156,8 +161,8 @@ class Replica:
             self._failed(ensemble, exc)
             raise
         finally:
-            self.num_in_flight -= 1
-            if not self.num_in_flight:
+            self.num_in_flight[ensemble] -= 1
+            if not self.num_in_flight.total():
                 self._is_idle.set()
 
     async def until_idle(self) -> None:

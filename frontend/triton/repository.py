@@ -53,18 +53,23 @@ class Repository:
             self._is_refused = True
             states = await self._ready_states()
         ensembles = self._ensembles_of(states)
-        ready = [name for name, state in ensembles.items() if state == _READY]
-        configs = dict(zip(ready, await asyncio.gather(*map(self._config, ready)), strict=True))
-        models = [_model_of(name, config, adapters.get(name)) for name, config in configs.items() if config is not None]
+        names = [name for name, state in ensembles.items() if state == _READY]
+        configs = dict(zip(names, await asyncio.gather(*map(self._config, names)), strict=True))
+        found = (_model_of(name, config, adapters.get(name)) for name, config in configs.items() if config is not None)
+        models = sorted(filter(None, found), key=lambda model: model.parameters.replica)
         # A model that was unloaded since its state was read is not ready. Without it here, its names would be unknown.
         ensembles |= {name: _UNAVAILABLE for name, config in configs.items() if config is None}
+        ready: dict[str, ServedModel] = {}
+        further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)
         return ModelSnapshot(
-            ready={model.id: model for model in models if model is not None},
+            ready=ready,
             unready={
-                ensemble_to_model_id(name): state.lower()
+                model_id: state.lower()
                 for name, state in ensembles.items()
                 if state not in (_READY, "")  # "": never loaded, so not meant to be served
+                and (model_id := ensemble_to_model_id(name)) not in ready
             },
+            further=further,
         )
 
     async def ensembles(self) -> set[str]:

@@ -76,7 +76,7 @@
 {{- range .model.aliases }}
 - {{ printf "--alias=%s" . | quote }}
 {{- end }}
-{{- range $name, $flag := dict "maxSequences" "max-sequences" "maxWaiting" "max-waiting" "numThreads" "num-threads" "tokenizerInstances" "tokenizer-instances" }}
+{{- range $name, $flag := dict "replicasPerPod" "replicas" "maxSequences" "max-sequences" "maxWaiting" "max-waiting" "numThreads" "num-threads" "tokenizerInstances" "tokenizer-instances" }}
 {{- with int (index $.model.serving $name) }}
 - --{{ $flag }}={{ . }}
 {{- end }}

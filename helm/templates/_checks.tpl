@@ -125,6 +125,9 @@
 {{- else if or $perNode (gt $numGpus 1) -}}
 {{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
 {{- end -}}
+{{- if and (gt (int .model.numNodes) 1) (gt (int .model.serving.replicasPerPod) 1) -}}
+{{- fail (printf "%s: serving.replicasPerPod %d: the model spans %d nodes, and the replicas of a pod share one: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.numNodes) (int .model.serving.replicasPerPod)) -}}
+{{- end -}}
 {{- if and (gt (int .model.numNodes) 1) (not .root.Values.multinode.sshKeySecret) -}}
 {{- fail (printf "%s: the model spans %d nodes: write multinode.sshKeySecret, the name of a Secret of type kubernetes.io/ssh-auth (the README has the commands)" .where (int .model.numNodes)) -}}
 {{- end -}}

@@ -1,7 +1,7 @@
 {{- /*
-All models as a JSON list, with the defaults of `modelDefaults` and derived fields: servedName, numGpus, numNodes, profile
-(the entry of `resourceProfiles`), resources, isBuilt (its pods compile or download the artifact into the cache), and
-hasEngine (a compiled engine of TensorRT-LLM).
+All models as a JSON list, with the defaults of `modelDefaults` and derived fields: servedName, numGpus, numNodes,
+numPodGpus (of all replicas in a pod), profile (the entry of `resourceProfiles`), resources, isBuilt (its pods compile or
+download the artifact into the cache), and hasEngine (a compiled engine of TensorRT-LLM).
 */ -}}
 {{- define "conch.models" -}}
 {{- $root := . -}}
@@ -23,6 +23,7 @@ hasEngine (a compiled engine of TensorRT-LLM).
 {{- $_ := set $model "aliases" ($model.aliases | default list) -}}
 {{- $_ := set $model "numGpus" $numGpus -}}
 {{- $_ := set $model "numNodes" $numNodes -}}
+{{- $_ := set $model "numPodGpus" (mul (int $model.gpus.perNode) (max 1 (int $model.serving.replicasPerPod))) -}}
 {{- $_ := set $model "profile" $profile -}}
 {{- $_ := set $model "isBuilt" $isBuilt -}}
 {{- $_ := set $model "hasEngine" (and $isGpu (eq $model.engine.backend "engine")) -}}
@@ -34,7 +35,7 @@ hasEngine (a compiled engine of TensorRT-LLM).
 
 {{- /* Resources of a pod. With GPUs: the profile's for each GPU, overridden by the model's own. */ -}}
 {{- define "conch.model.resources" -}}
-{{- $numGpus := int .model.gpus.perNode -}}
+{{- $numGpus := int .model.numPodGpus -}}
 {{- if $numGpus -}}
 {{- $perGpu := .model.profile.perGpu | default dict -}}
 {{- $requests := dict -}}

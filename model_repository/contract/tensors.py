@@ -103,8 +103,11 @@ ENSEMBLES = {
 _MODEL_ID = re.compile(r"[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?(?:/[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?)*", re.ASCII)
 
 
-def model_id_to_ensemble(model_id: str) -> str:
+def model_id_to_ensemble(model_id: str, replica: int = 1) -> str:
     """Return the name of a model's public ensemble. A Triton name is a folder's name, so `/` becomes `--`.
+
+    Args:
+        replica: its number, from 1. That of further replicas is in the name, behind `@`, which no model id has.
 
     Raises:
         ValueError: the id cannot be recovered from such a name.
@@ -112,11 +115,18 @@ def model_id_to_ensemble(model_id: str) -> str:
     if not _MODEL_ID.fullmatch(model_id) or "--" in model_id or "__" in model_id:
         rule = "letters, digits and `. : _ -` between them, parts separated by `/`; neither `--` nor `__`"
         raise ValueError(f"model id {model_id!r}: {rule}")
-    return model_id.replace("/", "--")
+    ensemble = model_id.replace("/", "--")
+    return ensemble if replica == 1 else f"{ensemble}@{replica}"
 
 
 def ensemble_to_model_id(ensemble: str) -> str:
-    return ensemble.replace("--", "/")
+    return ensemble.partition("@")[0].replace("--", "/")
+
+
+def replica_suffix(ensemble: str) -> str:
+    """Return the end of an ensemble's name that distinguishes it from other replicas; empty for the first."""
+    _, sign, number = ensemble.partition("@")
+    return sign + number
 
 
 def stage_name(ensemble: str, stage: str) -> str:

@@ -99,5 +99,8 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     assert (fitted.context_window, fitted.max_sequences) == (2048, 3)
     assert "windows of 131,072 tokens are reduced for 1.0 GB of memory; --max-sequences" in caplog.text
     assert "3 x 2,048 tokens" in caplog.text
+    pair = render_artifacts({folder: ServeOptions(replicas=2)})  # which shares the memory
+    assert parameters_in(pair["org--demo@2/config.pbtxt"]).max_sequences == 1
+    assert "each of 2 replicas: 1 x 2,048 tokens" in caplog.text
     chosen = parameters_in(render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo/config.pbtxt"])
     assert (chosen.context_window, chosen.max_sequences) == (131_072, 8)

@@ -50,6 +50,18 @@ def test_settings_reach_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert (written["precision"], written["max_seq_len"], written["max_batch_size"]) == ("fp8", 4096, 7)
 
 
+def test_a_smaller_layout_is_proposed_as_replicas_on_all_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = ["llama3.1:70b", "--gpu", "h100", "--precision", "fp8"]
+    on_eight = run(capsys, *fp8, "--gpus", "8")
+    assert "Or      4 replicas of 2 GPUs (TP2) on 8 x H100: `build --gpus 2`, then `render ARTIFACT" in on_eight
+    assert "2 replicas of 2 GPUs (TP2) on 4 x H100" in run(capsys, *fp8, "--gpus", "4")
+    assert "8 replicas of 1 GPU (TP1) on 8 x H100" in run(capsys, "llama3.1:8b", "--gpu", "h100")
+    written = json.loads(run(capsys, *fp8, "--json"))
+    assert written["replicas"] == {"num_replicas": 4, "num_gpus": 2}
+    for arguments in (["--gpus", "2"], ["--gpus", "16", "--nodes", "2"]):
+        assert json.loads(run(capsys, *fp8, *arguments, "--json"))["replicas"] is None
+
+
 def test_without_a_gpu_all_are_in_a_table_with_the_refusals_behind_it(capsys: pytest.CaptureFixture[str]) -> None:
     table, _, refusals = run(capsys, "DeepSeek-V2.5").partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()][:3] == ["GPU", "H100", "H200"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
 from build_engines.serving import Serving
 from tests.build_engines import test_render
+from tests.build_engines.tensorrt_llm.builder import BIN, H100
 
 MANIFEST = dataclasses.replace(test_render.MANIFEST, adapters={}, serving=Serving(), files={}, linked={})
 OPTIONS = ServeOptions()
@@ -75,17 +77,88 @@ def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
 
 def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
     one, two = write_gpu_artifact(tmp_path / "one", "one", 2), write_gpu_artifact(tmp_path / "two", "two", 1)
-    files = render_artifacts({one: OPTIONS, two: OPTIONS}, {one: (0, 1), two: (2,)})
+    files = render_artifacts({one: OPTIONS, two: OPTIONS}, {one: [(0, 1)], two: [(2,)]})
     assert test_render.parameters_in(files["one__engine/config.pbtxt"]).gpus == (0, 1)
     assert test_render.parameters_in(files["two__engine/config.pbtxt"]).gpus == (2,)
-    for gpus, message in (
-        ({one: (0, 1), two: (1,)}, "two: GPU 1 is one's already"),
-        ({one: (0, 1)}, "two: 2 models need GPUs: name those of each, as ARTIFACT:0,1"),
-        ({one: (0,), two: (1,)}, "one: GPUs 0: the model needs 2 different ones"),
-        ({one: (0, 0), two: (1,)}, "one: GPUs 0,0: the model needs 2 different ones"),
-    ):
+    refused: list[tuple[dict[Path, list[tuple[int, ...]]], str]] = [
+        ({one: [(0, 1)], two: [(1,)]}, "two: GPU 1 is one's already"),
+        ({one: [(0, 1), (1, 2)], two: [(3,)]}, "one: GPU 1 is one's already"),
+        ({one: [(0, 1)]}, "two: 2 models need GPUs: name those of each, as ARTIFACT:0,1"),
+        ({one: [(0,)], two: [(1,)]}, "one: GPUs 0: the model needs 2 different ones"),
+        ({one: [(0, 1), (2,)], two: [(3,)]}, "one: GPUs 2: the model needs 2 different ones"),
+        ({one: [(0, 0)], two: [(1,)]}, "one: GPUs 0,0: the model needs 2 different ones"),
+    ]
+    for gpus, message in refused:
         with pytest.raises(BuildError, match=message):
             render_artifacts({one: OPTIONS, two: OPTIONS}, gpus)
+
+
+def replicas_in(repository: Path) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs of each engine in a repository, by its ensemble."""
+    configs = {path.parent.name: path.read_text() for path in repository.glob("*/config.pbtxt")}
+    found = {name: test_render.parameters_in(config) for name, config in configs.items()}
+    assert {name.partition("__")[0] for name in found} == {parameters.ensemble for parameters in found.values()}
+    return {parameters.ensemble: parameters.gpus for parameters in found.values()}
+
+
+@pytest.mark.parametrize("words", [["{}:0,1", "{}:2,3", "{}:7,4"], ["{}", "--replicas", "3"]])
+def test_replicas_have_a_model_id_in_common_and_gpus_of_their_own(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    monkeypatch.setenv("CONCH_DOUBLE_GPUS", "\n".join([H100] * 8))
+    folder, repository = write_gpu_artifact(tmp_path / "one", "org/one", 2), tmp_path / "repository"
+    arguments = [word.format(folder) for word in words]
+    assert main(["render", *arguments, "--repository", str(repository), "--alias", "brief"]) == 0
+    last = (7, 4) if "{}" in words[1] else (4, 5)
+    assert replicas_in(repository) == {"org--one": (0, 1), "org--one@2": (2, 3), "org--one@3": last}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["{}", "--replicas", "5"],
+            "org/one: --replicas 5: each takes 2 GPUs, so 10 in all, and this machine has 8: at",
+        ),
+        (
+            ["{}:0,1", "--replicas", "2"],
+            "--replicas 2: {}: not with numbers of GPUs: name it once for each replica, or",
+        ),
+        (["{}:0,1", "{}"], "{}: named twice: replicas need their GPUs, as ARTIFACT:0,1 ARTIFACT:2,3"),
+        (["{}", "{}:0,1"], "{}: named twice: replicas need their GPUs, as ARTIFACT:0,1 ARTIFACT:2,3"),
+        (["{}", "--replicas", "0"], "replicas=0: must be at least 1"),
+    ],
+)
+def test_replicas_that_the_machine_has_no_gpus_for_or_that_contradict_are_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    monkeypatch.setenv("CONCH_DOUBLE_GPUS", "\n".join([H100] * 8))
+    folder = write_gpu_artifact(tmp_path / "one", "org/one", 2)
+    arguments = [word.format(folder) for word in words]
+    assert main(["render", *arguments, "--repository", str(tmp_path / "repository")]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message.format(folder)}")
+
+
+def test_a_model_of_several_nodes_has_no_replicas(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    manifest = dataclasses.replace(MANIFEST, requires={"num_gpus": "8"}, options={"tp_size": "8", "pp_size": "2"})
+    artifact.seal(tmp_path / "one", manifest)
+    with pytest.raises(BuildError, match="--replicas 2: org/demo takes 2 nodes, and replicas share one"):
+        render_artifacts({tmp_path / "one": dataclasses.replace(OPTIONS, replicas=2)})
+
+
+def test_replicas_on_a_cpu_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build_engines.render.num_physical_cores", lambda: 8)
+    folder = write_artifact(tmp_path / "one", "one")
+    for replicas, num_threads, expected in ((1, 0, 0), (3, 0, 2), (9, 0, 1), (3, 8, 8)):
+        options = dataclasses.replace(OPTIONS, replicas=replicas, num_threads=num_threads)
+        files = render_artifacts({folder: options})
+        configs = [content for name, content in files.items() if name.endswith("__engine/config.pbtxt")]
+        found = [test_render.parameters_in(config) for config in configs]
+        assert [each.num_threads for each in found] == [expected] * replicas
+        assert len({each.fingerprint for each in found}) == 1
 
 
 def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:

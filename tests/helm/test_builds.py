@@ -67,7 +67,9 @@ def test_another_release_of_tensorrt_llm_changes_the_folder() -> None:
         with_gpu_model(aliases=["llama"]),
         with_gpu_model(engine={**ENGINE, "llmOptions": {"enable_attention_dp": True}}),
         with_gpu_model(replicas=3),
-        with_gpu_model(loadTimeoutSeconds=77, serving={"maxSequences": 4}, limits={"maxInFlight": 3}),
+        with_gpu_model(
+            loadTimeoutSeconds=77, serving={"maxSequences": 4, "replicasPerPod": 2}, limits={"maxInFlight": 3}
+        ),
         with_gpu_model(shmSize="9Gi", tolerations=[{"key": "x"}], podLabels={"x": "y"}),
         with_gpu_model(build={"enabled": True, "resources": {"limits": {"memory": "1Ti"}}}),
         with_gpu_model() | {"images": {"tritonGpu": {"tag": "0.2.0", "digest": ""}}},
@@ -94,6 +96,12 @@ def test_keywords_of_tensorrt_llm_are_given_to_what_is_rendered() -> None:
     words = [word for word in containers["repository"]["command"] if word.startswith("--llm-option=")]
     assert read_llm_options([word.removeprefix("--llm-option=") for word in words]) == given
     assert not any(word.startswith("--llm-option") for word in containers["build"]["command"])
+
+
+def test_replicas_of_a_pod_are_rendered_and_not_built() -> None:
+    containers = before_serving(render(with_gpu_model(serving={"replicasPerPod": 4})))
+    assert "--replicas=4" in containers["repository"]["command"]
+    assert not [word for word in containers["build"]["command"] if word.startswith("--replicas")]
 
 
 def test_a_pod_builds_or_downloads_before_it_renders_and_serves() -> None:

@@ -217,15 +217,20 @@ def test_every_triton_has_shared_memory_of_a_set_size(name: str) -> None:
         assert re.fullmatch(r"\d+[MG]i", volume["emptyDir"]["sizeLimit"])
 
 
-@pytest.mark.parametrize("per_node", [1, 4, 8])
-def test_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_each(per_node: int) -> None:
-    model = with_gpu_model(parallelism={"tensor": per_node}, gpus={"perNode": per_node, "profile": "h100"})
+@pytest.mark.parametrize(("per_node", "replicas"), [(1, 0), (4, 1), (8, 0), (2, 4)])
+def test_a_pod_is_limited_to_its_gpus_and_requests_the_profiles_share_for_each(per_node: int, replicas: int) -> None:
+    model = with_gpu_model(
+        parallelism={"tensor": per_node},
+        gpus={"perNode": per_node, "profile": "h100"},
+        serving={"replicasPerPod": replicas},
+    )
     resources = pod_of(render(model), "Deployment/demo-llama").main["resources"]
-    assert resources["limits"] == {"nvidia.com/gpu": str(per_node)}
+    num_gpus = per_node * max(1, replicas)
+    assert resources["limits"] == {"nvidia.com/gpu": str(num_gpus)}
     assert resources["requests"] == {
-        "cpu": str(8 * per_node),
-        "memory": f"{100 * per_node}Gi",
-        "nvidia.com/gpu": str(per_node),
+        "cpu": str(8 * num_gpus),
+        "memory": f"{100 * num_gpus}Gi",
+        "nvidia.com/gpu": str(num_gpus),
     }
 
 

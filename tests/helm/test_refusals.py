@@ -32,6 +32,15 @@ def test_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> N
     assert f"gpus.perNode 8, such as 8, and parallelism.pipeline {tensor * pipeline // 8}" in said
 
 
+def test_replicas_of_a_pod_are_refused_for_a_model_of_several_nodes() -> None:
+    values = values_of("nodes")
+    values["models"][0]["serving"] = {"replicasPerPod": 2}
+    said = refusal(values)
+    assert (
+        "serving.replicasPerPod 2: the model spans 2 nodes, and the replicas of a pod share one: write 0, and" in said
+    )
+
+
 @pytest.mark.parametrize("version", ["1.3.0", "2.0.0"])
 def test_an_image_without_engines_is_refused_for_the_engine_backend(version: str) -> None:
     images = {"images": {"tritonGpu": {"tensorrtLlmVersion": version}}}

@@ -44,7 +44,7 @@ class TritonPythonModel:
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
         self.cancel_receiver = CancelReceiver(ensemble, lambda number: self.engine.inbox.put(EndStream(number)))
         self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
-        custom = [python_backend.CustomMetric(family, ensemble) for family in FAMILIES]
+        custom = [python_backend.CustomMetric(family, parameters) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class AdapterRoot:
         """
         try:
             self._notes.mkdir(parents=True, exist_ok=True)
-            aside = self._path_of(name).with_suffix(".new")
+            aside = self._path_of(name).with_suffix(f".{secrets.token_hex(8)}")  # replicas write at the same time
             aside.write_text(json.dumps({"name": name, "source": adapter.source}), encoding="utf-8")
             aside.replace(self._path_of(name))
         except OSError as exc:

@@ -167,6 +167,10 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
     ("extra", "message"),
     [
         (["--gpu", "a100"], "is planned for 2 x A100 of 80.0 GB in each node, this machine has 2 x NVIDIA H100"),
+        (
+            ["--replicas", "2"],
+            "tiny/llama: --replicas 2: each takes 2 GPUs, so 4 in all, and this machine has 2: at most 1",
+        ),
         (["--max-num-tokens", "0"], "--max-num-tokens 0: expected at least 1"),
         (["--max-num-tokens", "100000"], "--max-num-tokens 100000: the plan has memory for 8192 in one step"),
         (["--max-num-tokens", "127"], "--max-num-tokens 127: a step has a token of each sequence: expected at least"),

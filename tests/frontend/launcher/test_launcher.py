@@ -36,6 +36,8 @@ from frontend.launcher.errors import (
 )
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
 from frontend.settings import Settings, SettingsError
+from model_repository.system.lock_file import read_holder
+from model_repository.system.running_servers import LOCK_FILE
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, free_port, running
 from tests.processes import command_line, is_running
@@ -354,6 +356,19 @@ def test_a_model_that_does_not_load_is_named_and_ends_nothing_unless_it_is_the_o
     with nullcontext() if served else pytest.raises(NoModelServed, match=f"^{message}$"):
         assert launcher.wait_until_ready() == served
     assert launcher.unserved == [message] and "--exit-on-error=false" in launcher.triton.command
+
+
+def test_a_replica_that_does_not_load_is_named_while_its_model_is_served(launch, monkeypatch, repository):
+    (repository / "demo@2").mkdir()
+    (repository / "demo@2" / "config.pbtxt").touch()
+    monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: ["demo"])
+    launcher, _ = launch()
+    launcher.start()
+    launcher.triton.load_failures = {"demo@2__engine": "GPUs [2, 3]: no such"}
+    assert launcher.wait_until_ready() == ["demo"]
+    assert launcher.unserved == ["demo, replica 2, is not served: demo@2__engine does not load: GPUs [2, 3]: no such"]
+    with (launcher._settings.state_dir / LOCK_FILE).open(encoding="utf-8") as lock:
+        assert read_holder(lock)["models"] == ["demo"]
 
 
 def test_models_that_have_loaded_must_load_again_after_a_crash(launch, monkeypatch):

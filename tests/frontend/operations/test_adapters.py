@@ -101,3 +101,9 @@ async def test_a_name_of_another_model_is_taken() -> None:
         with pytest.raises(InvalidRequest, match="already a name of the model org/other"):
             await control_of(a=triton).load("org/demo", name, "x", served)
     assert triton.adapters == {}
+
+
+async def test_each_replica_of_an_endpoint_loads_it() -> None:
+    control = control_of(a=FakeTriton(models=[served_model(), served_model(replica=2)]), b=FakeTriton())
+    loaded = await control.load("org/demo", "polite", "x", ModelSnapshot())
+    assert (set(loaded.by_endpoint), loaded.failure) == ({"a", "a@2", "b"}, None)

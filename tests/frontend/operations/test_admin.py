@@ -8,7 +8,7 @@ import pytest
 
 from frontend.errors import ModelNotFound, TritonUnreachable
 from frontend.operations.models import EndpointsControl, ModelControl
-from tests.fakes import FakeTriton
+from tests.fakes import FakeTriton, served_model
 from tests.frontend.connections.raw_http import exchange, port_of
 from tests.frontend.gateway.key_files import KeyFile
 from tests.frontend.operations.conftest import FakeSupervisor, Operate
@@ -145,6 +145,21 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     assert [triton.calls[-1:] == ["load org--big__engine"] for triton in tritons.values()] == [False, True, False]
     with pytest.raises(ModelNotFound):
         await control.load("org/other")
+
+
+async def test_all_replicas_of_a_model_are_loaded_and_unloaded() -> None:
+    triton = FakeTriton(models=[served_model(), served_model(replica=2)])
+    triton.num_active = [2, 1]
+    control = ModelControl(triton)
+    assert await control.unload("org/demo", timeout_s=0) == 3
+    assert {"unload org--demo", "unload org--demo__engine", "unload org--demo@2", "unload org--demo@2__engine"} <= {
+        *triton.calls
+    }
+    triton.models = FakeTriton(models=[served_model(replica=2)]).models
+    triton.loadable = {"org--demo", "org--demo@3"}
+    triton.calls.clear()
+    await control.load("org/demo")
+    assert triton.calls == ["load org--demo__engine", "load org--demo@3__engine"]
 
 
 async def test_an_endpoints_failure_is_raised_once_the_others_are_done() -> None:

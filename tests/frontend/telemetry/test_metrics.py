@@ -21,7 +21,7 @@ from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import JsonFormatter
 from frontend.telemetry.observer import Observer
 from model_repository.contract.output import GenerationChunk
-from tests.fakes import FakeTriton, chunks, stats
+from tests.fakes import FakeTriton, chunks, served_model, stats
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import two_workers
 
@@ -158,14 +158,15 @@ def test_metrics_cover_all_workers_and_a_dead_one_leaves_only_its_counters(tmp_p
         assert not folder.exists()
 
 
-async def test_each_triton_has_gauges_of_its_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_engine_has_gauges_of_its_own(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 0.01)
-    triton = FakeTriton()
-    http = await serve(triton)
-    while not (up := [f for f in await scraped(http) if f.name == "conch_engine_up" and f.samples]):
-        pass
-    assert [(sample.labels, sample.value) for sample in up[0].samples] == [
-        ({"model": "org/demo", "triton": "fake:1"}, 1)
+    http = await serve(FakeTriton(models=[served_model(), served_model(replica=2)]))
+    up: list[Any] = []
+    while len(up) < 2:
+        up = [sample for family in await scraped(http) if family.name == "conch_engine_up" for sample in family.samples]
+    assert [(sample.labels, sample.value) for sample in up] == [
+        ({"model": "org/demo", "triton": "fake:1"}, 1),
+        ({"model": "org/demo", "triton": "fake:1@2"}, 1),
     ]
 
 
@@ -173,14 +174,16 @@ def test_an_endpoint_that_is_gone_is_neither_up_nor_down() -> None:
     observer = Observer(Settings())
     for endpoint in ("10.0.0.1:8001", "10.0.0.2:8001"):
         observer.note_engine(endpoint, "demo", stats(1, 0))
+    observer.note_engine("10.0.0.1:8001", "demo@2", stats(1, 0))
 
     def exported() -> list[str]:
         text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
-        return [line for line in text.decode().splitlines() if 'triton="10.0.0.1:8001"' in line]
+        return [line for line in text.decode().splitlines() if 'triton="10.0.0.1:8001' in line]
 
     labels = '{model="demo",triton="10.0.0.1:8001"}'
     assert f"conch_engine_up{labels} 1.0" in exported()
     observer.forget("10.0.0.1:8001")
     observer.forget("10.0.0.9:8001")
     assert f"conch_engine_up{labels} NaN" in exported()
+    assert 'conch_engine_up{model="demo",triton="10.0.0.1:8001@2"} NaN' in exported()
     assert f"conch_requests_running{labels} 0.0" in exported()

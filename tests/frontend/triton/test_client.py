@@ -104,6 +104,23 @@ async def test_models_are_ready_ensembles_with_our_parameters(server: FakeTriton
     )
 
 
+async def test_the_replicas_of_a_model_are_one_model_which_is_ready_if_one_of_them_is(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    replicas = {
+        f"org--demo{suffix}": served_model(replica=number) for suffix, number in (("", 1), ("@2", 2), ("@3", 3))
+    }
+    server.configs = {name: ("ensemble", model.parameters.to_config()) for name, model in replicas.items()}
+    server.index = [("org--demo@3", "READY"), ("org--demo@2", "READY"), ("org--demo", "UNAVAILABLE")]
+    snapshot = await client.snapshot()
+    assert (set(snapshot.ready), snapshot.unready) == ({"org/demo"}, {})
+    assert snapshot.replicas_of("org/demo") == ["org--demo@2", "org--demo@3"]
+    assert snapshot.by_ensemble["org--demo@3"] == replicas["org--demo@3"]
+    server.index = [("org--demo@2", "UNAVAILABLE"), ("org--demo", "LOADING")]
+    snapshot = await client.snapshot()
+    assert (set(snapshot.ready), set(snapshot.unready)) == (set(), {"org/demo"})
+
+
 async def test_models_that_are_not_offered_are_not_seen_whatever_their_state(
     server: FakeTritonServer, connect: Connect
 ) -> None:

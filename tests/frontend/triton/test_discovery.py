@@ -17,7 +17,7 @@ from frontend.triton.endpoints import ANY_MODEL, ModelFilter
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
-from tests.frontend.triton.test_pool import ENSEMBLE, REQUEST
+from tests.frontend.triton.test_pool import REQUEST
 
 
 class Name:
@@ -73,12 +73,12 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
     await name.stands_for("10.0.0.1")
     async with name.pool.running():
         await name.pool.snapshot()
-        async with aclosing(name.pool.generate(ENSEMBLE, REQUEST)) as stream:
+        async with aclosing(name.pool.generate(DEMO.id, REQUEST)) as stream:
             await anext(stream)
             await name.stands_for("10.0.0.2")
             await name.pool.snapshot()
             assert name.retired.empty()
-            async with aclosing(name.pool.generate(ENSEMBLE, REQUEST)) as other:
+            async with aclosing(name.pool.generate(DEMO.id, REQUEST)) as other:
                 assert [chunk.text async for _, chunk in other]
         assert await name.retired.get() == "10.0.0.1:8001"
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1

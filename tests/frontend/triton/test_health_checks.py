@@ -23,7 +23,16 @@ async def test_engines_that_answer_are_named() -> None:
     triton = FakeTriton(models=[DEMO, served_model("org/other")])
     assert await answer(triton) == (True, "org--demo answers, org--other answers")
     assert await answer(triton, model="org/other") == (True, "org--other answers")
+    assert await answer(triton, model="org/none") == (False, "org/none: not served")
     assert triton.requests == []
+
+
+async def test_each_replica_of_a_model_is_checked() -> None:
+    triton = FakeTriton(chunks("x"), models=[DEMO, served_model(replica=2)])
+    for model in ("", DEMO.id):
+        assert await answer(triton, model=model) == (True, "org--demo answers, org--demo@2 answers")
+    assert await answer(triton, is_generating=True) == (True, "org--demo made a token, org--demo@2 made a token")
+    assert triton.asked == ["org--demo", "org--demo@2"]
 
 
 async def test_a_token_is_asked_for_where_it_is_wanted() -> None:

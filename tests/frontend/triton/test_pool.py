@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -34,6 +35,7 @@ from tests.frontend.triton.test_models import Clock
 
 REQUEST = GenerationRequest(prompt=TextPrompt("Hello"), params=Params(max_tokens=5, is_stream=True, cancel_key="first"))
 ENSEMBLE = DEMO.ensemble
+REPLICAS = [DEMO, served_model(replica=2)]
 
 
 class Pool:
@@ -49,7 +51,7 @@ class Pool:
 
     async def text(self, request: GenerationRequest = REQUEST) -> str:
         """Return a whole completion."""
-        async with aclosing(self.pool.generate(ENSEMBLE, request)) as stream:
+        async with aclosing(self.pool.generate(DEMO.id, request)) as stream:
             return "".join([chunk.text async for _, chunk in stream])
 
     async def run_probes(self) -> None:
@@ -70,7 +72,7 @@ async def test_a_busy_frontend_takes_no_endpoint_for_absent() -> None:
     listing = asyncio.create_task(pool.pool.snapshot())
     await stand_still(_LIST_TIMEOUT_S)
     await listing
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
+    assert pool.pool.state_of(DEMO.id) == "ready"
 
 
 async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
@@ -79,7 +81,7 @@ async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
     triton.stage_errors["tokenizer"] = TritonTimeout()
     for _ in range(9):
         with pytest.raises(TritonTimeout):
-            await pool.pool.tokenize(ENSEMBLE, TextPrompt("a"), add_special_tokens=True, sender="a")
+            await pool.pool.tokenize(DEMO.id, TextPrompt("a"), add_special_tokens=True, sender="a")
     assert await pool.text() == "x"
 
 
@@ -93,7 +95,42 @@ async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
     assert [triton.num_open for triton in tritons] == [3, 3, 3]
     gate.set()
     assert await asyncio.gather(*tasks) == ["x"] * 9
-    assert [replica.num_in_flight for replica in pool.replicas] == [0, 0, 0]
+    assert [replica.num_in_flight.total() for replica in pool.replicas] == [0, 0, 0]
+
+
+async def test_replicas_in_one_triton_share_the_requests_whatever_else_runs_there() -> None:
+    gate, other = asyncio.Event(), served_model("org/other")
+    triton = FakeTriton([gate, *chunks("x")], models=[*REPLICAS, other])
+    pool = await pool_of(triton)
+    assert pool.pool.num_ready(DEMO.id) == 2
+    with pool.replicas[0].serving(ENSEMBLE), pool.replicas[0].serving(other.ensemble):
+        tasks = [asyncio.create_task(pool.text()) for _ in range(5)]
+        await asyncio.wait(tasks, timeout=0)
+        assert Counter(triton.asked) == {ENSEMBLE: 2, f"{ENSEMBLE}@2": 3}
+        gate.set()
+        assert await asyncio.gather(*tasks) == ["x"] * 5
+
+
+async def test_a_replica_that_is_down_gets_no_requests_while_the_others_of_its_triton_answer() -> None:
+    triton = FakeTriton(chunks("x"), models=REPLICAS)
+    pool = await pool_of(triton)
+    triton.on_stage_down(f"{ENSEMBLE}@2__engine", float("inf"))
+    assert [await pool.text() for _ in range(5)] == ["x"] * 5
+    assert set(triton.asked) == {ENSEMBLE}
+    assert (pool.pool.state_of(DEMO.id), pool.pool.num_ready(DEMO.id)) == ("ready", 1)
+    states = {"fake:1": {DEMO.id: "ready"}, "fake:1@2": {DEMO.id: "recovering"}}
+    assert pool.pool.states_by_endpoint() == states
+    triton.models = ModelSnapshot(ready={DEMO.id: DEMO})  # Triton reloads it
+    await pool.pool.snapshot()
+    assert pool.pool.states_by_endpoint() == states
+
+
+async def test_a_request_that_fails_at_one_replica_is_sent_once_more_to_another_of_its_triton() -> None:
+    triton = FakeTriton(lambda request: [EngineFailed()] if request.params.cancel_key == "first" else chunks("x"))
+    triton.models = FakeTriton(models=REPLICAS).models
+    pool = await pool_of(triton)
+    assert await pool.text() == "x"
+    assert sorted(triton.asked) == [ENSEMBLE, f"{ENSEMBLE}@2"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +186,7 @@ async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_ope
         with pytest.raises(type(error)):
             await pool.text()
     assert sum(len(triton.requests) for triton in tritons) == 10
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
+    assert pool.pool.state_of(DEMO.id) == "ready"
 
 
 async def test_an_outage_does_not_double_the_load() -> None:
@@ -177,7 +214,7 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     assert len(triton.requests) == num_failures
     pool.clock.now += BREAKER_PAUSE_S
     await pool.run_probes()
-    assert pool.pool.state_of(ENSEMBLE) == "failing"
+    assert pool.pool.state_of(DEMO.id) == "failing"
     triton.script = chunks("x")
     pool.clock.now += BREAKER_PAUSE_S
     await pool.run_probes()
@@ -200,7 +237,7 @@ async def test_the_models_are_the_union_and_each_is_asked_where_it_is() -> None:
     pool = await pool_of(*tritons)
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id, "org/other"}
     assert [await pool.text() for _ in range(3)] == ["a"] * 3
-    assert await pool.pool.detokenize(other.ensemble, [1], has_special_tokens=True) == "<1>"
+    assert await pool.pool.detokenize(other.id, [1], has_special_tokens=True) == "<1>"
     assert tritons[1].detokenized == [((1,), True)]
     assert tritons[0].detokenized == []
 
@@ -211,6 +248,15 @@ async def test_an_adapter_is_asked_for_where_it_is_loaded() -> None:
     assert (await pool.pool.snapshot()).names()["formal"].lora_name == "formal"
     request = GenerationRequest(prompt=TextPrompt("x"), params=Params(max_tokens=1, lora_name="formal", cancel_key="k"))
     assert [await pool.text(request) for _ in range(4)] == ["b"] * 4
+
+
+async def test_an_adapter_is_asked_for_at_the_replica_that_has_it() -> None:
+    triton = FakeTriton(chunks("a"), models=[DEMO, served_model(replica=2, adapters=("formal",))])
+    pool = await pool_of(triton)
+    assert (await pool.pool.snapshot()).names()["formal"].lora_name == "formal"
+    request = GenerationRequest(prompt=TextPrompt("x"), params=Params(max_tokens=1, lora_name="formal", cancel_key="k"))
+    assert [await pool.text(request) for _ in range(4)] == ["a"] * 4
+    assert set(triton.asked) == {f"{ENSEMBLE}@2"}
 
 
 async def test_a_contradiction_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +323,7 @@ async def test_what_is_known_of_the_only_endpoint_is_served_while_it_is_slow(mon
     await pool.pool.snapshot()
     monkeypatch.setattr(pool.replicas[0].triton, "snapshot", Hanging().snapshot)
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id}
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
+    assert pool.pool.state_of(DEMO.id) == "ready"
 
 
 async def test_what_is_expected_is_away_only_once_every_endpoint_has_been_looked_at(
@@ -299,11 +345,11 @@ async def test_a_closed_stream_no_longer_counts_and_is_no_failure_of_the_replica
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
     for _ in range(10):
-        stream = pool.pool.generate(ENSEMBLE, REQUEST)
+        stream = pool.pool.generate(DEMO.id, REQUEST)
         assert (await anext(stream))[1].text == "a"
         await stream.aclose()
-    assert (triton.num_open, pool.replicas[0].num_in_flight) == (0, 0)
-    assert pool.pool.state_of(ENSEMBLE) == "ready"
+    assert (triton.num_open, pool.replicas[0].num_in_flight.total()) == (0, 0)
+    assert pool.pool.state_of(DEMO.id) == "ready"
 
 
 async def test_what_waited_for_its_turn_until_everything_was_ended_is_ended_too() -> None:

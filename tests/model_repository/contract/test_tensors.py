@@ -17,6 +17,7 @@ from model_repository.contract.tensors import (
     ensemble_of_stage,
     ensemble_to_model_id,
     model_id_to_ensemble,
+    replica_suffix,
     stage_name,
 )
 
@@ -27,7 +28,7 @@ from model_repository.contract.tensors import (
     "model_id",
     [
         *["", "a b", "a\n"],
-        *["/", "/a", "a/", "a//b", "a--b", "a__b", "-a", "a-", "a-/b", ".", "..", "../a", "a/..", ".a", "ä"],
+        *["/", "/a", "a/", "a//b", "a--b", "a__b", "-a", "a-", "a-/b", ".", "..", "../a", "a/..", ".a", "ä", "a@2"],
     ],
 )
 def test_a_model_id_that_would_not_come_back_is_refused(model_id: str) -> None:
@@ -43,8 +44,10 @@ def test_no_two_models_share_a_folder(first: str, second: str) -> None:
             ensemble = model_id_to_ensemble(model_id)
         except ValueError:
             continue
-        stages = [stage_name(ensemble, stage) for stage in {*STAGES, *ENSEMBLES}]
-        assert ensemble in stages
+        ensembles = [ensemble, model_id_to_ensemble(model_id, 2), model_id_to_ensemble(model_id, 12)]
+        assert [replica_suffix(each) for each in ensembles] == ["", "@2", "@12"]
+        stages = [stage_name(each, stage) for each in ensembles for stage in {*STAGES, *ENSEMBLES}]
+        assert {*ensembles} <= {*stages}
         assert {ensemble_to_model_id(ensemble_of_stage(stage)) for stage in stages} == {model_id}
         names += stages
     assert len(set(names)) == len(names)

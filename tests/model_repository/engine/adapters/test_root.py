@@ -132,6 +132,21 @@ def test_notes_outlive_the_engine_and_models_have_their_own(folder: Path) -> Non
     assert list(root_of(folder).noted()) == [("org/polite", "teams/polite")]
 
 
+def test_replicas_note_an_adapter_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them found the other's file gone."""
+    replace, root, others = Path.replace, root_of(folder), [root_of(folder)]
+    adapter = root.find("polite", "teams/polite")
+
+    def noted_by_another(path: Path, target: Path) -> Path:
+        while others:
+            others.pop().note("polite", adapter)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted_by_another)
+    root.note("polite", adapter)
+    assert list(root.noted()) == [("polite", "teams/polite")]
+
+
 def test_a_malformed_note_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = root_of(folder)
     root.note("polite", root.find("polite", "teams/polite"))
