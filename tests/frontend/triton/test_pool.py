@@ -98,17 +98,17 @@ async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
     assert [replica.num_in_flight.total() for replica in pool.replicas] == [0, 0, 0]
 
 
-async def test_replicas_in_one_triton_share_the_requests_whatever_else_runs_there() -> None:
+async def test_each_replica_gets_equally_many_requests_whatever_else_runs_in_its_triton() -> None:
     gate, other = asyncio.Event(), served_model("org/other")
-    triton = FakeTriton([gate, *chunks("x")], models=[*REPLICAS, other])
-    pool = await pool_of(triton)
-    assert pool.pool.num_ready(DEMO.id) == 2
-    with pool.replicas[0].serving(ENSEMBLE), pool.replicas[0].serving(other.ensemble):
-        tasks = [asyncio.create_task(pool.text()) for _ in range(5)]
+    pair, single = (FakeTriton([gate, *chunks("x")], models=models) for models in ([*REPLICAS, other], [DEMO]))
+    pool = await pool_of(pair, single)
+    assert pool.pool.num_ready(DEMO.id) == 3
+    with pool.replicas[0].serving(other.ensemble):
+        tasks = [asyncio.create_task(pool.text()) for _ in range(6)]
         await asyncio.wait(tasks, timeout=0)
-        assert Counter(triton.asked) == {ENSEMBLE: 2, f"{ENSEMBLE}@2": 3}
+        assert (Counter(pair.asked), single.asked) == ({ENSEMBLE: 2, f"{ENSEMBLE}@2": 2}, [ENSEMBLE] * 2)
         gate.set()
-        assert await asyncio.gather(*tasks) == ["x"] * 5
+        assert await asyncio.gather(*tasks) == ["x"] * 6
 
 
 async def test_a_replica_that_is_down_gets_no_requests_while_the_others_of_its_triton_answer() -> None:
