@@ -317,10 +317,15 @@ class ReplicaPool:
     def _choose(self, model_id: str, lora_name: str = "", *, other_than: _Place | None = None) -> _Place:
         """Return the replica for a request.
 
+        Args:
+            other_than: where it has failed; another Triton is preferred.
+
         Raises:
             APIError: no replica is ready for it.
         """
         able = [place for place in self._ready(model_id, lora_name) if place != other_than]
+        if other_than is not None:
+            able = [place for place in able if place.replica is not other_than.replica] or able
         if able:
             least = min(place.load for place in able)
             return random.choice([place for place in able if place.load == least])

@@ -125,6 +125,14 @@ async def test_a_replica_that_is_down_gets_no_requests_while_the_others_of_its_t
     assert pool.pool.states_by_endpoint() == states
 
 
+async def test_a_second_attempt_goes_to_another_triton_if_there_is_one() -> None:
+    gone, busy = FakeTriton([NotTaken()], models=REPLICAS), FakeTriton(chunks("x"))
+    pool = await pool_of(gone, busy)
+    with pool.replicas[1].serving(ENSEMBLE):
+        assert [await pool.text() for _ in range(2)] == ["x"] * 2
+    assert sorted(gone.asked) == [ENSEMBLE, f"{ENSEMBLE}@2"]
+
+
 async def test_a_request_that_fails_at_one_replica_is_sent_once_more_to_another_of_its_triton() -> None:
     triton = FakeTriton(lambda request: [EngineFailed()] if request.params.cancel_key == "first" else chunks("x"))
     triton.models = FakeTriton(models=REPLICAS).models
