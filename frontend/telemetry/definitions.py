@@ -162,7 +162,9 @@ RUNNING = _engine_gauge(
 )
 WAITING = _engine_gauge("conch_requests_waiting", "Completions in the engine's queue.", "vllm:num_requests_waiting")
 KV_CACHE_USAGE = _engine_gauge(
-    "conch_kv_cache_usage_ratio", "Share of the KV cache that running completions use.", "vllm:kv_cache_usage_perc"
+    "conch_kv_cache_usage_ratio",
+    "Share of the KV cache that running completions use; NaN if the engine does not know it.",
+    "vllm:kv_cache_usage_perc",
 )
 ENGINE_UP = _engine_gauge(
     "conch_engine_up", "Whether the engine answered the last health check: 1 or 0; NaN if the model is not loaded."

@@ -95,7 +95,7 @@ class Observer:
                     definitions.ENGINE_UP: 1,
                     definitions.RUNNING: result.num_active,
                     definitions.WAITING: result.num_waiting,
-                    definitions.KV_CACHE_USAGE: result.num_kv_tokens_used / max(1, result.max_kv_tokens),
+                    definitions.KV_CACHE_USAGE: _kv_cache_usage(result),
                     definitions.CANCEL_TO_FREE: result.last_cancel_to_free_ms / 1000,
                 }
             case ModelNotReady() | NotFound():  # the model is not loaded: neither up nor down
@@ -172,6 +172,12 @@ class Observer:
             if usage is not None and usage.num_output_tokens > 1:
                 per_token_s = phases.decode_s / (usage.num_output_tokens - 1)
                 metrics.observe(definitions.TIME_PER_OUTPUT_TOKEN, per_token_s, model)
+
+
+def _kv_cache_usage(stats: EngineStats) -> float:
+    if stats.num_kv_tokens_used is None or stats.max_kv_tokens is None:
+        return math.nan
+    return stats.num_kv_tokens_used / max(1, stats.max_kv_tokens)
 
 
 def _level(request: web.Request, status: int) -> int:

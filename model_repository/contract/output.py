@@ -202,8 +202,8 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     epoch: int  # a new number at every load: a changed one means that earlier sequences are gone
     num_active: int  # sequences with KV tokens: in prefill or decoding
     num_waiting: int
-    num_kv_tokens_used: int  # KV tokens of active sequences
-    max_kv_tokens: int
+    num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the runtime does not know it
+    max_kv_tokens: int | None
     num_steps: int  # since the load
     num_step_tokens: int  # completion tokens drawn in those steps
     max_step_sequences: int  # the largest number of sequences that got a token in one step

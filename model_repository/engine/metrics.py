@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -32,11 +33,23 @@ def _counter(name: str, meaning: str, value: Callable[[EngineStats], float]) -> 
     return MetricFamily(f"conch_engine_{name}_total", meaning, True, value)
 
 
+def _or_nan(value: int | None) -> float:
+    return math.nan if value is None else value
+
+
 FAMILIES = (
     _gauge("sequences_active", "Sequences in prefill or decoding.", lambda stats: stats.num_active),
     _gauge("sequences_waiting", "Sequences in the queue.", lambda stats: stats.num_waiting),
-    _gauge("kv_tokens_used", "KV tokens of active sequences.", lambda stats: stats.num_kv_tokens_used),
-    _gauge("kv_tokens_max", "KV tokens that fit in the KV cache.", lambda stats: stats.max_kv_tokens),
+    _gauge(
+        "kv_tokens_used",
+        "KV tokens of active sequences; NaN if the runtime does not know it.",
+        lambda stats: _or_nan(stats.num_kv_tokens_used),
+    ),
+    _gauge(
+        "kv_tokens_max",
+        "KV tokens that fit in the KV cache; NaN if the runtime does not know it.",
+        lambda stats: _or_nan(stats.max_kv_tokens),
+    ),
     _gauge("max_step_sequences", "Largest number of sequences in one step.", lambda stats: stats.max_step_sequences),
     _gauge("adapter_bytes", "Bytes of LoRA adapters in memory.", lambda stats: stats.adapter_bytes),
     _gauge("step_age_seconds", "Age of the running step.", lambda stats: stats.step_age_ms / 1e3),

@@ -93,8 +93,8 @@ class RuntimeStats:
 
     num_active: int
     num_waiting: int
-    num_kv_tokens_used: int
-    max_kv_tokens: int
+    num_kv_tokens_used: int | None  # None: the library does not say it
+    max_kv_tokens: int | None
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # those that requests may name
     adapter_bytes: int = 0  # all adapters in this process's memory
     images: ImageCounts = ImageCounts()
@@ -260,6 +260,7 @@ RUNTIMES = {
                 "chunked_prefill",
                 "cuda_graph_mode",
                 "guided_decoding",
+                "iteration_stats",
                 "kv_cache_dtype",
                 "kv_cache_fraction",
                 "llm_options",

@@ -217,7 +217,9 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     run_build("render", *map(str, artifacts), "--repository", str(repository), *options)
     install_double(repository)
     # Threads of numpy's that wait for each other are no help to a model of this size.
-    with running_stack(repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1") as stack:
+    with running_stack(
+        repository, tmp_path_factory, OPENBLAS_NUM_THREADS="1", TENSORRT_LLM_DOUBLE_ENDLESS_READS="1"
+    ) as stack:
         yield stack
 
 

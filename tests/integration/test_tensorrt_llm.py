@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Api, question_body
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import ENGINE_MODEL, NUM_KV_TOKENS, Stack
 from tests.integration.test_grpc_tensors import inputs
+from tests.integration.test_telemetry import scraped
 from tests.launching import KEY_OF_ALL
 from tests.tensorrt_llm_artifact import ADAPTER
 from tests.waiting import DEADLINE_S, wait_until
@@ -58,6 +60,28 @@ def test_a_chat_is_answered_whole_and_in_pieces(api: Api, model: str) -> None:
 def test_a_keyword_of_tensorrt_llm_has_its_effect(tensorrt_llm_stack: Stack, api: Api) -> None:
     api.post(COMPLETIONS, {"model": "demo", "prompt": "Hello", "max_tokens": 4})
     wait_until(lambda: tensorrt_llm_stack.stats("demo").max_kv_tokens == NUM_KV_TOKENS, "the size of the KV cache")
+
+
+def test_an_idle_model_answers_while_a_read_of_statistics_waits(tensorrt_llm_stack: Stack, api: Api) -> None:
+    def is_waiting() -> bool:
+        reads = [line for line in tensorrt_llm_stack.log if "double: a read of statistics" in line]
+        return bool(reads) and reads[-1].endswith("waits")
+
+    for _ in range(2):
+        assert api.ask(CHAT, model="demo").text == ANSWER
+        wait_until(is_waiting, "all statistics are read")
+
+
+def test_a_use_of_the_kv_cache_that_tensorrt_llm_does_not_say_is_not_estimated(tensorrt_llm_stack: Stack) -> None:
+    assert tensorrt_llm_stack.stats(ENGINE_MODEL).max_kv_tokens is None
+    usage, size = ((name, ENGINE_MODEL) for name in ("conch_kv_cache_usage_ratio", "conch_engine_kv_tokens_max"))
+    wait_until(
+        lambda: (
+            math.isnan(scraped(tensorrt_llm_stack.url)[1].get(usage, 0.0))
+            and math.isnan(scraped(tensorrt_llm_stack.triton_metrics_url)[1][size])
+        ),
+        "the metrics are not a number",
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -124,7 +124,7 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         "max_input_len": config.context_window,  # the default of 1.3 is 1024
         # With that scheduler logits processors run before the last token is known.
         "disable_overlap_scheduler": not options.overlap_scheduler,
-        "enable_iter_perf_stats": True,  # an engine always has them
+        "enable_iter_perf_stats": options.iteration_stats,
         "stream_interval": options.stream_interval,
     }
     release, has_adapters = release_of(__version__), supports_adapters(config, options)

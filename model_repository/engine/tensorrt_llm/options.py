@@ -64,6 +64,7 @@ class TensorRtLlmOptions:
     chunked_prefill: bool = True
     block_reuse: bool = True  # prompts with the same beginning share KV cache blocks
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
+    iteration_stats: bool = True  # the PyTorch backend makes statistics of each step; an engine always does
     prompt_logprobs: bool | None = None  # None: only with the PyTorch backend; an engine must be built for it
     guided_decoding: GuidedDecoding = GuidedDecoding.LLGUIDANCE
     lora_max_rank: int = 64
@@ -95,6 +96,10 @@ class TensorRtLlmOptions:
         """Refuse an option that would be accepted and ignored."""
         if self.backend is Backend.ENGINE and self.overlap_scheduler:
             raise ValueError("option overlap_scheduler=true: only with backend=pytorch")
+        if self.backend is Backend.ENGINE and not self.iteration_stats:
+            raise ValueError(
+                "option iteration_stats=false: only with backend=pytorch; an engine always makes statistics"
+            )
         if self.backend is Backend.ENGINE and self.kv_cache_dtype is not KVCacheDtype.AUTO:
             raise ValueError(
                 f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
@@ -112,6 +117,19 @@ class TensorRtLlmOptions:
                 f"option guided_decoding={self.guided_decoding}: not with scheduler_policy=max_utilization, "
                 "where a sequence that starts again would begin its structured output again"
             )
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether TensorRT-LLM's statistics of steps can be read.
+
+        An engine on one GPU that returns logits runs inside this process, and only a worker process serves them.
+
+        Source: return_logits in 1.2.1/_modules/tensorrt_llm/llmapi/llm.html (branch gh-pages), and `create` in
+        tensorrt_llm/executor/executor.py.
+        """
+        if self.backend is Backend.PYTORCH:
+            return self.iteration_stats
+        return self.tp_size * self.pp_size > 1 or not (self.logprobs or self.has_prompt_logprobs)
 
     @property
     def has_prompt_logprobs(self) -> bool:
@@ -181,6 +199,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "chunked_prefill": _SWITCH,
     "block_reuse": _SWITCH,
     "logprobs": _SWITCH,
+    "iteration_stats": _SWITCH,
     "prompt_logprobs": _SWITCH,
     "guided_decoding": _choice(GuidedDecoding),
     "lora_max_rank": _COUNT,

@@ -24,26 +24,6 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
-# Reading statistics ends when there was no step for this time. It begins again after the pause.
-_STATS_TIMEOUT_S = 10.0
-_STATS_PAUSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class KvCacheUse:
-    """The tokens in the blocks of the KV cache; blocks that wait to be reused count as free."""
-
-    num_tokens_used: int
-    max_tokens: int
-
-    @classmethod
-    def of(cls, stats: Mapping[str, Any]) -> KvCacheUse | None:
-        """Read the statistics of a step; None: it has none of the cache."""
-        cache = stats.get("kvCacheStats")
-        if not cache:
-            return None
-        block_size = int(cache["tokensPerBlock"])
-        return cls(int(cache["usedNumBlocks"]) * block_size, int(cache["maxNumBlocks"]) * block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +32,6 @@ class Call:
 
     sequence: int
     keywords: Mapping[str, Any]
-    num_prompt_tokens: int
     make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
     reader: ResultReader
     can_abort: bool = True  # else it runs until it ends by itself
@@ -70,7 +49,6 @@ class RequestLoop:
     """Runs calls; one other thread reads their outputs."""
 
     def __init__(self, llm: Any) -> None:
-        self.kv_cache_use: KvCacheUse | None = None  # state after the last known step
         self._llm = llm
         self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes `wait`
         self._failure = ""  # the reason why TensorRT-LLM as a whole has ended
@@ -78,7 +56,6 @@ class RequestLoop:
         self._results: dict[int, Any] = {}  # sequence to its result; dropped calls have none
         self._calls: dict[int, Call] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reads_stats = False
         self._busy: dict[int, Call] = {}  # that have not ended, including dropped ones
         self._lock = threading.Lock()  # protects the busy calls
         self._num_scoring = 0
@@ -189,9 +166,6 @@ class RequestLoop:
         except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
-        if not self._reads_stats:  # the first call brings the first statistics
-            self._reads_stats = True
-            self._run_task(self._read_stats())
         if call.keywords["streaming"]:
             async for _ in result:
                 self._has_progressed = True
@@ -199,17 +173,6 @@ class RequestLoop:
         else:
             await result
             await self._read(call, result)
-
-    async def _read_stats(self) -> None:
-        """Follow the use of the KV cache. TensorRT-LLM keeps the statistics of each step until they are read."""
-        try:
-            while True:
-                async for stats in self._llm.get_stats_async(_STATS_TIMEOUT_S):
-                    self.kv_cache_use = KvCacheUse.of(stats) or self.kv_cache_use
-                await asyncio.sleep(_STATS_PAUSE_S)
-        except Exception:
-            logger.exception("TensorRT-LLM's statistics cannot be read: the use of the KV cache is only estimated")
-            self.kv_cache_use = None
 
     async def _read(self, call: Call, result: Any) -> None:
         if call.sequence not in self._calls:

@@ -23,6 +23,7 @@ from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, constraint_field
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
+from model_repository.engine.tensorrt_llm.kv_cache_use import KvCacheMonitor
 from model_repository.engine.tensorrt_llm.llm import (
     CHECKPOINT_FOLDER,
     TOKENIZER_FOLDER,
@@ -33,7 +34,7 @@ from model_repository.engine.tensorrt_llm.llm import (
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
 from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES, MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
-from model_repository.engine.tensorrt_llm.request_loop import Call, KvCacheUse, RequestLoop
+from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
@@ -83,10 +84,11 @@ class TensorRtLlmRuntime:
         self._image_counts = ImageCounts()
         self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
         self._waiting: dict[int, Call] = {}  # oldest first
-        self._running: dict[int, int] = {}  # sequence to its number of tokens
+        self._running: set[int] = set()
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm)
+        self._kv_cache = KvCacheMonitor(self._llm) if self._options.has_statistics else None
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Read the images, and count the structured output, which each worker process compiles itself.
@@ -135,7 +137,6 @@ class TensorRtLlmRuntime:
         self._waiting[sequence] = Call(
             sequence,
             keywords,
-            len(request.prompt_token_ids),
             make_params,
             reader,
             # An abort of such a stream ends the process (TensorRT-LLM issue 10810).
@@ -193,7 +194,7 @@ class TensorRtLlmRuntime:
                 passed.append(call)
                 continue
             del self._waiting[call.sequence]
-            self._running[call.sequence] = call.num_prompt_tokens
+            self._running.add(call.sequence)
             if not call.keywords["streaming"]:
                 self._unstreamed.add(call.sequence)
             call.reader.scheduled_s = time.monotonic()
@@ -202,7 +203,8 @@ class TensorRtLlmRuntime:
 
     def free(self, sequence: int) -> None:
         """Forget a sequence. If it cannot be aborted, it keeps its place until it ends."""
-        if self._waiting.pop(sequence, None) is None and self._running.pop(sequence, None) is not None:
+        if self._waiting.pop(sequence, None) is None and sequence in self._running:
+            self._running.remove(sequence)
             self._unstreamed.discard(sequence)
             self._loop.drop(sequence)
 
@@ -215,10 +217,8 @@ class TensorRtLlmRuntime:
             raise
         has_progressed = self._loop.pop_progress()
         outputs = [output for output in outputs if output.sequence in self._running]
-        for output in outputs:
-            self._running[output.sequence] += output.token_id is not None
         # If all running sequences report only their end, silence must not count as a hanging step.
-        is_silent = bool(self._running) and self._running.keys() <= self._unstreamed
+        is_silent = bool(self._running) and self._running <= self._unstreamed
         return outputs if outputs or has_progressed or is_silent else None
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
@@ -237,17 +237,15 @@ class TensorRtLlmRuntime:
         return bool(self._waiting or self._running)
 
     def stats(self) -> RuntimeStats:
-        """Return the current state. Before the first step, the maximum of KV tokens is an upper bound."""
+        """Return the current state. The use of the KV cache is known after the first step, if at all."""
         self._loop.check()
-        running = list(self._running.values())
-        use = self._loop.kv_cache_use or KvCacheUse(
-            sum(running), self._config.max_sequences * self._config.context_window
-        )
+        num_active = len(self._loop.busy_calls())
+        use = None if self._kv_cache is None else self._kv_cache.use
         return RuntimeStats(
-            num_active=len(self._loop.busy_calls()),
+            num_active=num_active,
             num_waiting=len(self._waiting),
-            num_kv_tokens_used=use.num_tokens_used if running else 0,
-            max_kv_tokens=use.max_tokens,
+            num_kv_tokens_used=None if use is None else (use.num_tokens_used if num_active else 0),
+            max_kv_tokens=None if use is None else use.max_tokens,
             adapters=dict(self._lora.adapters),
             images=self._image_counts,
         )
@@ -256,6 +254,8 @@ class TensorRtLlmRuntime:
         """End the requests, then TensorRT-LLM and its workers."""
         self._forget_all()
         self._loop.close()
+        if self._kv_cache is not None:
+            self._kv_cache.close()
         self._llm.shutdown()
         if self._images is not None:
             self._images.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -187,3 +188,11 @@ def test_an_endpoint_that_is_gone_is_neither_up_nor_down() -> None:
     assert f"conch_engine_up{labels} NaN" in exported()
     assert 'conch_engine_up{model="demo",triton="10.0.0.1:8001@2"} NaN' in exported()
     assert f"conch_requests_running{labels} 0.0" in exported()
+
+
+def test_an_unknown_use_of_the_kv_cache_is_not_a_number() -> None:
+    observer = Observer(Settings())
+    for known in (stats(1, 0), replace(stats(1, 0), num_kv_tokens_used=None, max_kv_tokens=None)):
+        observer.note_engine("a:1", "demo", known)
+    text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
+    assert 'conch_kv_cache_usage_ratio{model="demo",triton="a:1"} NaN' in text.decode()

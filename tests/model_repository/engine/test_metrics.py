@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
@@ -37,6 +39,14 @@ def test_a_counter_gets_the_difference_and_a_gauge_the_value() -> None:
     for family in FAMILIES:
         assert set(metrics[family.name].calls) == {"increment" if family.is_counter else "set"}
         assert family.name.endswith("_total") == family.is_counter
+
+
+def test_an_unknown_use_of_the_kv_cache_is_not_a_number() -> None:
+    metrics = {family.name: FakeMetric() for family in FAMILIES}
+    unknown = replace(stats(1), num_kv_tokens_used=None, max_kv_tokens=None)
+    EngineMetrics(lambda: unknown, list(metrics.values())).update()
+    assert math.isnan(metrics["conch_engine_kv_tokens_used"].value)
+    assert math.isnan(metrics["conch_engine_kv_tokens_max"].value)
 
 
 def test_closing_ends_the_thread() -> None:

@@ -9,7 +9,8 @@
   last token one call late.
 - A stream is told its first token, each so many of the others, and its end.
 - Where CUDA graphs do not know adapters, only the prompt is computed under one.
-- Each step adds its statistics to a queue without a limit, on the PyTorch backend only if an option asks for it.
+- Each step leaves its statistics, on the PyTorch backend only if an option asks for it, and not in an engine that runs
+  in the caller's process. A call that finds none waits for them in the caller's thread.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
 Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
@@ -19,12 +20,14 @@ spoils, as on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import queue
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -41,6 +44,8 @@ from tensorrt_llm._sampler import Sampler, logprob_entry
 
 WORKER = "tensorrt_llm_double_worker"  # the name of its process
 EXIT_STATUS_OF_DEFECT = 134
+ENDLESS_READS = "TENSORRT_LLM_DOUBLE_ENDLESS_READS"  # a variable: reads of statistics ignore their timeout, and say so
+READ_WAITS, READ_RETURNS = (f"double: a read of statistics {what}\n" for what in ("waits", "returns"))
 
 _STEP_S = 0.002  # at least
 _DEATHS = {-signal.SIGABRT: "CUDA error: an illegal memory access was encountered"}  # of the worker, by exit status
@@ -108,7 +113,8 @@ class Executor:
         stream_interval: int = 1,
         loses_adapters: bool = False,
     ) -> None:
-        self.iteration_stats: queue.SimpleQueue[str] | None = queue.SimpleQueue() if has_stats else None
+        self.iteration_stats: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._has_stats = has_stats
         self._num_kv_tokens = num_kv_tokens or NUM_KV_TOKENS
         self._model = model
         self._is_engine = is_engine
@@ -152,6 +158,20 @@ class Executor:
             os._exit(EXIT_STATUS_OF_DEFECT)
         request.is_aborted = True
 
+    def fetch_stats(self, timeout_s: float | None) -> list[str]:
+        """Return the statistics of all steps since the last call; if there are none, wait for them."""
+        found: list[str] = []
+        is_endless = ENDLESS_READS in os.environ and self.iteration_stats.empty()
+        with contextlib.suppress(queue.Empty):
+            if is_endless:
+                sys.stderr.write(READ_WAITS)
+            found.append(self.iteration_stats.get(timeout=None if is_endless else timeout_s or 0.0))
+            if is_endless:
+                sys.stderr.write(READ_RETURNS)
+            while True:
+                found.append(self.iteration_stats.get_nowait())
+        return found
+
     def shutdown(self) -> None:
         """End the thread and the worker; may be called more than once."""
         with self._condition:
@@ -187,7 +207,7 @@ class Executor:
             if is_done:
                 with self._condition:
                     self._running.remove(request)
-        if self.iteration_stats is not None:
+        if self._has_stats:
             self.iteration_stats.put(json.dumps({"kvCacheStats": self._cache_stats()}))
         time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
 

@@ -68,12 +68,14 @@ class _LLM:
             has_block_reuse=cache is None or cache.enable_block_reuse,
             max_chunk_tokens=self._args["max_num_tokens"] if self._is_called_per_chunk() else None,
             is_told_late=not (self.is_engine or self._args["disable_overlap_scheduler"]),
-            has_stats=self.is_engine or self._args["enable_iter_perf_stats"],
+            has_stats=self._has_stats(),
             num_kv_tokens=cache and cache.max_tokens,
             stream_interval=1 if self.is_engine else self._args["stream_interval"],
             loses_adapters=not self.is_engine and self._loses_adapters("cuda_graph_config" not in bound),
         )
-        self._iteration_result: IterationResult | None = None
+
+    def _has_stats(self) -> bool:
+        return bool(self._args["enable_iter_perf_stats"])
 
     def _loses_adapters(self, has_default_graphs: bool) -> bool:
         has_graphs = has_default_graphs or self._args["cuda_graph_config"] is not None
@@ -111,9 +113,6 @@ class _LLM:
             make_guide=lambda: self._structured_output(params),
         )
         result.on_abort = lambda: self._executor.abort(request)
-        if self._iteration_result is None:
-            self._iteration_result = IterationResult(self._executor.iteration_stats)
-        self._iteration_result.is_done = False
         if lora is not None and not self._has_lora():
             result.push(RequestError("LoRA is not enabled"))
         else:
@@ -159,12 +158,15 @@ class _LLM:
         end_id = end_token(Path(self.tokenizer))
         return Grammar(params.guided_decoding, self._grammar_tokenizer, end_id, is_llguidance=is_llguidance)
 
+    def get_stats(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """Return the statistics of the steps since the last call, as recorded: a call that waits for the worker."""
+        bound = Recorded("tensorrt_llm.LLM.get_stats").bind(*args, **kwargs)
+        return [json.loads(item) for item in self._executor.fetch_stats(bound["timeout"])]
+
     def get_stats_async(self, *args: Any, **kwargs: Any) -> IterationResult:
-        """Return the statistics of steps, as recorded."""
+        """Return the same, as recorded: this call, too, waits for the worker, in the caller's thread."""
         bound = Recorded("tensorrt_llm.LLM.get_stats_async").bind(*args, **kwargs)
-        assert self._iteration_result is not None, "before the first request there are none, and a message is printed"
-        self._iteration_result.timeout_s = bound["timeout"]
-        return self._iteration_result
+        return IterationResult(self._executor.fetch_stats(bound["timeout"]), bound["timeout"])
 
     def shutdown(self) -> None:
         """End everything; may be called more than once."""
@@ -198,6 +200,14 @@ class EngineLLM(_LLM):
     def _model_config(self) -> dict[str, Any]:
         config: dict[str, Any] = self._config["pretrained_config"]
         return config
+
+    def _has_stats(self) -> bool:
+        """An engine on one GPU that returns logits has no worker process, which would serve statistics."""
+        mapping = self._config["pretrained_config"].get("mapping", {})
+        returns_logits = self._args["gather_generation_logits"] or self._config["build_config"].get(
+            "gather_context_logits"
+        )
+        return mapping.get("tp_size", 1) * mapping.get("pp_size", 1) > 1 or not returns_logits
 
     def _has_lora(self) -> bool:
         plugin = self._config["build_config"].get("plugin_config", {}).get("lora_plugin")

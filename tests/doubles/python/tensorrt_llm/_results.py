@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import queue
-import time
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -113,20 +111,13 @@ class RequestOutput:
 
 
 class IterationResult:
-    """The statistics of steps. After a time without any it is done, until the next request."""
+    """Statistics of steps. After the last one it waits for others, which only another call would fetch."""
 
-    def __init__(self, items: queue.SimpleQueue[str] | None) -> None:
-        self.is_done = False
-        self.timeout_s: float | None = 2.0
+    def __init__(self, items: list[str], timeout_s: float | None) -> None:
         self._items = items
-        asyncio.get_running_loop()
+        self._timeout_s = timeout_s
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        deadline_s = float("inf") if self.timeout_s is None else time.monotonic() + self.timeout_s
-        while not self.is_done:
-            try:
-                assert self._items is not None, "they were not asked for"
-                yield json.loads(self._items.get_nowait())
-            except queue.Empty:
-                self.is_done = time.monotonic() >= deadline_s
-                await asyncio.sleep(0.002)
+        for item in self._items:
+            yield json.loads(item)
+        await asyncio.sleep(self._timeout_s or 0.0)

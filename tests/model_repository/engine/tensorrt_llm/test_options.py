@@ -32,6 +32,7 @@ OPTIONS = {
     "chunked_prefill": ("false", False),
     "block_reuse": ("false", False),
     "logprobs": ("false", False),
+    "iteration_stats": ("false", False),
     "prompt_logprobs": ("false", False),
     "guided_decoding": ("xgrammar", GuidedDecoding.XGRAMMAR),
     "lora_max_rank": ("16", 16),
@@ -71,6 +72,7 @@ def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, 
     ("option", "rule"),
     [
         ("kv_cache_dtype=fp8", "option kv_cache_dtype=fp8: only with backend=pytorch"),
+        ("iteration_stats=false", "option iteration_stats=false: only with backend=pytorch"),
         ("overlap_scheduler=true", "option overlap_scheduler=true: only with backend=pytorch"),
         ("stream_interval=4", "option stream_interval=4: only with backend=pytorch"),
         ("guided_decoding=native_llguidance", "option guided_decoding=native_llguidance: only with backend=pytorch"),
@@ -96,3 +98,19 @@ def test_an_option_that_engines_or_all_do_not_have_is_refused(option: str, rule:
 def test_an_option_that_the_pytorch_backend_would_follow_wrongly_is_refused(options: dict[str, str], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         TensorRtLlmOptions.of({"backend": "pytorch", **options})
+
+
+@pytest.mark.parametrize(
+    ("texts", "has_statistics"),
+    [
+        ({"backend": "pytorch"}, True),
+        ({"backend": "pytorch", "iteration_stats": "false"}, False),
+        ({}, False),
+        ({"tp_size": "2"}, True),
+        ({"pp_size": "2"}, True),
+        ({"logprobs": "false"}, True),
+        ({"logprobs": "false", "prompt_logprobs": "true"}, False),
+    ],
+)
+def test_statistics_need_a_worker_process(texts: dict[str, str], has_statistics: bool) -> None:
+    assert TensorRtLlmOptions.of(texts).has_statistics is has_statistics
