@@ -83,7 +83,9 @@ class ImagePrompts:
             )
         )
         max_tokens = fitting_max_tokens(request.params, len(token_ids), self._context_window, "images")
-        return Prepared(replace(request, prompt_token_ids=token_ids, max_tokens=max_tokens), pictures=tuple(pictures))
+        # Without the files: structured outputs send the request to TensorRT-LLM's workers, beside the pictures.
+        ready = replace(request, prompt_token_ids=token_ids, max_tokens=max_tokens, images=())
+        return Prepared(ready, pictures=tuple(pictures))
 
     def close(self) -> None:
         self._reader.close()

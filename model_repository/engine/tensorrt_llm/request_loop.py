@@ -18,6 +18,7 @@ from tensorrt_llm.llmapi import RequestError
 
 from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.runtime import StepOutput
+from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError
 
@@ -46,10 +47,15 @@ class Call:
 
 
 class RequestLoop:
-    """Runs calls; one other thread reads their outputs."""
+    """Runs calls; one other thread reads their outputs.
 
-    def __init__(self, llm: Any) -> None:
+    Args:
+        processor: processes the prompts; None: they are token ids.
+    """
+
+    def __init__(self, llm: Any, processor: InputProcessor | None = None) -> None:
         self._llm = llm
+        self._processor = processor
         self._batches: queue.SimpleQueue[Sequence[StepOutput]] = queue.SimpleQueue()  # an empty one only wakes `wait`
         self._failure = ""  # the reason why TensorRT-LLM as a whole has ended
         self._outputs: list[StepOutput] = []  # outputs of this iteration of the loop
@@ -116,6 +122,8 @@ class RequestLoop:
         """End the thread; the LLM's own shutdown ends the remaining calls."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._processor is not None:
+            self._processor.close()
 
     # --- the loop's thread ---------------------------------------------------------------------------------------
 
@@ -162,7 +170,12 @@ class RequestLoop:
         if call.sequence not in self._calls:
             return  # it was dropped at once
         try:
-            result = self._llm.generate_async(**call.keywords, sampling_params=call.make_sampling_params())
+            keywords = {**call.keywords, "sampling_params": call.make_sampling_params()}
+            if self._processor is not None:
+                keywords["inputs"] = await self._processor.process(keywords["inputs"], keywords["sampling_params"])
+                if call.sequence not in self._calls:
+                    return
+            result = self._llm.generate_async(**keywords)
         except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result

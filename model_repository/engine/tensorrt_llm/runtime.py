@@ -23,6 +23,7 @@ from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, constraint_field
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
+from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
 from model_repository.engine.tensorrt_llm.kv_cache_use import KvCacheMonitor
 from model_repository.engine.tensorrt_llm.llm import (
     CHECKPOINT_FOLDER,
@@ -87,7 +88,7 @@ class TensorRtLlmRuntime:
         self._running: set[int] = set()
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
         self._llm = start_llm(config, self._options, role)
-        self._loop = RequestLoop(self._llm)
+        self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
         self._kv_cache = KvCacheMonitor(self._llm) if self._options.has_statistics else None
 
     def prepare(self, request: EngineRequest) -> Prepared:

@@ -26,6 +26,10 @@ class InputProcessor:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._vocab_size: int = config["vocab_size"]
 
+    def __call__(self, inputs: Mapping[str, Any], sampling_params: Any) -> tuple[list[int], dict[str, Any]]:
+        """Return the prompt's token ids, and tensors; this takes its time in the caller's thread."""
+        return self.encode(inputs), {}
+
     def encode(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return the prompt's token ids; each token of an image is of its content, for the double's model."""
         pictures = list(inputs.get("multi_modal_data", {}).get("image", ()))

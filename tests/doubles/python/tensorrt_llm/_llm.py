@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,10 @@ class _LLM:
     def generate_async(self, *args: Any, **kwargs: Any) -> RequestOutput:
         """Queue one request, as recorded."""
         bound = Recorded(f"{self.name}.generate_async").bind(*args, **kwargs)
-        params, prompt = bound["sampling_params"], self._prompt(bound["inputs"])
+        params = bound["sampling_params"]
         if not isinstance(params, SamplingParams):
             raise TypeError("the double needs sampling_params")
+        prompt = self._prompt(bound["inputs"], params)
         self._check(prompt, params)
         lora = bound["lora_request"]
         result = RequestOutput(self._executor.next_id(), prompt, params)
@@ -119,7 +121,7 @@ class _LLM:
             self._executor.submit(request)
         return result
 
-    def _prompt(self, inputs: Any) -> list[int]:
+    def _prompt(self, inputs: Any, params: SamplingParams) -> list[int]:
         if not isinstance(inputs, list) or not all(isinstance(item, int) for item in inputs):
             raise TypeError("the double takes token ids only, but for a model that reads images")
         return inputs
@@ -235,7 +237,7 @@ class TorchLLM(_LLM):
     name = "tensorrt_llm.LLM"
     args = "tensorrt_llm.llmapi.TorchLlmArgs"
     is_engine = False
-    _input_processor: InputProcessor | None = None  # of a model that reads images
+    input_processor: InputProcessor | None = None  # of a model that reads images
 
     def _read_config(self) -> dict[str, Any]:
         config = super()._read_config()
@@ -244,15 +246,18 @@ class TorchLLM(_LLM):
         if "vision_config" in config:
             if self._args["skip_tokenizer_init"]:
                 raise ValueError("the input processor needs the tokenizer")
-            self._input_processor = InputProcessor(self._folder, config)
+            self.input_processor = InputProcessor(self._folder, config)
         return config
 
-    def _prompt(self, inputs: Any) -> list[int]:
-        if self._input_processor is None:
-            return super()._prompt(inputs)
+    def _prompt(self, inputs: Any, params: SamplingParams) -> list[int]:
+        if self.input_processor is None:
+            return super()._prompt(inputs, params)
+        if isinstance(inputs, PreprocessedInputs):
+            return inputs.prompt_token_ids
         if not isinstance(inputs, dict) or "prompt" not in inputs:
             raise TypeError("tokens alone do not reach the input processor, and would have no places")
-        return self._input_processor.encode(inputs)
+        token_ids, _ = self.input_processor(inputs, params)
+        return token_ids
 
     def _check(self, prompt: list[int], params: Any) -> None:
         super()._check(prompt, params)
@@ -261,3 +266,20 @@ class TorchLLM(_LLM):
         longest = self._args["max_seq_len"]
         if longest is not None and len(prompt) + params.max_tokens > longest + 1:
             raise ValueError(f"prompt and max_tokens exceed max_seq_len ({longest})")
+
+
+@dataclass
+class PreprocessedInputs:
+    """A prompt that the input processor has processed."""
+
+    prompt_token_ids: list[int]
+
+
+def _preprocess(llm: TorchLLM, *args: Any, **kwargs: Any) -> PreprocessedInputs:
+    """Process a prompt for `generate_async`, as recorded."""
+    bound = Recorded(f"{llm.name}.preprocess").bind(*args, **kwargs)
+    return PreprocessedInputs(llm._prompt(bound["inputs"], bound["sampling_params"]))
+
+
+if f"{TorchLLM.name}.preprocess" in contract()["callables"]:
+    TorchLLM.preprocess = _preprocess  # type: ignore[attr-defined]

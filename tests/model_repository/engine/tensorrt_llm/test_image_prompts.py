@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from tensorrt_llm._input_processor import InputProcessor
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from model_repository.byte_table import FILE_NAME, save_byte_table
-from model_repository.contract.request import IMAGE_PLACE, EngineRequest
+from model_repository.contract.request import IMAGE_PLACE, EngineRequest, OutputFormat, StructuredOutput
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner
 from model_repository.errors import EngineFailed, InvalidRequest, PromptTooLong
 from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, Tiny, request
+from tests.waiting import DEADLINE_S
 
 BEGIN, PLACE, END, TURN = range(96, 100)
 SPECIAL = ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|im_end|>"]
@@ -121,6 +124,45 @@ def test_each_picture_goes_to_its_place(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     (_, _, first, *_, other, _, _, _), swapped = encoded
     assert first != other
     assert swapped == [{first: other, other: first}.get(token_id, token_id) for token_id in encoded[0]]
+
+
+def test_streams_get_tokens_while_a_picture_is_processed(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, has_begun, may_end = InputProcessor.encode, threading.Event(), threading.Event()
+
+    def slow(self: InputProcessor, inputs: Any) -> list[int]:
+        if "multi_modal_data" in inputs:
+            has_begun.set()
+            may_end.wait(DEADLINE_S)
+        return encode(self, inputs)
+
+    monkeypatch.setattr(InputProcessor, "encode", slow)
+    stream = tiny.submit(prompt_token_ids=(10, TURN), max_tokens=200)
+    while not tiny.runtime.step():
+        pass
+    ready = prepared(tiny, picture(56, 56))
+    tiny.runtime.submit(stream + 1, ready.request, ready)
+    assert has_begun.wait(DEADLINE_S)
+    num_tokens = 0
+    while num_tokens < 100:
+        outputs = tiny.runtime.step() or ()
+        num_tokens += len(outputs)
+        assert {output.sequence for output in outputs} <= {stream}
+    may_end.set()
+    while not any(output.sequence == stream + 1 for output in tiny.runtime.step() or ()):
+        pass
+
+
+def test_a_structured_output_does_not_send_the_pictures_again(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate_async, sent = type(tiny.runtime._llm).generate_async, []
+
+    def recorded(self: Any, **keywords: Any) -> Any:
+        sent.append(keywords["sampling_params"].logits_processor)
+        return generate_async(self, **keywords)
+
+    monkeypatch.setattr(type(tiny.runtime._llm), "generate_async", recorded)
+    file = picture(56, 56)
+    drawn(tiny, prepared(tiny, file, structured_output=StructuredOutput(OutputFormat.REGEX, "a{16}")))
+    assert file not in pickle.dumps(sent)
 
 
 def test_penalties_see_the_tokens_of_the_text_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
