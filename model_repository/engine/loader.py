@@ -28,6 +28,8 @@ def load_engine(config: EngineConfig) -> Engine:
             show_only(config.gpus, os.environ)  # the runtime's library and its processes read it later
         except IndexError as exc:
             raise EngineFailed(f"GPUs {list(config.gpus)}: CUDA_VISIBLE_DEVICES shows fewer") from exc
+    if config.runtime == "tensorrt_llm":  # releases after 1.2 would report their use to NVIDIA
+        os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")

@@ -6,7 +6,6 @@ Only keyword arguments are used, and only those that all recorded releases have.
 from __future__ import annotations
 
 import logging
-import os
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -38,8 +37,6 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
         EngineFailed: TensorRT-LLM has no such backend, or does not load the model.
     """
     _check_release(options)
-    # Releases after 1.2 would report their use to NVIDIA; their worker processes inherit the variable.
-    os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     llm_class = _engine_class() if options.backend is Backend.ENGINE else LLM
     leader = {"_mpi_session": _mpi_session(role)} if role.kind is RoleKind.LEADER else {}
     try:

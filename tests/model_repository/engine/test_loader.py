@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter
 from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
@@ -59,6 +60,20 @@ def test_an_artifact_for_another_machine_is_refused_before_its_runtime_is_import
     )
     with pytest.raises(EngineFailed, match=expected):
         load_engine(replace(CONFIG, runtime=runtime, requires={"tensorrt_llm": "1.1.0"}))
+
+
+def test_tensorrt_llm_reports_nothing_from_its_import_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The variable was set after the import, and a library may read it there."""
+    environment: dict[str, str] = {}
+
+    def load(config: EngineConfig, byte_table: object) -> None:
+        raise EngineFailed(f"imports with {environment}")
+
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr("model_repository.engine.loader.load_runtime", load)
+    save_byte_table(tmp_path / FILE_NAME, [b"a"])
+    with pytest.raises(EngineFailed, match=r"imports with \{'TRTLLM_NO_USAGE_STATS': '1'\}"):
+        load_engine(replace(CONFIG, runtime="tensorrt_llm", artifact_dir=tmp_path))
 
 
 def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
