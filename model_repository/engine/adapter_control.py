@@ -72,6 +72,7 @@ class AdapterControl:
         if sum(bool(each.source) for each in loaded.values()) >= root.max_adapters:
             rule = f"{root.max_adapters} adapters are loaded already, which is the most (--max-adapters): unload one"
             raise InvalidRequest(f"{name!r}: {rule}", "name")
+        adapter = self._engine.prepare_adapter(adapter)
         self._set(name, adapter)
         try:
             root.note(name, adapter)  # last: an adapter whose load kills the process must not kill the next one
@@ -98,13 +99,23 @@ class AdapterControl:
 
 
 def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:
-    """Load the adapters that were loaded when the engine ended. One that fails is logged and left out."""
+    """Load the adapters that were loaded when the engine ended. One that fails is logged and left out.
+
+    Raises:
+        EngineFailed: an adapter has broken the runtime. The next engine will not load it.
+    """
     for name, source in root.noted():
         try:
-            runtime.load_adapter(name, root.find(name, source))
+            runtime.load_adapter(name, runtime.prepare_adapter(root.find(name, source)))
         except StageError as exc:
             logger.error("the adapter %s does not load again: %s", name, exc.text)
+            try:
+                runtime.stats()
+            except EngineFailed:
+                root.forget(name)
+                raise
         except Exception:  # the model itself works
             logger.exception("the adapter %s does not load again", name)
         else:
             logger.info("loaded the adapter %s again, from %s", name, source)
+    root.remove_copies({adapter.key for adapter in runtime.stats().adapters.values()})

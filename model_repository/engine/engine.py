@@ -125,6 +125,14 @@ class Engine:
         """
         return self._runtime.stats().adapters
 
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        """Do the slow part of loading an adapter; return the adapter to load.
+
+        Raises:
+            StageError: the runtime does not load it.
+        """
+        return self._runtime.prepare_adapter(adapter)
+
     def stats(self) -> EngineStats:
         """Return the engine's current state.
 

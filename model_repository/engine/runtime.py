@@ -116,7 +116,8 @@ class Prepared:
 class Runtime(Protocol):
     """Produces token ids. The engine ends and shapes texts around it, in the same way for every runtime.
 
-    One thread owns it and makes all calls. Only `prepare`, `stats` and `wake` may be called from any thread.
+    One thread owns it and makes all calls. Only `prepare`, `prepare_adapter`, `stats` and `wake` may be called from any
+    thread.
     """
 
     def prepare(self, request: EngineRequest) -> Prepared:
@@ -154,6 +155,14 @@ class Runtime(Protocol):
         Raises:
             EngineFailed: every sequence is lost and forgotten. The runtime accepts new ones, unless it is broken for
                 good: then `submit` and `stats` raise the same error.
+        """
+
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        """Do the slow part of a `load_adapter`; return the adapter to load.
+
+        Raises:
+            InvalidRequest: it does not fit the model, or the model's start options.
+            EngineFailed: the runtime is broken, perhaps by this adapter; or its files cannot be copied.
         """
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:

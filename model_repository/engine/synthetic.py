@@ -104,6 +104,10 @@ class SyntheticRuntime:
                 num_emitted += 1
                 yield token_id
 
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        """Do nothing: nothing can be loaded."""
+        return adapter
+
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         raise Unsupported("the runtime synthetic takes no adapters")
 

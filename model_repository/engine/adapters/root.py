@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import secrets
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from model_repository.errors import EngineFailed, InvalidRequest
 logger = logging.getLogger(__name__)
 
 NOTES = ".loaded"  # a folder below the root
+_COPIES = "copies"  # a folder below a model's notes
+_NOT_WRITABLE = "the root of adapters is not writable: loaded adapters are recorded there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,7 @@ class AdapterRoot:
             aside.replace(self._path_of(name))
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters is not writable: loaded adapters are recorded there") from exc
+            raise EngineFailed(_NOT_WRITABLE) from exc
 
     def forget(self, name: str) -> None:
         """Remove the note of an adapter.
@@ -84,7 +89,33 @@ class AdapterRoot:
             self._path_of(name).unlink(missing_ok=True)
         except OSError as exc:
             logger.error("%s cannot be written: %s", self._notes, exc)
-            raise EngineFailed("the root of adapters is not writable: loaded adapters are recorded there") from exc
+            raise EngineFailed(_NOT_WRITABLE) from exc
+
+    def copy(self, adapter: Adapter) -> Adapter:
+        """Return an adapter whose folder stays as it is, for a runtime that reads it again later.
+
+        Raises:
+            EngineFailed: the folder cannot be written.
+            InvalidRequest: the files have changed since the adapter was found.
+        """
+        copy = self._notes / _COPIES / adapter.key
+        try:
+            if not copy.is_dir():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                aside = Path(tempfile.mkdtemp(dir=copy.parent))
+                shutil.copytree(adapter.path, aside, symlinks=True, dirs_exist_ok=True)
+                read_adapter(aside, adapter.source, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
+                aside.rename(copy)
+        except OSError as exc:
+            logger.error("%s cannot be copied to %s: %s", adapter.path, copy, exc)
+            raise EngineFailed(_NOT_WRITABLE) from exc
+        return dataclasses.replace(adapter, path=copy)
+
+    def remove_copies(self, but: Container[str]) -> None:
+        """Remove the copies of other adapters than those with these keys."""
+        for path in (self._notes / _COPIES).glob("*"):
+            if path.name not in but:
+                shutil.rmtree(path, ignore_errors=True)
 
     def noted(self) -> Iterator[tuple[str, str]]:
         """Yield name and source of each noted adapter; an unreadable note is logged."""

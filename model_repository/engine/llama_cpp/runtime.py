@@ -312,6 +312,10 @@ class LlamaCppRuntime:
             scheduled_s=running.scheduled_s,
         )
 
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        """Do nothing: `load_adapter` reads the file between two steps."""
+        return adapter
+
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         """Load an adapter from a file, or reuse its weights if they are still in memory.
 

@@ -37,7 +37,7 @@ def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> Any:
 
 
 class LoraRequests:
-    """The adapters by name. TensorRT-LLM loads an adapter with its first request, and frees others for it.
+    """The adapters by name. TensorRT-LLM loads an adapter with a request for it, and frees others for it.
 
     TensorRT-LLM keeps weights and KV cache blocks by an adapter's number, so a number is never used for two adapters.
     """
@@ -50,14 +50,14 @@ class LoraRequests:
         self._numbers: dict[str, int] = {}  # adapter key to number
         self._next_number = itertools.count(1)
         for name in sorted(config.adapters):
-            self._add(name, Adapter.of_artifact(config.artifact_dir / config.adapters[name]))
+            self.add(name, Adapter.of_artifact(config.artifact_dir / config.adapters[name]))
 
     def of(self, name: str) -> Any:
         """Return TensorRT-LLM's name of an adapter; None for an empty name."""
         return self._requests[name] if name else None
 
-    def add(self, name: str, adapter: Adapter) -> None:
-        """Offer one more adapter.
+    def check(self, adapter: Adapter) -> None:
+        """Check an adapter against the start options.
 
         Raises:
             Unsupported: TensorRT-LLM was not started for adapters.
@@ -72,12 +72,16 @@ class LoraRequests:
         if foreign:
             rule = f"expected some of {', '.join(self._options.lora_modules)}, for which the model was built"
             raise InvalidRequest(f"{adapter.source!r}: changes {', '.join(foreign)}: {rule}", "source")
-        self._add(name, adapter)
+
+    def request(self, name: str, adapter: Adapter) -> Any:
+        """Return TensorRT-LLM's name of an adapter, which need not be offered yet."""
+        number = self._numbers.setdefault(adapter.key, next(self._next_number))
+        return LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapter.path))
+
+    def add(self, name: str, adapter: Adapter) -> None:
+        """Offer one more adapter."""
+        self._requests[name] = self.request(name, adapter)
+        self.adapters[name] = adapter
 
     def remove(self, name: str) -> None:
         del self.adapters[name], self._requests[name]
-
-    def _add(self, name: str, adapter: Adapter) -> None:
-        number = self._numbers.setdefault(adapter.key, next(self._next_number))
-        self._requests[name] = LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapter.path))
-        self.adapters[name] = adapter

@@ -25,6 +25,7 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
+_TRIAL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class RequestLoop:
         self._outputs: list[StepOutput] = []  # outputs of this iteration of the loop
         self._results: dict[int, Any] = {}  # sequence to its result; dropped calls have none
         self._calls: dict[int, Call] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._busy: dict[int, Call] = {}  # that have not ended, including dropped ones
         self._lock = threading.Lock()  # protects the busy calls
         self._num_scoring = 0
@@ -95,6 +96,23 @@ class RequestLoop:
         with self._lock:
             self._busy[call.sequence] = call
         self._loop.call_soon_threadsafe(self._start, call)
+
+    def try_out(self, call: Call) -> None:
+        """Run a call to its end, beside those of the engine. It has a sequence number that the engine never uses.
+
+        Raises:
+            StageError: it failed, or has not ended in time.
+        """
+        with self._lock:
+            self._busy[call.sequence] = call
+        future = asyncio.run_coroutine_threadsafe(self._try_out(call), self._loop)
+        try:
+            error = future.result(_TRIAL_TIMEOUT_S)
+        except TimeoutError as exc:
+            future.cancel()
+            raise EngineFailed(f"TensorRT-LLM made no token in {_TRIAL_TIMEOUT_S:g} s") from exc
+        if error is not None:
+            raise error
 
     def drop(self, sequence: int) -> None:
         """Stop reading a call, and abort it if possible."""
@@ -139,32 +157,45 @@ class RequestLoop:
         self._calls[call.sequence] = call
         self._run_task(self._serve(call))
 
-    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _run_task(self, coroutine: Coroutine[Any, Any, StageError | None]) -> asyncio.Task[Any]:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _drop(self, sequence: int) -> None:
         call, result = self._calls.pop(sequence, None), self._results.pop(sequence, None)
         if call is not None and call.can_abort and result is not None and not result.finished:
             result.abort()
 
-    async def _serve(self, call: Call) -> None:
+    async def _try_out(self, call: Call) -> StageError | None:
+        self._calls[call.sequence] = call
+        error: StageError | None = await self._run_task(self._serve(call))
+        return error
+
+    async def _serve(self, call: Call) -> StageError | None:
+        """Run a call; return why it failed."""
         try:
             await self._call(call)
         except StageError as error:
-            self._emit(call, [StepOutput(call.sequence, error=error)])
+            return self._fail(call, error)
         except RequestError as exc:
             logger.warning("sequence %d: TensorRT-LLM failed on it: %s", call.sequence, exc)
-            self._emit(call, [StepOutput(call.sequence, error=EngineFailed("TensorRT-LLM failed on this request"))])
+            return self._fail(call, EngineFailed("TensorRT-LLM failed on this request"))
         except Exception as exc:  # the executor or its worker has ended
             logger.exception("TensorRT-LLM failed")
             self._failure = f"TensorRT-LLM failed ({type(exc).__name__}): the model must be loaded again"
+            return EngineFailed(self._failure)
         finally:
             with self._lock:
                 del self._busy[call.sequence]
             self.wake()  # a request may wait for this place, and a failure must be reported
             self._drop(call.sequence)
+        return None
+
+    def _fail(self, call: Call, error: StageError) -> StageError:
+        self._emit(call, [StepOutput(call.sequence, error=error)])
+        return error
 
     async def _call(self, call: Call) -> None:
         if call.sequence not in self._calls:

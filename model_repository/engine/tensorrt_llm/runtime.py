@@ -39,10 +39,11 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
-from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
 
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
+_TRIAL = 0  # the sequence number of trials; the engine's begin at 1
 
 
 class TensorRtLlmRuntime:
@@ -90,6 +91,12 @@ class TensorRtLlmRuntime:
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
         self._kv_cache = KvCacheMonitor(self._llm) if self._options.has_statistics else None
+        for name in self._lora.adapters:
+            try:
+                self._try_out(self._lora.of(name))
+            except StageError as exc:
+                self.close()
+                raise EngineFailed(f"adapter {name}: TensorRT-LLM makes no token with it: {exc.text}") from exc
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Read the images, and count the structured output, which each worker process compiles itself.
@@ -222,12 +229,52 @@ class TensorRtLlmRuntime:
         is_silent = bool(self._running) and self._running <= self._unstreamed
         return outputs if outputs or has_progressed or is_silent else None
 
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        """Copy an adapter's files, and draw a token with it.
+
+        TensorRT-LLM loads an adapter with its first request. Up to release 1.2, one that it cannot load ends the worker
+        and all requests.
+
+        Source: `worker_main` in tensorrt_llm/executor/worker.py, `_enqueue_request` in base_worker.py.
+        """
+        self._lora.check(adapter)
+        assert self._config.adapter_root is not None, "no other adapter is prepared"
+        copy = self._config.adapter_root.copy(adapter)
+        try:
+            self._try_out(self._lora.request(adapter.source, copy))
+        except StageError as exc:
+            self._loop.check()
+            rule = "TensorRT-LLM makes no token with it, see the engine's log"
+            raise InvalidRequest(f"{adapter.source!r}: {rule}", "source") from exc
+        return copy
+
+    def _try_out(self, lora_request: Any) -> None:
+        """Draw a token with an adapter.
+
+        Raises:
+            StageError: TensorRT-LLM does not load it.
+        """
+        request = EngineRequest(prompt_token_ids=(self._planner.end_id,), max_tokens=1)
+        plan, ids = self._planner.plan(request), list(request.prompt_token_ids)
+        self._loop.try_out(
+            Call(
+                _TRIAL,
+                {
+                    "inputs": ids if self._images is None else self._images.inputs(ids, ()),
+                    "lora_request": lora_request,
+                    "streaming": True,
+                },
+                functools.partial(sampling_params, plan, self._vocab_size),
+                ResultReader(_TRIAL, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size),
+            )
+        )
+
     def load_adapter(self, name: str, adapter: Adapter) -> None:
-        """Offer an adapter. TensorRT-LLM loads it with its first request."""
+        """Offer an adapter."""
         self._lora.add(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Offer an adapter no more. TensorRT-LLM frees it when another one needs its place."""
+        """Offer an adapter no more. TensorRT-LLM frees it when another one needs its place; its files stay."""
         self._lora.remove(name)
 
     def wake(self) -> None:

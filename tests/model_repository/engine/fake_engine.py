@@ -63,6 +63,7 @@ class FakeRuntime:
         self.failure: EngineFailed | None = None  # for good
         self.adapters: dict[str, Adapter] = {}
         self.adapter_error: StageError | None = None
+        self.breaking_adapter = ""  # the source of one that breaks the runtime for good
         self.num_wakes = 0
         self.is_closed = False
         self.on_prepare: Callable[[], None] = lambda: None
@@ -106,6 +107,12 @@ class FakeRuntime:
             for sequence, token_ids in self.running.items()
             for _ in range(self.num_tokens)
         ]
+
+    def prepare_adapter(self, adapter: Adapter) -> Adapter:
+        if adapter.source == self.breaking_adapter:
+            self.failure = EngineFailed("broken")
+        self._check()
+        return adapter
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         if self.adapter_error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +103,32 @@ def test_a_new_engine_loads_the_noted_adapters_except_broken_ones(
     restore_adapters(runtime, root)
     assert "the adapter b does not load again" in caplog.text
     assert noted(folder) == {"a": "a", "b": "b"}
+
+
+def test_an_adapter_that_breaks_the_runtime_is_not_noted(control: AdapterControl, fake: Fake, folder: Path) -> None:
+    fake.runtime.breaking_adapter = "a"
+    assert isinstance(load(control, "polite", "a"), EngineFailed)
+    assert (noted(folder), fake.runtime.adapters) == ({}, {})
+
+
+def test_a_noted_adapter_that_breaks_the_runtime_does_not_break_the_next_one(folder: Path) -> None:
+    root = root_of(folder)
+    for name in ("a", "b"):
+        root.note(name, root.find(name, name))
+    runtime = FakeRuntime()
+    runtime.breaking_adapter = "a"
+    with pytest.raises(EngineFailed):
+        restore_adapters(runtime, root)
+    assert noted(folder) == {"b": "b"}
+
+
+def test_a_new_engine_removes_copies_of_adapters_that_it_does_not_load(folder: Path) -> None:
+    root = root_of(folder)
+    write_folder(folder / "d", b"others")
+    copies = [root.copy(replace(root.find(name, name), path=folder / name)) for name in ("a", "d")]
+    root.note("a", copies[0])
+    restore_adapters(FakeRuntime(), root)
+    assert [copy.path.exists() for copy in copies] == [True, False]
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

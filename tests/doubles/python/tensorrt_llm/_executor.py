@@ -11,6 +11,8 @@
 - Where CUDA graphs do not know adapters, only the prompt is computed under one.
 - Each step leaves its statistics, on the PyTorch backend only if an option asks for it, and not in an engine that runs
   in the caller's process. A call that finds none waits for them in the caller's thread.
+- An adapter is loaded with its first request. One that does not load ends the worker up to release 1.2, and fails its
+  request in later ones.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
 Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
@@ -38,6 +40,7 @@ from typing import Any
 
 import torch
 
+from tensorrt_llm._contract import contract
 from tensorrt_llm._model import Model, State
 from tensorrt_llm._results import RequestError, RequestOutput
 from tensorrt_llm._sampler import Sampler, logprob_entry
@@ -254,7 +257,7 @@ class Executor:
         num_cached = self._num_cached(key, request.prompt) if self._has_block_reuse else 0
         self._blocks.append((key, tuple(request.prompt)))
         for number, structured_output in enumerate(structured_outputs):
-            state = self._model.start(request.adapter)
+            state = self._start(request)
             rows = state.feed(request.prompt)
             sampler = Sampler(
                 request.params,
@@ -282,6 +285,16 @@ class Executor:
                 output.prompt_logprobs = scores
 
         request.changes.append(update)
+
+    def _start(self, request: Request) -> State:
+        try:
+            return self._model.start(request.adapter)
+        except Exception as exc:
+            if not contract()["version"].startswith("1.2"):
+                raise RequestError(f"Failed to load LoRA adapter: {exc}") from exc
+            self._worker.kill()
+            self._worker.wait()
+            raise
 
     def _num_cached(self, key: tuple[str, str], prompt: list[int]) -> int:
         """Return how many tokens of whole blocks were computed before; the last token always is computed."""

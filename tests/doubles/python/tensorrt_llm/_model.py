@@ -43,10 +43,17 @@ class Model:
     def start(self, adapter: Path | None) -> State:
         """Return a new sequence, under a LoRA adapter or none."""
         if _EMBEDDING not in self._weights:
+            if adapter:
+                self._load(adapter)
             return _HashedState(self.vocab_size, str(adapter or ""))
         return _LlamaState(self._adapted(adapter) if adapter else self._weights, self._config)
 
     @functools.cache  # noqa: B019  # a double lives as long as its process
+    def _load(self, adapter: Path) -> None:
+        for path in adapter.iterdir():
+            json.loads(path.read_text(encoding="utf-8"))
+
+    @functools.cache  # noqa: B019
     def _adapted(self, adapter: Path) -> Weights:
         settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
         tensors = load_file(adapter / "adapter_model.safetensors")

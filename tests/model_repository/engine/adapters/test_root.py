@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,27 @@ def test_replicas_note_an_adapter_at_the_same_time(folder: Path, monkeypatch: py
     assert list(root.noted()) == [("polite", "teams/polite")]
 
 
+def test_a_copy_outlives_its_original(folder: Path) -> None:
+    root = root_of(folder, runtime="tensorrt_llm")
+    write_folder(folder / "whole", runtime="tensorrt_llm")
+    found = root.find("x", "whole")
+    copies = [root.copy(found) for _ in range(2)]
+    (folder / "whole" / "adapter.gguf").write_bytes(b"others")
+    assert copies[0] == copies[1] == replace(found, path=copies[0].path)
+    assert (copies[0].path / "adapter.gguf").read_bytes() == WEIGHTS
+
+
+def test_a_copy_of_files_that_have_changed_is_refused(folder: Path) -> None:
+    root = root_of(folder, runtime="tensorrt_llm")
+    write_folder(folder / "whole", runtime="tensorrt_llm")
+    found = root.find("x", "whole")
+    (folder / "whole" / "adapter.gguf").write_bytes(b"others")
+    with pytest.raises(InvalidRequest, match="differs from its digest"):
+        root.copy(found)
+    (folder / "whole" / "adapter.gguf").write_bytes(WEIGHTS)
+    assert root.copy(found).path.is_dir()
+
+
 def test_a_malformed_note_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = root_of(folder)
     root.note("polite", root.find("polite", "teams/polite"))
@@ -162,5 +184,7 @@ def test_an_unwritable_note_is_an_error(tmp_path: Path) -> None:
     adapter = Adapter(path=tmp_path, key="", num_bytes=0, source="x")
     with pytest.raises(EngineFailed, match="not writable"):
         root_of(tmp_path).note("x", adapter)
+    with pytest.raises(EngineFailed, match="not writable"):
+        root_of(tmp_path).copy(adapter)
     with pytest.raises(EngineFailed, match="not writable"):
         root_of(tmp_path).forget("x")

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tensorrt_llm import _model
 
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.lora import LoraRequests, lora_config, supports_adapters
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
-from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
+from tests.model_repository.engine.adapter_folders import root_of, write_folder
+from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, BYTE_TABLE, RUNTIME, Tiny
 
 ROOT = AdapterRoot(folder=Path("unused"), ensemble="tiny", runtime="tensorrt_llm", base="", max_adapters=3, max_rank=64)
 
@@ -65,16 +71,16 @@ def test_an_adapter_beyond_the_limits_of_the_model_is_refused(
 ) -> None:
     requests = requests_of(config, lora_max_rank="16", lora_modules="attn_q,attn_v")
     with pytest.raises(InvalidRequest, match=rule) as refused:
-        requests.add("x", adapter(tmp_path, **fields))
-    assert (refused.value.field, list(requests.adapters)) == ("source", ["polite"])
+        requests.check(adapter(tmp_path, **fields))
+    assert refused.value.field == "source"
 
 
 def test_an_engine_supports_adapters_only_if_built_with_one(config: EngineConfig, tmp_path: Path) -> None:
     alone = replace(config, adapters={}, adapter_root=ROOT, options={})
     with pytest.raises(Unsupported, match="built without adapters"):
-        requests_of(alone).add("x", adapter(tmp_path))
-    requests_of(alone, lora_modules="attn_q").add("x", adapter(tmp_path))
-    requests_of(alone, backend="pytorch").add("x", adapter(tmp_path))
+        requests_of(alone).check(adapter(tmp_path))
+    requests_of(alone, lora_modules="attn_q").check(adapter(tmp_path))
+    requests_of(alone, backend="pytorch").check(adapter(tmp_path))
 
 
 def test_the_pytorch_backend_is_started_with_room_for_those_to_come(config: EngineConfig) -> None:
@@ -90,3 +96,46 @@ def test_adapters_need_no_name_that_only_release_1_2_has(config: EngineConfig, m
     monkeypatch.setattr("model_repository.engine.tensorrt_llm.lora.__version__", "1.3.0rc29")
     monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.peft.lora.config", later)
     assert lora_config(config, TensorRtLlmOptions())["max_lora_rank"] == 64
+
+
+@pytest.fixture
+def adapters(config: EngineConfig, tmp_path: Path) -> Iterator[tuple[Tiny, AdapterRoot]]:
+    """The runtime, and the folder of adapters to load later, with one that TensorRT-LLM cannot load."""
+    for name, weights in (("good", b"{}"), ("odd", b"no weights")):
+        write_folder(tmp_path / "root" / name, weights, runtime="tensorrt_llm")
+    root = root_of(tmp_path / "root", runtime="tensorrt_llm")
+    tiny = Tiny(RUNTIME.TensorRtLlmRuntime(replace(config, adapter_root=root), BYTE_TABLE, environment={}))
+    yield tiny, root
+    tiny.runtime.close()
+
+
+def load(adapters: tuple[Tiny, AdapterRoot], name: str) -> None:
+    tiny, root = adapters
+    tiny.runtime.load_adapter(name, tiny.runtime.prepare_adapter(root.find(name, name)))
+
+
+def test_a_loaded_adapter_does_not_need_its_folder(adapters: tuple[Tiny, AdapterRoot]) -> None:
+    tiny, root = adapters
+    load(adapters, "good")
+    shutil.rmtree(root.folder / "good")
+    _model.Model._load.cache_clear()  # as if the workers read it again
+    assert len(tiny.tokens(lora_name="good")) == 8
+
+
+def test_an_adapter_that_does_not_load_is_known_before_it_is_offered(adapters: tuple[Tiny, AdapterRoot]) -> None:
+    tiny, _ = adapters
+    with pytest.raises(StageError) as refused:
+        load(adapters, "odd")
+    if "engine" in BACKENDS:  # release 1.2, whose worker has ended
+        assert isinstance(refused.value, EngineFailed) and "must be loaded again" in refused.value.text
+        return
+    assert refused.value.text == "'odd': TensorRT-LLM makes no token with it, see the engine's log"
+    assert list(tiny.runtime.stats().adapters) == ["polite"]
+    assert len(tiny.tokens()) == 8
+
+
+def test_an_adapter_of_the_artifact_that_does_not_load_is_named_at_the_start(config: EngineConfig) -> None:
+    (config.artifact_dir / "adapters" / "polite" / "adapter_config.json").write_text("no JSON")
+    with pytest.raises(EngineFailed, match="adapter polite: TensorRT-LLM makes no token with it"):
+        RUNTIME.TensorRtLlmRuntime(config, BYTE_TABLE, environment={})
+    assert "tensorrt-llm-requests" not in {thread.name for thread in threading.enumerate()}
