@@ -20,9 +20,9 @@ COPY tests tests
 # The image's packages are constraints, so that numpy and torch stay; llguidance is the exception (docs/gpu.md).
 RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
     && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt \
-    '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai \
+    '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai httptools psutil \
     && rm -rf /tmp/image.txt build ./*.egg-info
-# The first thing to run on a new machine: docs/gpu.md, acceptance kit.
+# The first thing to run on a new machine: docs/gpu.md, the first hour.
 RUN ln -s /opt/conch/tests/workshop/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
 
 WORKDIR /

@@ -30,20 +30,40 @@ class Check:
     duration_s: float
 
 
+class LeftOut(Exception):
+    """A step cannot run here, or is not wanted; the message is the reason."""
+
+
 @dataclass(slots=True)
 class Step:
     """One step of the run. A step fails with an exception or with a failed check."""
 
-    title: str
+    name: str
+    what: str  # it does, in one line
     lines: list[str] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     error: str = ""
+    left_out: str = ""  # the reason
     duration_s: float = 0.0
 
     @property
     def has_failed(self) -> bool:
         """Whether the step, or one of its checks, failed."""
         return bool(self.error) or any(check.outcome == "failed" for check in self.checks)
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in words: a part of a step may be left out after other parts."""
+        word = "FAILED" if self.has_failed else "passed"
+        if self.left_out:
+            return f"{word}, in part left out" if self.checks else "left out"
+        return word
+
+    def check(self, name: str, is_right: bool, detail: str, duration_s: float = 0.0) -> None:
+        """Add a check, and show it."""
+        outcome = "passed" if is_right else "failed"
+        sys.stderr.write(f"    {outcome}: {name}: {detail}\n")
+        self.checks.append(Check(name, outcome, detail, duration_s))
 
 
 @dataclass(slots=True)
@@ -54,6 +74,7 @@ class Report:
     headline: str
     environment: Mapping[str, str]  # values whose names are those of secrets are left out of the report
     steps: list[Step] = field(default_factory=list)
+    estimate: str = ""  # of the time
 
     @property
     def has_failed(self) -> bool:
@@ -61,19 +82,25 @@ class Report:
         return any(step.has_failed for step in self.steps)
 
     @contextmanager
-    def step(self, title: str) -> Iterator[Step]:
-        """Run a step. Its exception goes into the report, and the next step can run."""
-        step = Step(title)
+    def step(self, name: str, what: str) -> Iterator[Step]:
+        """Run a step. Its exception goes into the report, and the next step can run; after Ctrl-C none does."""
+        step = Step(name, what)
         self.steps.append(step)
-        sys.stderr.write(f"{title}\n")
+        sys.stderr.write(f"{name}: {what}\n")
         started = time.monotonic()
         try:
             yield step
+        except LeftOut as exc:
+            step.left_out = str(exc)
+        except KeyboardInterrupt:
+            step.error = "interrupted"
+            raise
         except Exception as exc:
             step.error = f"{type(exc).__name__}: {exc}"
-            sys.stderr.write(f"  FAILED: {step.error}\n")
         finally:
             step.duration_s = time.monotonic() - started
+            reason = step.error or step.left_out
+            sys.stderr.write(f"  {step.outcome} after {step.duration_s:.1f} s{reason and f': {reason}'}\n")
             self.write()
 
     def write(self) -> None:
@@ -83,11 +110,18 @@ class Report:
         self.path.write_text(text, encoding="utf-8")
 
     def _lines(self) -> Iterator[str]:
-        failed = [step.title for step in self.steps if step.has_failed]
+        failed = [step.name for step in self.steps if step.has_failed]
         yield from ("# GPU acceptance", "", f"**{self.headline}**", "")
-        yield f"Failed: {', '.join(failed)}." if failed else "Everything passed."
+        yield f"Failed: {', '.join(failed)}." if failed else "Everything that ran passed."
+        yield f"Seconds: {sum(step.duration_s for step in self.steps):,.0f}; the estimate was {self.estimate}."
+        yield from ("", "| step | what it does | outcome | seconds |", "| --- | --- | --- | ---: |")
         for step in self.steps:
-            yield from ("", f"## {step.title}", "", f"{step.duration_s:.1f} s")
+            reason = f": {_cell(step.left_out)}" if step.left_out else ""
+            yield f"| {step.name} | {step.what} | {step.outcome}{reason} | {step.duration_s:.1f} |"
+        for step in self.steps:
+            yield from ("", f"## {step.name}", "", f"{step.what}: {step.outcome} after {step.duration_s:.1f} s")
+            if step.left_out:
+                yield from ("", f"**Left out**: {_cell(step.left_out)}")
             if step.error:
                 yield from ("", f"**Failed**: {_cell(step.error)}")
             if step.checks:

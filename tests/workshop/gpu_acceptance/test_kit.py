@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import re
@@ -10,22 +11,34 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from openai import OpenAI
+from tokenizers import Tokenizer
 
 from build_engines.catalog import Catalog
 from build_engines.tensorrt_llm.source import Source
-from tests.build_engines.tensorrt_llm.builder import write_examples
+from model_repository.system.machine import Machine
+from tests.build_engines.tensorrt_llm.builder import H100, write_examples
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG
-from tests.workshop.gpu_acceptance import claims
-from tests.workshop.gpu_acceptance.__main__ import CHECKS
+from tests.workshop.gpu_acceptance import __main__ as kit
+from tests.workshop.gpu_acceptance import claims, faults, measuring
+from tests.workshop.gpu_acceptance.reference import Case, lacks
+from tests.workshop.gpu_acceptance.report import LeftOut, Step
+from tests.workshop.gpu_acceptance.servers import Host, Served
+from tests.workshop.gpu_acceptance.steps import CHECKS, STEPS, TOLERANCE, Plan, engine
 from tests.workshop.gpu_acceptance.subject import Stream, Subject
 
 ROOT = Path(__file__).parents[3]
 DOUBLES = ROOT / "tests" / "doubles"
-STEPS = ["Machine", "Preparation", "Plan", "Build", "Verify", "Serve", "Checks"]
+NAMES = [step.name for step in STEPS]
+WITH_DOUBLES = {
+    "PATH": f"{DOUBLES / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": f"{DOUBLES / 'python'}:{DOUBLES / 'reference'}:{ROOT}",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
@@ -37,25 +50,35 @@ def run(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, 
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     return done.returncode, (tmp_path / "report" / "report.md").read_text(encoding="utf-8"), done.stderr
 
 
+def only(*names: str) -> list[str]:
+    """Return the options that choose steps."""
+    return [f"--only={name}" for name in names]
+
+
+def outcomes(page: str) -> dict[str, str]:
+    """Return the outcomes of the steps, by their names."""
+    return dict(re.findall(r"^\| (\w+) \| .* \| (.*) \| [\d.]+ \|$", page.partition("\n## ")[0], re.MULTILINE))
+
+
 def test_a_failed_build_gives_a_report_without_secrets(tmp_path: Path) -> None:
-    status, page, _ = run(tmp_path, "--gpu", "h100", PATH="", MY_TOKEN="TensorRT-LLM")
+    status, page, _ = run(tmp_path, *only("image", "pytorch", "texts"), PATH="", MY_TOKEN="TensorRT-LLM")
     assert status == 1
-    assert "Failed: Preparation, Build." in page
-    assert re.findall("^## (.*)", page, re.MULTILINE) == ["Machine", "Preparation", "Plan", "Build"]
+    assert "Failed: image, pytorch." in page
+    found = outcomes(page)
+    assert found.pop("texts") == "left out: small failed in the step pytorch"
+    assert (found.pop("image"), found.pop("pytorch")) == ("FAILED", "FAILED")
+    assert set(found.values()) == {"left out: --only or --skip"} and len(found) == len(STEPS) - 3
     assert "| A GPU is visible | failed | " in page and "Look at: the driver, NVIDIA's container toolkit" in page
-    assert "demo on 1 x H100" in page and "nvidia-smi: not installed" in page
-    assert "RuntimeError: exit status 1: see build.log" in page
-    assert "[left out]: not installed" in page and "TensorRT-LLM" not in page
-    assert "error: " in (tmp_path / "report" / "build.log").read_text(encoding="utf-8")
+    assert "[left out] is not installed" not in page and "TensorRT-LLM" not in page
     with tarfile.open(tmp_path / "report.tar.gz") as tar:
         texts = {name: file.read().decode() for name in tar.getnames() if (file := tar.extractfile(name)) is not None}
-    assert texts.keys() == {"report/build.log", "report/plan.log", "report/report.md"}
-    assert all(texts.values()) and not any("TensorRT-LLM" in text for text in texts.values())
+    assert "report/report.md" in texts
+    assert not any("TensorRT-LLM" in text for text in texts.values())
 
 
 def test_the_page_marks_the_claims_that_the_acceptance_kit_tests() -> None:
@@ -65,7 +88,14 @@ def test_the_page_marks_the_claims_that_the_acceptance_kit_tests() -> None:
     marked = [item.removesuffix(mark) for item in section.split(" - ")[1:] if item.endswith(mark)]
     tests = [test for name, test in vars(claims).items() if name.startswith("test_")]
     docstrings = [" ".join(test.__doc__.split()) for test in tests if test.__doc__]
-    assert marked == [text for text in docstrings if "no benchmark" not in text]
+    proved = [text for text in docstrings if "no benchmark" not in text]
+    assert sorted(marked) == sorted([*proved, *(claim for step in STEPS for claim in step.proves)])
+
+
+def test_the_page_names_each_step() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    section = page.partition("## The first hour on a host\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == NAMES
 
 
 def test_the_checks_exist() -> None:
@@ -79,24 +109,93 @@ def test_the_catalog_has_the_end_tokens_of_the_demo_checkpoint() -> None:
     assert set(Source.load(DEMO / "checkpoint", entry).checkpoint.eos_token_ids) == set(entry.eos_token_ids)
 
 
-@pytest.mark.parametrize("backend", ["engine", "pytorch"])
-def test_a_run_on_doubles_passes_and_names_the_double(tmp_path: Path, backend: str) -> None:
-    status, page, output = run(
-        tmp_path,
-        "--backend",
-        backend,
-        *(("--tensorrt-llm-examples", str(write_examples(tmp_path / "examples"))) if backend == "engine" else ()),
-        PATH=f"{DOUBLES / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        PYTHONPATH=f"{DOUBLES / 'python'}:{ROOT}",
-        CONCH_DOUBLE_GPUS="NVIDIA H100 80GB HBM3, 81559, 9.0",
-        OPENBLAS_NUM_THREADS="1",
-    )
+@pytest.mark.parametrize(
+    "names",
+    [("doctor", "image", "pytorch", "texts", "adapters", "engine"),
+     ("pauses", "schedulers", "peer", "large", "replicas", "faults")],
+    ids=lambda names: names[-1],
+)  # fmt: skip
+def test_a_run_on_doubles_passes_and_names_the_double(tmp_path: Path, names: tuple[str, ...]) -> None:
+    options = ["--quick", "--speed-model=demo", "--large-model=demo", *only(*names)]
+    options += ["--tensorrt-llm-examples", str(write_examples(tmp_path / "examples"))]
+    gpus = "\n".join([H100] * 8)
+    status, page, output = run(tmp_path, *options, **WITH_DOUBLES, CONCH_DOUBLE_GPUS=gpus)
     assert status == 0, page + output
-    assert "test double" in page.lower() and "Everything passed." in page
-    assert re.findall("^## (.*)", page, re.MULTILINE) == STEPS
-    assert page.count(" | passed | ") > 60
-    seed = "passed" if backend == "engine" else "skipped"
-    assert f"| The same seed gives the same text, on the engine backend. | {seed} |" in page
+    assert "test double" in page.lower() and "Everything that ran passed." in page
+    assert [name for name, outcome in outcomes(page).items() if outcome == "passed"] == list(names)
+    assert " | skipped | no process with " not in page
+    if "engine" in names:
+        assert page.count(" | passed | ") > 120
+        assert (
+            "| The same seed gives the same text, on the engine backend. | skipped |"
+            in page.partition("\n## engine")[0]
+        )
+        assert (
+            "| The same seed gives the same text, on the engine backend. | passed |" in page.partition("\n## engine")[2]
+        )
+
+
+def test_a_small_host_leaves_out_the_large_model_with_the_reason(tmp_path: Path) -> None:
+    status, page, output = run(tmp_path, *only("large", "replicas"), **WITH_DOUBLES, CONCH_DOUBLE_GPUS=H100)
+    assert status == 0, output
+    assert outcomes(page)["large"] == "left out: needs 2 GPUs, and this host has 1"
+    assert outcomes(page)["replicas"] == "left out: needs 4 GPUs, and this host has 1"
+
+
+def test_a_release_without_engines_leaves_out_the_engine() -> None:
+    host = Host(argparse.Namespace(), Machine(tensorrt_llm_version="1.3.0rc29"))
+    with pytest.raises(LeftOut, match=re.escape("TensorRT-LLM 1.3.0rc29 has no engines")):
+        engine(host, Step("engine", ""))
+
+
+def test_ctrl_c_ends_the_run_with_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(host: Host, step: Step) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kit, "STEPS", (Plan("first", "", 1, interrupt), Plan("second", "", 1, interrupt)))
+    monkeypatch.setattr(sys, "argv", ["kit", f"--home={tmp_path}", f"--report={tmp_path / 'report'}"])
+    assert kit.main() == 130
+    page = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "**Failed**: interrupted" in page
+    assert outcomes(page) == {"first": "FAILED", "second": "left out: the run was interrupted"}
+
+
+def test_the_comparison_finds_an_adapter_that_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in WITH_DOUBLES.items():
+        monkeypatch.setenv(name, value)
+    tokenizer = Tokenizer.from_file(str(DEMO / "checkpoint" / "tokenizer.json"))
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    formal = DEMO / "adapters" / "formal"
+    prompt, plain = tokenizer.encode(question).ids, "The capital of France is Paris."
+    cases = [
+        Case(prompt=prompt, tokens=tokenizer.encode(text).ids, adapter=str(folder))
+        for text, folder in (
+            (plain, ""),
+            (f"Dear friend, {plain}", formal),
+            (plain, formal),
+        )
+    ]
+    right, adapted, left_out = map(max, lacks(DEMO / "checkpoint", cases))
+    assert right < TOLERANCE and adapted < TOLERANCE
+    assert left_out > TOLERANCE
+
+
+def test_a_late_first_token_after_a_pause_fails() -> None:
+    def stream(**fields: Any) -> Stream:
+        return Stream(5.0, 5.0, 1)
+
+    step = Step("pauses", "")
+    measuring.measure_pauses(step, cast(Served, SimpleNamespace(subject=SimpleNamespace(stream=stream))), [0.0])
+    assert step.has_failed and "first tokens after 5000 ms" in step.checks[-1].detail
+
+
+def test_a_stream_that_seems_whole_is_seen() -> None:
+    def broken() -> Any:
+        yield 1
+        raise ConnectionError("reset")
+
+    assert faults.end_of(cast(Any, iter([1, 2]))) == faults.WHOLE
+    assert faults.end_of(broken()) == "ConnectionError: reset"
 
 
 class BadSubject(Subject):

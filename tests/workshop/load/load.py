@@ -51,7 +51,7 @@ class Load:
     reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
     # More of the request. A field of sampling that is left out has a default of its own in each server.
-    fields: Mapping[str, float] = field(default_factory=lambda: {"temperature": 0})
+    fields: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
     keeps_arrivals: bool = False  # keep the arrival time of each token; for a few streams
     seed: int = 1
 

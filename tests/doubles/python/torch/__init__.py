@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext as inference_mode
 from typing import Any, Self
 
 import numpy as np
 
 from torch import cuda as cuda
 
-__all__ = ["Tensor", "cuda", "from_numpy", "where"]
+__all__ = ["Tensor", "cuda", "from_numpy", "inference_mode", "where"]
 
 
 class Tensor(np.ndarray):

@@ -1,0 +1,65 @@
+"""Figures of a served model: the time to the first token, and the speed of many streams."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from tests.workshop.gpu_acceptance.report import Step
+from tests.workshop.gpu_acceptance.servers import Served
+from tests.workshop.load.accounting import Processes
+from tests.workshop.load.load import Load, Target
+from tests.workshop.load.runs import measure
+
+NUM_STREAMS = (1, 32, 128)
+QUICK_NUM_STREAMS = (1, 2)
+# A form that no text within the limit can end.
+FORM = {"response_format": {"type": "regex", "regex": "[a-z ,.]{1500}"}}
+_LOAD = Load(num_tokens=256, prompt_words=40, api="completions", warmup_s=5, window_s=12)
+_QUICK = replace(_LOAD, num_tokens=8, warmup_s=0.1, window_s=0.5)
+_MAX_IDLE_TTFT_S = 1.0  # the fault that this looks for makes it 5 s on average
+
+
+def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, has_form: bool = False) -> None:
+    """Add a check with the figures of each number of streams; it fails if an answer is not whole.
+
+    Args:
+        name: of the server.
+        has_form: the texts are structured outputs.
+    """
+    load = _QUICK if is_quick else _LOAD
+    fields = {**load.fields, **(FORM if has_form else {})}
+    for num_streams in QUICK_NUM_STREAMS if is_quick else NUM_STREAMS:
+        started = time.monotonic()
+        one = replace(
+            load,
+            num_streams=num_streams,
+            fields=fields,
+            ignores_eos=not has_form,  # the two are refused together
+            seed=1000 * len(step.checks) + num_streams,  # other prompts each time, since a server may cache them
+        )
+        result, window = measure(one, target, Processes({}))
+        ttft, gap = result.ttft_ms, result.chunk_gap_ms
+        figures = (
+            f"{result.num_tokens / window.duration_s:,.0f} tokens/s; first token after {ttft.at(50):.0f} ms "
+            f"(99%: {ttft.at(99):.0f}); between chunks {gap.at(50):.1f} ms (99%: {gap.at(99):.1f}); "
+            f"{result.num_sent} requests, {result.num_failed} failed {result.errors or ''}"
+        )
+        kind = "streams with a form" if has_form else "streams"
+        is_right = bool(result.num_tokens) and not result.num_failed
+        step.check(f"{name}, {num_streams} {kind}", is_right, figures, time.monotonic() - started)
+
+
+def measure_pauses(step: Step, served: Served, pauses_s: list[float]) -> None:
+    """Add a check with the times to the first token of requests after pauses, and without."""
+
+    def ttft_s(number: int, pause_s: float) -> float:
+        time.sleep(pause_s)
+        return served.subject.stream(prompt=f"{number}: The sea", max_tokens=4, temperature=0).first_token_s
+
+    for name, pauses in (("one after the other", [0.0] * len(pauses_s)), ("after pauses", pauses_s)):
+        started = time.monotonic()
+        times_s = [ttft_s(number, pause_s) for number, pause_s in enumerate(pauses)]
+        figures = " ".join(f"{1000 * each:.0f}" for each in times_s)
+        detail = f"first tokens after {figures} ms; pauses of {min(pauses):g} to {max(pauses):g} s"
+        step.check(f"requests {name}", max(times_s) < _MAX_IDLE_TTFT_S, detail, time.monotonic() - started)

@@ -1,0 +1,335 @@
+"""The steps of the first hour on a GPU host, in their order."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from build_engines.commands.build_tensorrt_llm import EXAMPLES
+from build_engines.tensorrt_llm.checks import available_ram_bytes
+from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.releases import release_of
+from tests.tensorrt_llm_artifact import DEMO
+from tests.workshop.gpu_acceptance import faults
+from tests.workshop.gpu_acceptance.measuring import NUM_STREAMS, measure_pauses, measure_streams
+from tests.workshop.gpu_acceptance.preparation import checked, needs
+from tests.workshop.gpu_acceptance.reference import Case, lacks
+from tests.workshop.gpu_acceptance.report import Check, LeftOut, Recorder, Step
+from tests.workshop.gpu_acceptance.servers import ALIAS, Host, Served, Variant
+from tests.workshop.gpu_acceptance.subject import MAX_SEQUENCES
+from tests.workshop.load.load import Target
+
+ROOT = Path(__file__).parents[3]
+_PARAMETERS = "tests/integration/test_parameters.py"
+CHECKS = (
+    "tests/workshop/gpu_acceptance/claims.py",
+    f"{_PARAMETERS}::test_the_tensorrt_llm_runtime_shows_the_same_effects",
+    f"{_PARAMETERS}::test_a_model_of_tensorrt_llm_that_reads_no_images_refuses_them",
+)
+_PACKAGES = ("conch", "tensorrt_llm", "tensorrt", "torch", "transformers", "peft", "numpy", "tokenizers", "llguidance")
+_DEMO_ADAPTERS = tuple((f"demo-{name}", str(DEMO / "adapters" / name)) for name in ("formal", "thinking"))
+_QUESTIONS = (
+    "Count from 1 to 9.",
+    "What is the capital of France?",
+    "Tell me the story of the shell.",
+    "What is the opposite of hot?",
+)
+TOLERANCE = 0.3  # of log probabilities: a 16-bit number of about 20 is exact to 0.06
+_NUM_PAUSES = 20
+_NUM_GPUS_OF_LARGE = 2
+_OVERLAP = ("--option=overlap_scheduler=true", "--option=guided_decoding=native_llguidance")
+_MANY = (f"--max-sequences={max(NUM_STREAMS)}",)
+_NO_ADAPTER = "no adapter of this model is known: --adapter NAME=DIR"
+_NUM_ROUNDS = 2  # of servers in turns, but for a trial
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step: its name, what it does in one line, an estimate of its time, and the claims that it proves."""
+
+    name: str
+    what: str
+    minutes: float  # on 8 x H100, without downloads
+    run: Callable[[Host, Step], None]
+    proves: tuple[str, ...] = ()  # of docs/gpu.md's list
+
+
+def doctor(host: Host, step: Step) -> None:
+    step.lines += _nvidia_smi()
+    host.command(step, "doctor", "--home", str(host.options.home), module="frontend")
+
+
+def image(host: Host, step: Step) -> None:
+    version = host.machine.tensorrt_llm_version
+    step.lines.append(f"Python {platform.python_version()}, {platform.platform()}")
+    step.lines.append(f"{os.cpu_count()} CPU cores, {available_ram_bytes() / 1e9:,.1f} GB of free RAM")
+    step.lines += [f"{package} {_version(package)}" for package in _PACKAGES]
+    step.lines.append(f"taken for {release_of(version)}")
+    examples = Path(host.options.tensorrt_llm_examples or EXAMPLES)
+    for need in needs(examples if release_of(version).has_engines else None):
+        step.checks.append(checked(need))
+
+
+def small_model(host: Host, step: Step) -> None:
+    _check(host.serve(_small(host), step), step)
+
+
+def texts(host: Host, step: Step) -> None:
+    _compare(host, step, _small(host), {"the model": ""})
+
+
+def adapters(host: Host, step: Step) -> None:
+    variant = _with_adapters(host)
+    if not variant.adapters:
+        raise LeftOut(_NO_ADAPTER)
+    _compare(host, step, variant, dict(variant.adapters))
+
+
+def pauses(host: Host, step: Step) -> None:
+    first_s, last_s = (0.1, 0.3) if host.options.quick else (12.0, 25.0)
+    between_s = (last_s - first_s) / (_NUM_PAUSES - 1)
+    served = host.serve(_small(host), step)
+    measure_pauses(step, served, [first_s + number * between_s for number in range(_NUM_PAUSES)])
+
+
+def schedulers(host: Host, step: Step) -> None:
+    variants = {"our masks": _fast(host), "overlap and native masks": _fast(host, *_OVERLAP)}
+    _in_turns(host, step, {name: _ours(host, step, variant) for name, variant in variants.items()}, has_form=True)
+    subject = host.serve(variants["overlap and native masks"], step).subject
+    text = subject.complete(prompt="zq xv", temperature=0, max_tokens=30, response_format=_SHORT_FORM)["text"]
+    step.check("native masks keep the form", text == "ab" * 7, repr(text))
+
+
+def peer(host: Host, step: Step) -> None:
+    if shutil.which("trtllm-serve") is None:
+        raise LeftOut("trtllm-serve is not on PATH")
+    ours = {
+        "Conch": _ours(host, step, _fast(host)),
+        "Conch with overlap": _ours(host, step, _fast(host, *_OVERLAP)),
+    }
+    _in_turns(host, step, ours | {"trtllm-serve": lambda: host.trtllm_serve(_fast(host), step)})
+
+
+def engine(host: Host, step: Step) -> None:
+    version = host.machine.tensorrt_llm_version
+    if not release_of(version).has_engines:
+        raise LeftOut(f"TensorRT-LLM {version} has no engines")
+    base, examples = _with_adapters(host), host.options.tensorrt_llm_examples
+    flags = [f"--tensorrt-llm-examples={examples}"] if examples else []
+    flags.append("--option=prompt_logprobs=true")  # the table of parameters needs them
+    variant = replace(base, name="engine", backend=Backend.ENGINE, build_flags=(*base.build_flags, *flags))
+    _check(host.serve(variant, step), step)
+    _compare(host, step, variant, {"the model": "", **dict(variant.adapters)})
+
+
+def large_model(host: Host, step: Step) -> None:
+    _require_gpus(host, _NUM_GPUS_OF_LARGE)
+    measure_streams(step, "one", host.serve(_large(host), step).target, is_quick=host.options.quick)
+
+
+def replicas(host: Host, step: Step) -> None:
+    _require_gpus(host, 2 * _NUM_GPUS_OF_LARGE)
+    number = min(4, host.machine.num_gpus // _NUM_GPUS_OF_LARGE)
+    large = _large(host)
+    variant = replace(large, name="replicas", build_flags=(*large.build_flags, f"--replicas={number}"))
+    served = host.serve(variant, step)
+    step.lines += _nvidia_smi()
+    measure_streams(step, f"{number} replicas", served.target, is_quick=host.options.quick)
+
+
+def all_faults(host: Host, step: Step) -> None:
+    variant = _with_adapters(host)
+    if variant.adapters:
+        faults.lose_adapter_files(step, host.serve(variant, step), variant.adapters[0][0])
+    else:
+        step.checks.append(Check("the files of an adapter are gone", "skipped", _NO_ADAPTER, 0.0))
+    for name, parts in (("a killed engine process", (faults.ENGINE,)), ("a killed worker", faults.WORKERS)):
+        faults.kill(step, host.serve(variant, step), name, parts)
+
+
+_SHORT_FORM = {"type": "regex", "regex": "(ab){7}"}
+STEPS = (
+    Plan("doctor", "`conch doctor` and nvidia-smi", 0.5, doctor),
+    Plan("image", "the release, its packages, and what a build and a server need", 2, image),
+    Plan("pytorch", "builds and serves a small model by the PyTorch backend, and checks it", 5, small_model),
+    Plan(
+        "texts",
+        "its greedy tokens under transformers",
+        1,
+        texts,
+        ("Greedy tokens are those of transformers on the same checkpoint.",),
+    ),
+    Plan(
+        "adapters",
+        "greedy tokens of its adapters under transformers and peft",
+        2,
+        adapters,
+        (
+            "Greedy tokens under LoRA adapters are those of peft, with both backends.",
+            "An adapter's answers are right beside CUDA graphs on 1.3, and without them on 1.2.1.",
+        ),
+    ),
+    Plan(
+        "pauses",
+        f"the first tokens of {_NUM_PAUSES} requests after pauses of 12 to 25 s",
+        7,
+        pauses,
+        ("A request to a model that was idle for 12 to 25 s has its first token within a second.",),
+    ),
+    Plan(
+        "schedulers",
+        "our masks, or the overlap scheduler with native masks: 1, 32, 128 streams",
+        14,
+        schedulers,
+        ("With overlap_scheduler=true and guided_decoding=native_llguidance, an answer keeps a regular expression.",),
+    ),
+    Plan("peer", "1, 32, 128 streams beside trtllm-serve on the same checkpoint, in turns", 15, peer),
+    Plan("engine", "compiles and serves an engine of the small model with its adapters, and checks it", 8, engine),
+    Plan("large", "the large model, of 70B in FP8, on two GPUs: 1, 32, 128 streams", 6, large_model),
+    Plan(
+        "replicas",
+        "up to four replicas of it: 1, 32, 128 streams",
+        5,
+        replicas,
+        (  # two that share a GPU would not fit
+            "Several replicas in one Triton: each engine stage sees its own GPUs alone, and their workers do not "
+            "disturb each other.",
+        ),
+    ),
+    Plan(
+        "faults",
+        "an adapter without its files, a killed engine process, a killed worker",
+        4,
+        all_faults,
+        ("Streams of a killed engine process, or of a killed worker, end with an error, and the model answers again.",),
+    ),
+)
+
+
+def _small(host: Host) -> Variant:
+    options = host.options
+    window = (f"--max-seq-len={options.max_seq_len}",) if options.max_seq_len else ()
+    return Variant(
+        name="small",
+        model=options.model,
+        checkpoint=options.checkpoint or host.checkpoint(options.model, ""),
+        plan_flags=window,
+        build_flags=(f"--alias={ALIAS}", f"--max-sequences={MAX_SEQUENCES}"),
+    )
+
+
+def _with_adapters(host: Host) -> Variant:
+    """Return the small model with its adapters, if some are known."""
+    options = host.options
+    given = tuple(tuple(each.split("=", 1)) for each in options.adapter)
+    found = given or (_DEMO_ADAPTERS if options.model == "demo" else ())
+    return replace(_small(host), name="adapters", adapters=found)
+
+
+def _fast(host: Host, *options: str) -> Variant:
+    model = host.options.speed_model
+    flags = ("--max-seq-len=2048", f"--max-batch-size={max(NUM_STREAMS)}")
+    return Variant(
+        name="overlap" if options else "default",
+        model=model,
+        checkpoint=host.checkpoint(model, ""),
+        plan_flags=flags,
+        build_flags=(*_MANY, *options),
+    )
+
+
+def _large(host: Host) -> Variant:
+    model, precision = host.options.large_model, "" if host.options.large_model == "demo" else "fp8"
+    flags = (f"--gpus={_NUM_GPUS_OF_LARGE}", "--max-seq-len=2048", f"--max-batch-size={max(NUM_STREAMS)}")
+    return Variant(
+        name="large",
+        model=model,
+        checkpoint=host.checkpoint(model, precision),
+        plan_flags=flags + ((f"--precision={precision}",) if precision else ()),
+        build_flags=_MANY,
+    )
+
+
+def _require_gpus(host: Host, number: int) -> None:
+    if host.machine.num_gpus < number:
+        raise LeftOut(f"needs {number} GPUs, and this host has {host.machine.num_gpus}")
+
+
+def _ours(host: Host, step: Step, variant: Variant) -> Callable[[], AbstractContextManager[Target]]:
+    return lambda: nullcontext(host.serve(variant, step).target)
+
+
+def _in_turns(
+    host: Host,
+    step: Step,
+    servers: dict[str, Callable[[], AbstractContextManager[Target]]],
+    *,
+    has_form: bool = False,
+) -> None:
+    """Measure servers one after the other, and all of them again. The GPU has one at a time."""
+    for number in range(1, 2 if host.options.quick else _NUM_ROUNDS + 1):
+        for name, serving in servers.items():
+            with serving() as target:
+                for kind in (False, True)[: 1 + has_form]:
+                    label = f"{name}, round {number}"
+                    measure_streams(step, label, target, is_quick=host.options.quick, has_form=kind)
+
+
+def _compare(host: Host, step: Step, variant: Variant, models: dict[str, str]) -> None:
+    """Compare greedy answers with transformers.
+
+    Args:
+        models: names of adapters with their folders; the model itself has none.
+    """
+    checkpoint = host.artifact(_small(host), step) / "checkpoint"  # an engine's artifact has none
+    subject = host.serve(variant, step).subject
+    for name, folder in models.items():
+        started, cases = time.monotonic(), []
+        for question in _QUESTIONS:
+            prompt = subject.post("/tokenize", messages=[{"role": "user", "content": question}])["tokens"]
+            fields = {"prompt": prompt, "temperature": 0, "max_tokens": 60, "return_token_ids": True}
+            tokens = subject.complete(**fields, model=name if folder else subject.model)["token_ids"]
+            cases.append(Case(prompt=prompt, tokens=tokens, adapter=folder))
+        lacking = [each for case in lacks(checkpoint, cases) for each in case]
+        num_equal = sum(each == 0 for each in lacking)
+        detail = f"{num_equal} of {len(lacking)} tokens are the likeliest; the others lack up to {max(lacking):.3f}"
+        step.check(f"{name} on {subject.backend}", max(lacking) < TOLERANCE, detail, time.monotonic() - started)
+
+
+def _check(served: Served, step: Step) -> None:
+    """Run the claims and the table of parameters against the server.
+
+    Raises:
+        RuntimeError: pytest found nothing to run.
+    """
+    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", "-W", "default", f"--rootdir={ROOT}"]
+    arguments += [f"--server={served.url}", f"--server-model={served.manifest.model_id}", f"--server-alias={ALIAS}"]
+    recorder = Recorder(step, served.subject)
+    status = pytest.main([*arguments, *(str(ROOT / path) for path in CHECKS)], [recorder])
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {status!r}")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "is not installed"
+
+
+def _nvidia_smi() -> list[str]:
+    """Return driver, CUDA, GPUs and their memory, as nvidia-smi shows them."""
+    if shutil.which("nvidia-smi") is None:
+        return ["nvidia-smi: not installed"]
+    done = subprocess.run(["nvidia-smi"], check=False, capture_output=True, text=True, timeout=60)
+    return (done.stdout or done.stderr).splitlines()
