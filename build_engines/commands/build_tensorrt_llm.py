@@ -32,7 +32,7 @@ from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, check_gpus,
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
-from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options
+from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options, without_latent_chunks
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Folders, Recipe, SourceFormat, checkpoint_step, engine_step
 from build_engines.tensorrt_llm.source import Source
 from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
@@ -241,7 +241,7 @@ class BuildOptions:
             source=source,
             revision=revision,
             backend=self.backend,
-            options=checked_options(self._all_options, self.backend),
+            options=self._options_of(planned),
             adapters=dict(self.adapters),
             tool_call_format=(
                 self.options.tool_call_format or entry.tool_call_format or detected_tool_call_format(source.folder)
@@ -309,8 +309,8 @@ class BuildOptions:
 
     def _check(self, planned: Plan) -> None:
         """Check the options without this machine and the checkpoint."""
-        options = checked_options(self._all_options, self.backend)
-        if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
+        is_chunked = self._options_of(planned).get("chunked_prefill") != "false"
+        if not is_chunked and planned.max_num_tokens < planned.max_input_len:
             rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
             raise BuildError(f"--option chunked_prefill=false: {rule}: use a smaller --max-seq-len")
         self.serve_options.check_llm(
@@ -320,6 +320,10 @@ class BuildOptions:
             has_adapters=bool(self.adapters),
         )
         check_names(planned.entry.model_id, self._aliases(planned.entry), self.adapters)
+
+    def _options_of(self, planned: Plan) -> dict[str, str]:
+        options = checked_options(self._all_options, self.backend)
+        return without_latent_chunks(options, planned, self.backend, installed_version(RUNTIME))
 
     def _aliases(self, entry: ModelEntry) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*entry.aliases, *self.serving.aliases)))

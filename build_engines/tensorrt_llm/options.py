@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from build_engines.errors import BuildError
+from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe, checkpoint_step, engine_step
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.releases import release_of
 
 RUNTIME = "tensorrt_llm"
 CONTEXT_LOGITS = "prompt_logprobs"  # the only option that changes the engine
@@ -75,6 +77,29 @@ def checked_options(options: Mapping[str, str], backend: Backend) -> dict[str, s
     except ValueError as exc:
         raise BuildError(str(exc)) from exc
     return dict(options)
+
+
+def without_latent_chunks(
+    options: Mapping[str, str], plan: Plan, backend: Backend, version: str | None
+) -> dict[str, str]:
+    """Return options with chunked prefill off where the PyTorch backend has none for latent attention.
+
+    TensorRT-LLM turns it off by itself there, and each prompt must then fit one step.
+
+    Args:
+        version: of TensorRT-LLM.
+
+    Raises:
+        BuildError: the options turn it on.
+    """
+    release, gpu = release_of(version), plan.gpu
+    is_latent = plan.entry.architecture.latent_attention is not None
+    if backend is Backend.ENGINE or not is_latent or gpu.compute_capability in release.latent_chunk_gpus:
+        return dict(options)
+    if options.get("chunked_prefill") == "true":
+        where = f"TensorRT-LLM {version or release.version} on {gpu.name} ({gpu.architecture})"
+        raise BuildError(f"--option chunked_prefill=true: {where} has no chunks for latent attention")
+    return {**options, "chunked_prefill": "false"}
 
 
 _DECIDED = {

@@ -21,6 +21,7 @@ class Release:
     stats_block: bool  # get_stats_async waits for statistics before it returns, up to its time-out
     has_in_process_stats: bool  # those of a one-GPU engine that runs inside the process of its LLM
     has_adapter_graphs: bool  # CUDA graphs and LoRA adapters work together
+    latent_chunk_gpus: tuple[int, ...]  # compute capabilities, times ten, with chunked prefill for latent attention
     lora_config: str  # the class, by module and name
     cuda_graph_config: str
 
@@ -35,6 +36,7 @@ RELEASES = (
         stats_block=True,
         has_in_process_stats=False,
         has_adapter_graphs=False,
+        latent_chunk_gpus=(90, 100, 103, 120),
         lora_config="tensorrt_llm.lora_helper:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:CudaGraphConfig",
     ),
@@ -47,6 +49,7 @@ RELEASES = (
         stats_block=True,
         has_in_process_stats=False,
         has_adapter_graphs=True,
+        latent_chunk_gpus=(90, 100, 103, 107, 120),
         lora_config="tensorrt_llm._torch.peft.lora.config:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:DecodeCudaGraphConfig",
     ),

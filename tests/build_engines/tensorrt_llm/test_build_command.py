@@ -75,6 +75,39 @@ def test_the_options_of_the_catalog_hold_unless_the_user_says_otherwise(builder:
     assert (options["chunked_prefill"], options["block_reuse"]) == ("false", "true")
 
 
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_size": 16, "qk_rope_head_size": 8, "v_head_size": 16}
+
+
+@pytest.mark.parametrize(("gpu", "expected"), [("a100", "false"), ("h100", None)])
+def test_latent_attention_has_chunks_where_its_release_has_them(
+    gpu: str, expected: str | None, builder: Builder, here: Here
+) -> None:
+    write_catalog(builder.catalog, latent_attention=LATENT)
+    folder = here.build(builder, "--backend", "pytorch", "--gpu", gpu)
+    assert artifact.verify(folder).options.get("chunked_prefill") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--option", "chunked_prefill=true"),
+            "chunked_prefill=true: TensorRT-LLM 1.2.1 on A100 (sm80) has no chunks for latent attention",
+        ),
+        (
+            ("--max-num-tokens", "512"),
+            "chunked_prefill=false: a step takes 512 tokens, and a prompt may have 1023: use a smaller --max-seq-len",
+        ),
+    ],
+)
+def test_a_prompt_must_fit_a_step_where_latent_attention_has_no_chunks(
+    options: tuple[str, ...], message: str, builder: Builder, here: Here
+) -> None:
+    write_catalog(builder.catalog, latent_attention=LATENT)
+    arguments = ("--backend", "pytorch", "--gpu", "a100", *options)
+    assert here.refusal(builder, *arguments) == f"error: --option {message}"
+
+
 def test_the_pytorch_backend_serves_a_checkpoint_in_fp8(builder: Builder, here: Here) -> None:
     (builder.checkpoint / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     folder = here.build(builder, *PYTORCH, "--precision", "fp8")
