@@ -17,9 +17,6 @@ class Release:
     has_engines: bool
     honours_seed: bool  # of each request, on the PyTorch backend
     has_raw_logprobs: bool  # the PyTorch backend gives those of the model, not those after edits of the logits
-    has_logprobs_mode: bool  # SamplingParams.logprobs_mode chooses between the two
-    stats_block: bool  # get_stats_async waits for statistics before it returns, up to its time-out
-    has_in_process_stats: bool  # those of a one-GPU engine that runs inside the process of its LLM
     has_adapter_graphs: bool  # CUDA graphs and LoRA adapters work together
     latent_chunk_gpus: tuple[int, ...]  # compute capabilities, times ten, with chunked prefill for latent attention
     lora_config: str  # the class, by module and name
@@ -32,9 +29,6 @@ RELEASES = (
         has_engines=True,
         honours_seed=False,
         has_raw_logprobs=False,
-        has_logprobs_mode=False,
-        stats_block=True,
-        has_in_process_stats=False,
         has_adapter_graphs=False,
         latent_chunk_gpus=(90, 100, 103, 120),
         lora_config="tensorrt_llm.lora_helper:LoraConfig",
@@ -45,9 +39,6 @@ RELEASES = (
         has_engines=False,
         honours_seed=False,
         has_raw_logprobs=True,
-        has_logprobs_mode=True,
-        stats_block=True,
-        has_in_process_stats=False,
         has_adapter_graphs=True,
         latent_chunk_gpus=(90, 100, 103, 107, 120),
         lora_config="tensorrt_llm._torch.peft.lora.config:LoraConfig",
