@@ -485,7 +485,7 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         for each in found:
             word, colour = ("ok     ", Colour.GREEN) if each.is_well else ("PROBLEM", Colour.RED)
-            print(f"{coloured(word, colour, sys.stdout)}  {each.subject:8}{each.text}")
+            print(f"{coloured(word, colour, sys.stdout)}  {each.subject:14}{each.text}")
     return 0 if all(each.is_well for each in found) else 1
 
 
