@@ -67,16 +67,21 @@ class Catalog:
         """The models that `build` makes for GPUs."""
         return Catalog(entry for entry in self if entry.backends)
 
-    def find(self, name: str) -> ModelEntry:
+    def find(self, name: str, *, takes_part: bool = True) -> ModelEntry:
         """Return the model of an id, an alias, an id without its owner, or an unambiguous part of an id.
 
         Case is ignored, and in a part of an id everything but letters and digits. A part has no owner.
+
+        Args:
+            takes_part: whether a part of an id is enough.
 
         Raises:
             CatalogError: no such model; lists similar names.
         """
         key = name.casefold()
-        found = [self._by_name[key]] if key in self._by_name else self._by_short_name.get(key) or self._with_part(key)
+        found = [self._by_name[key]] if key in self._by_name else self._by_short_name.get(key, [])
+        if not found and takes_part:
+            found = self._with_part(key)
         if not found:
             raise CatalogError(f"{name}: not in the catalog; {self._nearest(key)}")
         if len(found) > 1:

@@ -42,7 +42,7 @@ def find_entry(catalog: Catalog, model: str, checkpoint: str | None) -> ModelEnt
         return entry_of_checkpoint(model_id_of(model), Path(model))
     reference = HubReference.find(reference_of_address(model))
     try:
-        return catalog.find(model)
+        return catalog.find(model, takes_part=checkpoint is None)
     except CatalogError as exc:
         if checkpoint is None and reference is None:
             raise CatalogError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, or a folder)") from exc

@@ -26,8 +26,7 @@ def check_listed(model_id: str, class_name: str, version: str | None = None) -> 
     """Check that a release of TensorRT-LLM lists a class.
 
     Args:
-        version: of the release; None: any. The classes of a release without a list are not known, so those of any
-            other pass.
+        version: of the release; None: any. For a release without a list, a class passes if any list has it.
 
     Raises:
         BuildError: names the class, the release, and what serves the model.

@@ -164,10 +164,8 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
     for each, serve_options in builds:
-        if each.runtime == RUNTIME:
-            artifact_dir = build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(each, serve_options))
-        else:
-            artifact_dir = _build_on_cpu(each)
+        on_gpu = each.runtime == RUNTIME
+        artifact_dir = _build_on_gpus(each, serve_options) if on_gpu else _build_on_cpu(each)
         if artifact_dir is None:
             continue
         print(f"artifact    {artifact_dir}")
@@ -295,10 +293,10 @@ def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOpti
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
     serve_options.check_runtime(options.runtime)
-    if options.runtime == RUNTIME:
-        _tensorrt_llm_options(options, serve_options)
-    else:
+    if options.runtime != RUNTIME:
         _check_on_cpu(options)
+    elif not (options.ready and _is_stored(options)):
+        _tensorrt_llm_options(options, serve_options)
     return options, serve_options
 
 
@@ -344,6 +342,15 @@ def _tensorrt_llm_options(options: argparse.Namespace, serve_options: ServeOptio
     )
 
 
+def _build_on_gpus(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
+    try:
+        return build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(options, serve_options))
+    except CatalogError:
+        if not (options.ready and _is_stored(options)):
+            raise
+        return _stored(options)
+
+
 def _build_on_cpu(options: argparse.Namespace) -> Path:
     try:
         source = _source(options)
@@ -377,6 +384,13 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             serving=_serving(options),
         )
         return build(spec, options.home / "artifacts")
+
+
+def _is_stored(options: argparse.Namespace) -> bool:
+    try:
+        return bool(find(options.home, options.model))
+    except NotStored:
+        return False
 
 
 def _stored(options: argparse.Namespace) -> Path | None:

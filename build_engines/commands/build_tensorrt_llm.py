@@ -253,7 +253,7 @@ class BuildOptions:
     def stored_artifact(self, machine: Machine) -> Path | None:
         """Return the newest artifact of the model that this machine can serve; None: there is none as asked for."""
         options = self.options
-        if not options.ready or any(getattr(options, name) for name in _OF_ARTIFACT):
+        if not options.ready or self._checkpoint is not None or any(getattr(options, name) for name in _OF_ARTIFACT):
             return None
         found = [
             (each.manifest.created, each.folder)
@@ -309,10 +309,13 @@ class BuildOptions:
 
     def _check(self, planned: Plan) -> None:
         """Check the options without this machine and the checkpoint."""
-        is_chunked = self._options_of(planned).get("chunked_prefill") != "false"
-        if not is_chunked and planned.max_num_tokens < planned.max_input_len:
+        options = self._options_of(planned)
+        if options.get("chunked_prefill") == "false" and planned.max_num_tokens < planned.max_input_len:
             rule = f"a step takes {planned.max_num_tokens} tokens, and a prompt may have {planned.max_input_len}"
-            raise BuildError(f"--option chunked_prefill=false: {rule}: use a smaller --max-seq-len")
+            remedy = "use a smaller --max-seq-len or a larger --max-num-tokens"
+            raise BuildError(f"option chunked_prefill=false: {rule}: {remedy}")
+        if options.get("cuda_graph_mode") == "true" and self.adapters:
+            raise BuildError("--option cuda_graph_mode=true: not with --adapter")
         self.serve_options.check_llm(
             self.backend,
             installed_version(RUNTIME),

@@ -24,4 +24,5 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("models", nargs="+", metavar="MODEL", help=MODELS_HELP)
     add_artifact_options(command)
     add_home(command, "for artifacts/")
-    command.set_defaults(command=ended_by_signals()(built), ready=True, **dataclasses.asdict(ServeOptions()))
+    defaults = dataclasses.asdict(ServeOptions()) | {"llm_options": []}
+    command.set_defaults(command=ended_by_signals()(built), ready=True, **defaults)

@@ -68,7 +68,7 @@ class _Place(NamedTuple):
 
     @property
     def load(self) -> tuple[int, int]:
-        """The requests of this process: its own, then all of its Triton."""
+        """This process's requests to the replica, and to its whole Triton."""
         return self.replica.num_in_flight[self.ensemble], self.replica.num_in_flight.total()
 
 
@@ -160,7 +160,7 @@ class ReplicaPool:
         return {place: states for replica in self.replicas for place, states in replica.states().items()}
 
     def state_of(self, model_id: str) -> str:
-        """Return `ready` if one replica of the model is ready at least, else all their states."""
+        """Return `ready` if at least one replica of the model is ready, else the states of all its replicas."""
         states = {state for place in self._places(model_id) if (state := place.replica.state_of(place.ensemble))}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 

@@ -104,6 +104,7 @@ def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:
     Raises:
         EngineFailed: an adapter has broken the runtime. The next engine will not load it.
     """
+    root.remove_old_copies()
     for name, source in root.noted():
         try:
             runtime.load_adapter(name, runtime.prepare_adapter(root.find(name, source)))
@@ -118,4 +119,3 @@ def restore_adapters(runtime: Runtime, root: AdapterRoot) -> None:
             logger.exception("the adapter %s does not load again", name)
         else:
             logger.info("loaded the adapter %s again, from %s", name, source)
-    root.remove_copies({adapter.key for adapter in runtime.stats().adapters.values()})

@@ -20,7 +20,7 @@ from model_repository.structured_output.compilation import LIMITS, short_message
 from model_repository.structured_output.grammar import grammar_text
 from model_repository.structured_output.refusal import FIELD
 
-MAX_CACHED_BYTES = 64 << 20  # compiled structured outputs that are not in use
+MAX_CACHED_BYTES = 64 << 20  # of compiled structured outputs, in use or not; above it the cache is emptied
 
 
 @dataclass(frozen=True, eq=False)

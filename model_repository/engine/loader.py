@@ -37,7 +37,11 @@ def load_engine(config: EngineConfig) -> Engine:
     byte_table = load_byte_table(config.artifact_dir / FILE_NAME)
     runtime = load_runtime(config, byte_table)
     if config.adapter_root is not None:
-        restore_adapters(runtime, config.adapter_root)
+        try:
+            restore_adapters(runtime, config.adapter_root)
+        except EngineFailed:
+            runtime.close()
+            raise
     emitter, max_steps_ahead = make_emitter(config, num_cores()), RUNTIMES[config.runtime].max_steps_ahead
     return Engine(config, runtime, byte_table, emitter=emitter, max_steps_ahead=max_steps_ahead)
 

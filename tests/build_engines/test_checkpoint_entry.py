@@ -115,6 +115,11 @@ def test_a_name_that_is_no_checkpoint_is_refused(model: str, message: str) -> No
         find_entry(CATALOG, model, None)
 
 
+def test_a_name_for_a_checkpoint_is_no_part_of_an_id(tmp_path: Path) -> None:
+    assert find_entry(CATALOG, "coder", None).model_id == "Qwen/Qwen2.5-Coder-32B-Instruct"
+    assert find_entry(CATALOG, "coder", str(write(tmp_path / "model"))).model_id == "coder"
+
+
 def test_only_a_folder_and_a_revision_name_a_checkpoint(tmp_path: Path) -> None:
     names = (str(tmp_path), "me/other@v2", "me/other", "qwen3:8b")
     assert [checkpoint_in(name) for name in names] == [str(tmp_path), "me/other@v2", None, None]

@@ -26,6 +26,12 @@ def test_pull_makes_the_artifact_of_build_and_no_repository(
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
+def test_a_file_may_have_keywords_of_tensorrt_llm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models.yaml").write_text("models: {demo: {llm-option: [enable_attention_dp=true]}}")
+    assert main(["pull", str(tmp_path / "models.yaml"), "--home", str(tmp_path)]) == 1
+    assert "--llm-option enable_attention_dp: the runtime llama_cpp has no such" in capsys.readouterr().err
+
+
 def test_an_option_of_the_repository_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["pull", "demo", "--max-sequences", "3"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import secrets
 import shutil
+import socket
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,27 +96,34 @@ class AdapterRoot:
     def copy(self, adapter: Adapter) -> Adapter:
         """Return an adapter whose folder stays as it is, for a runtime that reads it again later.
 
+        Each process has copies of its own: replicas that share the root load the same adapter at the same time.
+
         Raises:
             EngineFailed: the folder cannot be written.
             InvalidRequest: the files have changed since the adapter was found.
         """
-        copy = self._notes / _COPIES / adapter.key
+        copy = self._notes / _COPIES / f"{socket.gethostname()}-{os.getpid()}" / adapter.key
         try:
             if not copy.is_dir():
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                aside = Path(tempfile.mkdtemp(dir=copy.parent))
-                shutil.copytree(adapter.path, aside, symlinks=True, dirs_exist_ok=True)
-                read_adapter(aside, adapter.source, runtime=self.runtime, base=self.base, max_rank=self.max_rank)
-                aside.rename(copy)
+                with tempfile.TemporaryDirectory(dir=copy.parent) as folder:
+                    aside = Path(shutil.copytree(adapter.path, Path(folder, adapter.key), symlinks=True))
+                    own = read_adapter(
+                        aside, adapter.source, runtime=self.runtime, base=self.base, max_rank=self.max_rank
+                    )
+                    if own.key != adapter.key:
+                        raise InvalidRequest(f"{adapter.source!r}: its files change while it is loaded", "source")
+                    aside.rename(copy)
         except OSError as exc:
             logger.error("%s cannot be copied to %s: %s", adapter.path, copy, exc)
             raise EngineFailed(_NOT_WRITABLE) from exc
         return dataclasses.replace(adapter, path=copy)
 
-    def remove_copies(self, but: Container[str]) -> None:
-        """Remove the copies of other adapters than those with these keys."""
-        for path in (self._notes / _COPIES).glob("*"):
-            if path.name not in but:
+    def remove_old_copies(self) -> None:
+        """Remove the copies of this host's earlier processes."""
+        for path in (self._notes / _COPIES).glob(f"{socket.gethostname()}-*"):
+            pid = path.name.rpartition("-")[2]
+            if pid == str(os.getpid()) or not Path("/proc", pid).exists():
                 shutil.rmtree(path, ignore_errors=True)
 
     def noted(self) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ class KvCacheUse:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> Self | None:
-        """Read the statistics of a step; None: it has none of the cache."""
+        """Read the statistics of a step; None: the statistics have no part for the cache."""
         cache = stats.get("kvCacheStats")
         if not cache:
             return None

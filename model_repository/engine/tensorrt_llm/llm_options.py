@@ -64,7 +64,7 @@ def check_llm_options(
     known = {key for release in releases for key in keywords[release].get(backend, ())}
     for key in _keys(options):
         if key in decided:
-            raise ValueError(f"{key}: Conch decides it: {decided[key]}")
+            raise ValueError(f"{key}: Conch sets this itself: {decided[key]}")
         if key.partition(".")[0] not in known:
             of = f"backend={backend} of TensorRT-LLM {' and '.join(releases)}"
             raise ValueError(f"{key}: {of} has no such option{did_you_mean(key, sorted(known))}")

@@ -66,7 +66,8 @@ def why_unsure(version: str) -> str | None:
     if version.split("+")[0] == release.version:
         return None
     names = " and ".join(each.version for each in RELEASES)
-    return f"TensorRT-LLM {version}: not tested; Conch knows {names}, and takes it for {release.version}"
+    treated = f"not tested with Conch, which treats this release as {release.version} (tested: {names})"
+    return f"TensorRT-LLM {version}: {treated}"
 
 
 def _line(version: str) -> tuple[int, ...]:

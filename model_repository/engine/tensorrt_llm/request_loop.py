@@ -20,7 +20,7 @@ from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
-from model_repository.errors import EngineFailed, InternalError, InvalidRequest, StageError
+from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, StageError
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class RequestLoop:
         """Run a call to its end, beside those of the engine. It has a sequence number that the engine never uses.
 
         Raises:
-            StageError: it failed, or has not ended in time.
+            StageError: it failed; Overloaded: it has not ended in time.
         """
         with self._lock:
             self._busy[call.sequence] = call
@@ -110,7 +110,7 @@ class RequestLoop:
             error = future.result(_TRIAL_TIMEOUT_S)
         except TimeoutError as exc:
             future.cancel()
-            raise EngineFailed(f"TensorRT-LLM made no token in {_TRIAL_TIMEOUT_S:g} s") from exc
+            raise Overloaded(f"TensorRT-LLM made no token in {_TRIAL_TIMEOUT_S:g} s") from exc
         if error is not None:
             raise error
 

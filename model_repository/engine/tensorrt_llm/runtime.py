@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import secrets
 import time
@@ -39,7 +40,9 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
-from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
+from model_repository.errors import EngineFailed, InvalidRequest, Overloaded, StageError, Unsupported
+
+logger = logging.getLogger(__name__)
 
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
@@ -242,8 +245,11 @@ class TensorRtLlmRuntime:
         copy = self._config.adapter_root.copy(adapter)
         try:
             self._try_out(self._lora.request(adapter.source, copy))
+        except Overloaded:  # other requests may hold all of the memory
+            raise
         except StageError as exc:
             self._loop.check()
+            logger.warning("the adapter %s: %s", adapter.source, exc.text)
             rule = "TensorRT-LLM makes no token with it, see the engine's log"
             raise InvalidRequest(f"{adapter.source!r}: {rule}", "source") from exc
         return copy

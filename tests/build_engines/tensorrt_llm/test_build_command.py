@@ -92,11 +92,12 @@ def test_latent_attention_has_chunks_where_its_release_has_them(
     [
         (
             ("--option", "chunked_prefill=true"),
-            "chunked_prefill=true: TensorRT-LLM 1.2.1 on A100 (sm80) has no chunks for latent attention",
+            "--option chunked_prefill=true: TensorRT-LLM 1.2.1 on A100 (sm80) has no chunks for latent attention",
         ),
         (
             ("--max-num-tokens", "512"),
-            "chunked_prefill=false: a step takes 512 tokens, and a prompt may have 1023: use a smaller --max-seq-len",
+            "option chunked_prefill=false: a step takes 512 tokens, and a prompt may have 1023: "
+            "use a smaller --max-seq-len or a larger --max-num-tokens",
         ),
     ],
 )
@@ -105,7 +106,7 @@ def test_a_prompt_must_fit_a_step_where_latent_attention_has_no_chunks(
 ) -> None:
     write_catalog(builder.catalog, latent_attention=LATENT)
     arguments = ("--backend", "pytorch", "--gpu", "a100", *options)
-    assert here.refusal(builder, *arguments) == f"error: --option {message}"
+    assert here.refusal(builder, *arguments) == f"error: {message}"
 
 
 def test_the_pytorch_backend_serves_a_checkpoint_in_fp8(builder: Builder, here: Here) -> None:
@@ -212,7 +213,7 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
         (["--option", "llm_options={}"], "--option llm_options: follows from the build: use --llm-option"),
         (["--llm-option", "dtype"], "--llm-option dtype: expected KEY=VALUE"),
-        (["--llm-option", "max_seq_len=9"], "--llm-option max_seq_len: Conch decides it: use --max-seq-len"),
+        (["--llm-option", "max_seq_len=9"], "--llm-option max_seq_len: Conch sets this itself: use --max-seq-len"),
         (
             ["--calibration-dataset", "x"],
             "--calibration-dataset: goes with --precision fp8: nothing is calibrated here",

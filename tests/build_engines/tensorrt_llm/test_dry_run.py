@@ -55,11 +55,15 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
         ),
         (
             ["qwen2.5:7b", "--gpu", "h100", "--option", "chunked_prefill=false", "--max-seq-len", "8194"],
-            "--option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 8193: use a smaller",
+            "option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 8193: use a smaller",
+        ),
+        (
+            ["qwen2.5:7b", "--gpu", "h100", "--option", "cuda_graph_mode=true", "--adapter", "formal=none"],
+            "--option cuda_graph_mode=true: not with --adapter",
         ),
         (  # by the catalog, it has no chunked prefill
             ["deepseek-v2.5:236b", "--gpu", "h200", "--max-seq-len", "16384"],
-            "--option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 16383: use a smaller",
+            "option chunked_prefill=false: a step takes 8192 tokens, and a prompt may have 16383: use a smaller",
         ),
         (
             ["lfm2.5:1.2b", "--gpu", "h100"],

@@ -119,6 +119,20 @@ def test_an_engine_of_the_store_is_served_under_further_names(builder: Builder, 
     assert hub == [str(builder.checkpoint)], "only the engine's build has a checkpoint"
 
 
+def test_a_folder_is_built_again_though_the_store_has_a_model_of_its_name(
+    builder: Builder, here: Here, hub: list[str]
+) -> None:
+    first = served(builder, here, model=str(builder.checkpoint))
+    config = builder.checkpoint / "config.json"
+    config.write_text(config.read_text().replace("{", '{"_name_or_path": "trained on", ', 1))
+    assert served(builder, here, model=str(builder.checkpoint)) != first
+
+
+def test_a_model_under_a_name_of_ones_own_is_served_by_that_name(builder: Builder, here: Here, hub: list[str]) -> None:
+    built = served(builder, here, "--checkpoint", str(builder.checkpoint), model="mine")
+    assert served(builder, here, model="mine") == built
+
+
 @pytest.mark.parametrize(
     "words",
     [["--precision", "fp8"], ["--backend", "pytorch"], ["--context-window", "512"], ["--max-batch-size", "4"]],

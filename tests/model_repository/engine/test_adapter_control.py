@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from socket import gethostname
 from types import SimpleNamespace
 
 import pytest
@@ -122,13 +123,14 @@ def test_a_noted_adapter_that_breaks_the_runtime_does_not_break_the_next_one(fol
     assert noted(folder) == {"b": "b"}
 
 
-def test_a_new_engine_removes_copies_of_adapters_that_it_does_not_load(folder: Path) -> None:
+def test_a_new_engine_removes_the_copies_of_earlier_engines_of_its_host(folder: Path) -> None:
     root = root_of(folder)
-    write_folder(folder / "d", b"others")
-    copies = [root.copy(replace(root.find(name, name), path=folder / name)) for name in ("a", "d")]
-    root.note("a", copies[0])
+    own = root.copy(replace(root.find("a", "a"), path=folder / "a")).path.parent
+    host, kept = gethostname(), {f"{gethostname()}-1", "elsewhere-2"}  # process 1 runs
+    for name in (f"{host}-{2**22 + 1}", *kept):  # the kernel's largest id of a process is 2**22
+        own.with_name(name).mkdir()
     restore_adapters(FakeRuntime(), root)
-    assert [copy.path.exists() for copy in copies] == [True, False]
+    assert {path.name for path in own.parent.iterdir()} == kept
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,13 @@ def test_a_copy_of_files_that_have_changed_is_refused(folder: Path) -> None:
     (folder / "whole" / "adapter.gguf").write_bytes(b"others")
     with pytest.raises(InvalidRequest, match="differs from its digest"):
         root.copy(found)
-    (folder / "whole" / "adapter.gguf").write_bytes(WEIGHTS)
-    assert root.copy(found).path.is_dir()
+    shutil.rmtree(folder / "whole")
+    write_folder(folder / "whole", b"others", runtime="tensorrt_llm")
+    with pytest.raises(InvalidRequest, match="its files change while it is loaded"):
+        root.copy(found)
+    shutil.rmtree(folder / "whole")
+    write_folder(folder / "whole", runtime="tensorrt_llm")
+    assert list(root.copy(found).path.parent.iterdir()) == [root.copy(found).path]
 
 
 def test_a_malformed_note_is_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

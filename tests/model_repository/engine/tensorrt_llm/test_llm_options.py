@@ -93,10 +93,10 @@ def test_malformed_items_are_refused(items: list[str], reason: str) -> None:
     ("options", "reason"),
     [
         ({"enable_atention_dp": True}, "backend=pytorch of TensorRT-LLM 1.2.1 has no such option.*enable_attention_dp"),
-        ({"max_batch_size": 8}, "max_batch_size: Conch decides it: use --max-batch-size"),
+        ({"max_batch_size": 8}, "max_batch_size: Conch sets this itself: use --max-batch-size"),
         (
             {"kv_cache_config": {"dtype": "fp8"}},
-            r"kv_cache_config\.dtype: Conch decides it: use --option kv_cache_dtype",
+            r"kv_cache_config\.dtype: Conch sets this itself: use --option kv_cache_dtype",
         ),
         ({"dwdp_config": {}}, "dwdp_config: backend=pytorch of TensorRT-LLM 1.2.1 has no such option"),
         (

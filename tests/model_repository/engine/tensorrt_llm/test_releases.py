@@ -55,5 +55,7 @@ def test_an_unrecorded_release_is_taken_for_the_nearest_line(version: str | None
 
 def test_only_an_unrecorded_release_is_warned_of() -> None:
     assert why_unsure("1.2.1") is None and why_unsure("1.2.1+cu131") is None
-    reason = "TensorRT-LLM 1.2.0: not tested; Conch knows 1.2.1 and 1.3.0rc29, and takes it for 1.2.1"
+    reason = (
+        "TensorRT-LLM 1.2.0: not tested with Conch, which treats this release as 1.2.1 (tested: 1.2.1 and 1.3.0rc29)"
+    )
     assert why_unsure("1.2.0") == reason
