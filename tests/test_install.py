@@ -36,7 +36,8 @@ RECORDED = (PROJECT / "tests/data/tensorrt_llm_requirements_1.2.1.txt").read_tex
 TENSORRT_LLM = [Requirement(line.partition("#")[0]) for line in RECORDED.splitlines() if not line.startswith("#")]
 # What transformers 4.57.3 requires of packages that Conch needs too.
 TRANSFORMERS = ["tokenizers>=0.22.0,<=0.23.0", "huggingface_hub>=0.34.0,<1.0"]
-OF_THE_KIT = ("pytest", "pytest-asyncio", "openai")  # of GPU acceptance, which the image has
+# Of GPU acceptance, which the image has.
+OF_THE_KIT = ("pytest", "pytest-asyncio", "openai", "httptools", "psutil")
 
 
 def pins(name: str) -> dict[str, str]:
