@@ -1,6 +1,6 @@
-"""The shape of a model from its config.json, whose fields have other names in each family of models.
+"""Reads the shape of a model from its config.json. Each family of models has its own names for the fields.
 
-Source of the names: public copies of config.json, of which tests/data/model_configs.json has some.
+Source of the names: published config.json files. tests/data/model_configs.json has some of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from build_engines.architecture import (
 from build_engines.checkpoint import MAX_WHOLE_NUMBER, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 
-# Classes whose fields are known. Others have layers of kinds, or sizes of single layers, that no field here names.
+# Classes whose fields this module reads. Others have kinds of layers, or sizes for single layers, that it cannot read.
 READ_CLASSES = frozenset(
     f"{name}For{task}"
     for task, names in {
@@ -60,7 +60,7 @@ _LETTERS = {  # of hybrid_override_pattern (Nemotron) and sliding_window_pattern
     "L": LayerKind.SLIDING,
     "G": LayerKind.FULL,
 }
-_TIED = ("Gemma", "Cohere")  # classes whose embeddings are tied unless config.json says otherwise
+_TIED = ("Gemma", "Cohere")  # classes that tie their embeddings by default
 _UNGATED = "relu2"  # the activation of networks without a gate
 
 

@@ -164,8 +164,7 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
     for each, serve_options in builds:
-        on_gpu = each.runtime == RUNTIME
-        artifact_dir = _build_on_gpus(each, serve_options) if on_gpu else _build_on_cpu(each)
+        artifact_dir = _artifact_of(each, serve_options)
         if artifact_dir is None:
             continue
         print(f"artifact    {artifact_dir}")
@@ -342,22 +341,21 @@ def _tensorrt_llm_options(options: argparse.Namespace, serve_options: ServeOptio
     )
 
 
-def _build_on_gpus(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
+def _artifact_of(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
+    """Build a model, or find it in the store if only that knows its name; None: see `build_tensorrt_llm`."""
+    is_on_gpu = options.runtime == RUNTIME
     try:
-        return build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(options, serve_options))
+        if is_on_gpu:
+            return build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(options, serve_options))
+        return _build_on_cpu(options)
     except CatalogError:
-        if not (options.ready and _is_stored(options)):
+        if (is_on_gpu and not options.ready) or (artifact_dir := _stored(options)) is None:
             raise
-        return _stored(options)
+        return artifact_dir
 
 
 def _build_on_cpu(options: argparse.Namespace) -> Path:
-    try:
-        source = _source(options)
-    except CatalogError:
-        if (artifact_dir := _stored(options)) is None:
-            raise
-        return artifact_dir
+    source = _source(options)
     adapters, projector = _adapters(options), options.mmproj
     if options.runtime == "llama_cpp":  # the synthetic one has neither
         adapters, projector = source.adapters | adapters, projector or source.projector

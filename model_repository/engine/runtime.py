@@ -110,7 +110,7 @@ class Prepared:
     constraint: TokenConstraint | None = None
     prompt: ComputedPrompt | None = None  # the prompt with its images, if the runtime itself computes these
     pictures: tuple[Any, ...] = ()  # Pillow's, for a runtime whose library computes them
-    grammar: GrammarUse | None = None  # for a runtime whose workers compile the constraint
+    grammar: GrammarUse | None = None  # counts the structured output, if worker processes of the runtime compile it
 
 
 class Runtime(Protocol):

@@ -94,7 +94,7 @@ class AdapterRoot:
             raise EngineFailed(_NOT_WRITABLE) from exc
 
     def copy(self, adapter: Adapter) -> Adapter:
-        """Return an adapter whose folder stays as it is, for a runtime that reads it again later.
+        """Copy an adapter for a runtime that reads its files again later; return it with the copy as its folder.
 
         Each process has copies of its own: replicas that share the root load the same adapter at the same time.
 

@@ -49,7 +49,7 @@ class KvCacheMonitor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; later the LLM cannot be read. A call whose worker has died never returns."""
+        """End the thread, before the LLM shuts down. The wait is short: a call never returns if its worker has died."""
         self._is_closed.set()
         self._thread.join(_CLOSE_TIMEOUT_S)
 

@@ -77,7 +77,7 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
             capacity_scheduler_policy=CapacitySchedulerPolicy[options.scheduler_policy.name]
         ),
         "enable_chunked_prefill": options.chunked_prefill,
-        "max_batch_size": options.max_batch_size or config.max_sequences,
+        "max_batch_size": _max_batch_size(config, options),
     }
     if options.max_num_tokens is not None:
         keywords["max_num_tokens"] = options.max_num_tokens
@@ -88,6 +88,10 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
         keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
     keywords |= _engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options)
     return _with_llm_options(keywords, options.llm_options) if options.llm_options else keywords
+
+
+def _max_batch_size(config: EngineConfig, options: TensorRtLlmOptions) -> int:
+    return options.max_batch_size or config.max_sequences
 
 
 def _with_llm_options(keywords: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,9 +112,8 @@ def _engine_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[
         from tensorrt_llm.llmapi import ExtendedRuntimePerfKnobConfig  # ended with engines
 
         # By default it keeps one graph. It keeps at most one for each size of a batch.
-        max_batch_size = options.max_batch_size or config.max_sequences
         keywords["extended_runtime_perf_knob_config"] = ExtendedRuntimePerfKnobConfig(
-            cuda_graph_mode=True, cuda_graph_cache_size=max_batch_size
+            cuda_graph_mode=True, cuda_graph_cache_size=_max_batch_size(config, options)
         )
     return keywords | ({"enable_lora": True} if has_adapters else {})
 
@@ -132,7 +135,7 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
         keywords["cuda_graph_config"] = None
     else:  # without padding, most sizes of a batch have no graph
         keywords["cuda_graph_config"] = pkgutil.resolve_name(release.cuda_graph_config)(
-            enable_padding=True, max_batch_size=options.max_batch_size or config.max_sequences
+            enable_padding=True, max_batch_size=_max_batch_size(config, options)
         )
     return keywords
 

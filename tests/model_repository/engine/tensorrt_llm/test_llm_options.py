@@ -1,4 +1,4 @@
-"""Keywords of TensorRT-LLM's LLM that Conch passes on: their table against the records, and what is refused."""
+"""Tests of --llm-option: its table equals the records, and wrong keywords are refused."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_an_adapter_that_does_not_load_is_known_before_it_is_offered(adapters: t
     tiny, _ = adapters
     with pytest.raises(StageError) as refused:
         load(adapters, "odd")
-    if "engine" in BACKENDS:  # release 1.2, whose worker has ended
+    if "engine" in BACKENDS:  # release 1.2: its worker has ended
         assert isinstance(refused.value, EngineFailed) and "must be loaded again" in refused.value.text
         return
     assert refused.value.text == "'odd': TensorRT-LLM makes no token with it, see the engine's log"

@@ -93,7 +93,7 @@ def test_kv_tokens_are_reused_among_requests_of_one_salt(tiny: Tiny) -> None:
 
 
 def large(text: str, sender: str) -> dict[str, Any]:
-    """Return the fields of a request whose grammar takes half of its sender's memory."""
+    """Return the fields of a request with a grammar that takes half of the memory for one sender."""
     form = StructuredOutput(OutputFormat.REGEX, f"{text}b")
     return {"structured_output": form, "sender": sender, "grammar_bytes": MAX_SENDER_BYTES // 2}
 
