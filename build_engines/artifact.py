@@ -44,6 +44,7 @@ class Contents:
     reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False
+    pooling: str = ""
     sequence_memory: SequenceMemory | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -73,6 +74,7 @@ class Manifest:
     reasoning_format: str  # see ModelParameters
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
+    pooling: str = ""  # see EngineConfig
     sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256

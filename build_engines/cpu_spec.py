@@ -15,7 +15,7 @@ from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
 from build_engines.llama_cpp.lora import write_lora
-from build_engines.llama_cpp.model_config import ModelConfig
+from build_engines.llama_cpp.model_config import read_model
 from build_engines.llama_cpp.projector import write_projector
 from build_engines.llama_cpp.quantize import QUANTIZED, quantize
 from build_engines.llama_cpp.storage import PRECISIONS
@@ -23,6 +23,7 @@ from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
+from build_engines.sentence_transformers import MODULES
 from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving, check_names
 from build_engines.text_files import (
@@ -39,8 +40,10 @@ from model_repository.tool_formats import TOOL_FORMATS
 
 logger = logging.getLogger(__name__)
 
-CONVERTER = 4  # raise it when the output for the same input changes
+CONVERTER = 5  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
+# A prompt is embedded in one step, whose memory grows with it; --context-window sets more.
+_MAX_EMBEDDED_TOKENS = 8192
 _OPTION_VALUES = {  # pattern and rule of a runtime's option; the others are whole numbers from 0
     "contexts": (r"0*[1-9]\d*", "a whole number from 1"),
     "itl_ms": (r"\d+(\.\d+)?", "a number"),
@@ -128,7 +131,9 @@ class CpuSpec:
         if self.gguf is not None:
             paths += gguf_parts(self.gguf)
         if self.checkpoint is not None:
-            paths += [self.checkpoint / name for name in ("config.json", "preprocessor_config.json", INDEX_FILE)]
+            paths += [
+                self.checkpoint / name for name in ("config.json", "preprocessor_config.json", MODULES, INDEX_FILE)
+            ]
         if self.checkpoint is not None and self.runtime == "llama_cpp":
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
@@ -160,7 +165,7 @@ class CpuSpec:
             facts = _facts_of_checkpoint(checkpoint, self.runtime)
         sampling = facts.sampling or self.sampling
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
-        sequence_memory = _write_model(self, checkpoint, folder)
+        sequence_memory = _write_model(self, checkpoint, folder, facts.pooling)
         return Contents(
             context_window=_context_window(self, facts),
             eos_token_ids=facts.eos_token_ids,
@@ -172,6 +177,7 @@ class CpuSpec:
             reasoning_format=detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
+            pooling=facts.pooling,
             sequence_memory=sequence_memory,
         )
 
@@ -191,9 +197,10 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float]
     vocab_size: int
+    pooling: str  # see EngineConfig
 
 
-def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> SequenceMemory | None:
+def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path, pooling: str) -> SequenceMemory | None:
     """Write the weights and the adapters, and return the memory of a sequence, if it is known."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
     _write_weights(spec, checkpoint, folder)
@@ -204,7 +211,7 @@ def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -> 
         return None
     model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # the first part
     name, is_f32 = str(spec.gguf or spec.checkpoint), spec.precision == "f32"
-    sequence_memory = check_loads(name, model, projector if projector.exists() else None, is_f32=is_f32)
+    sequence_memory = check_loads(name, model, projector if projector.exists() else None, pooling, is_f32=is_f32)
     if adapters:
         base = read_gguf_base(model)
         (folder / "adapters").mkdir()
@@ -234,7 +241,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
 def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
     context_window = checkpoint.context_window
     if runtime == "llama_cpp":
-        model = ModelConfig.of(checkpoint.config)
+        model = read_model(checkpoint.config)
         if model.context_window < context_window:
             rule = f"the context window has no more tokens, in place of {context_window}"
             logger.warning("warning: config.json: sliding_window=%d: %s", model.context_window, rule)
@@ -244,6 +251,7 @@ def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
         eos_token_ids=checkpoint.eos_token_ids,
         sampling=checkpoint.sampling,
         vocab_size=int(checkpoint.config["vocab_size"]),
+        pooling=checkpoint.pooling or "",
     )
 
 
@@ -251,19 +259,20 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
     header = read_gguf_facts(path)
     generation = read_json(tokenizer_folder / "generation_config.json", is_optional=True)
     eos_token_ids = named_eos_token_ids(generation) or header.eos_token_ids
-    if not eos_token_ids:
+    if not eos_token_ids and not header.pooling:
         raise BuildError(f"{path}: names no end-of-generation token, nor does generation_config.json")
     return ModelFacts(
         context_window=header.context_length,
         eos_token_ids=eos_token_ids,
         sampling=named_sampling(header.sampling, path.name) | named_sampling(generation),
         vocab_size=header.vocab_size,
+        pooling=header.pooling,
     )
 
 
 def _context_window(spec: CpuSpec, facts: ModelFacts) -> int:
     if spec.context_window is None:
-        return facts.context_window
+        return min(facts.context_window, _MAX_EMBEDDED_TOKENS) if facts.pooling else facts.context_window
     if not 2 <= spec.context_window <= facts.context_window:
         raise BuildError(f"context window {spec.context_window}: this model has 2 to {facts.context_window} tokens")
     return spec.context_window

@@ -172,6 +172,8 @@ def render(
 
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
+    if manifest.pooling:
+        return frozenset()
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
     if SPECULATION in json.loads(manifest.options.get("llm_options", "{}")):
         capabilities -= NEED_LOGITS_PROCESSORS
@@ -220,6 +222,7 @@ def model_parameters(
         num_threads=options.num_threads,
         stream_interval_ms=options.stream_interval_ms,
         speculative=options.speculative,
+        pooling=manifest.pooling,
         adapters=manifest.adapters,
         adapter_root=_adapter_root(manifest, options),
         created=manifest.created,

@@ -21,7 +21,7 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
         visible: special tokens that are text: those of the tool-call format.
 
     Raises:
-        UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback.
+        UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback nor WordPiece.
     """
     model = description.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -55,11 +55,13 @@ def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
     match steps:
         case [{"type": "ByteLevel"}]:
             return _byte_level_bytes
+        case [{"type": "WordPiece", "prefix": str(prefix)}]:
+            return functools.partial(_word_piece_bytes, prefix)
         case [*replaces, {"type": "ByteFallback"}, {"type": "Fuse"}]:
             return functools.partial(_sentencepiece_bytes, list(map(_replacement, replaces)))
         case _:
             types = [step["type"] for step in steps]
-            rule = "expected ByteLevel, or Replace with ByteFallback and Fuse, and Strip only at the start of a text"
+            rule = "expected ByteLevel, WordPiece, or Replace with ByteFallback and Fuse, and Strip only at the start"
             raise UnsupportedCheckpoint(f"tokenizer.json: decoder {types}: {rule}")
 
 
@@ -85,6 +87,10 @@ def _sentencepiece_bytes(replacements: Sequence[tuple[str, str]], token: str) ->
         token = token.replace(pattern, content)
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.encode()
+
+
+def _word_piece_bytes(prefix: str, token: str) -> bytes:
+    return (token.removeprefix(prefix) if token.startswith(prefix) else f" {token}").encode()
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 from model_repository.contract.tensors import model_id_to_ensemble
-from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.runtime import EngineConfig, Pooling
 from model_repository.system.command_parser import expected_one_of
 
 _NAME = "conch"  # name of the parameter in config.pbtxt
@@ -69,6 +70,14 @@ class RequestDefaults:
         return dataclasses.replace(self, **defaults) if defaults else self
 
 
+class Task(StrEnum):
+    """The work of a model."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+
+
 class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     """All parameters of a served model: as JSON, the one parameter in config.pbtxt of its ensembles and stages."""
 
@@ -96,6 +105,13 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     def ensemble(self) -> str:
         """The ensemble's name in Triton."""
         return model_id_to_ensemble(self.model_id, self.replica)
+
+    @property
+    def task(self) -> Task:
+        """The work of the model."""
+        if not self.pooling:
+            return Task.GENERATE
+        return Task.SCORE if self.pooling == Pooling.RANK else Task.EMBED
 
     def to_config(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt."""

@@ -13,14 +13,16 @@ import numpy.typing as npt
 
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
+from build_engines.llama_cpp.bert import BertConfig
 from build_engines.llama_cpp.layout import Placement, place_tensors
-from build_engines.llama_cpp.model_config import ModelConfig
+from build_engines.llama_cpp.model_config import read_model
 from build_engines.llama_cpp.projector import text_tensors
-from build_engines.llama_cpp.storage import PRECISIONS, convert, num_bytes
+from build_engines.llama_cpp.storage import PRECISIONS, MatrixFormat, convert, num_bytes
 from build_engines.llama_cpp.tokens import GgufVocabulary
 from build_engines.llama_cpp.weights import find_tensors
 
 _ROPE_FACTORS = "rope_freqs.weight"
+_ADDED = ("position_embd.weight", "token_types.weight")  # llama.cpp adds them to other tensors in F32
 
 type Progress = Callable[[int, int], None]
 type Factors = npt.NDArray[np.float32] | None
@@ -44,17 +46,19 @@ def write_gguf(
         UnsupportedCheckpoint: the checkpoint is incomplete, or has an unsupported feature.
         BuildError: a file cannot be read or written, or the disk is full.
     """
-    model = ModelConfig.of(checkpoint.config)
-    stored = PRECISIONS[precision]
-    placements = place_tensors(model, text_tensors(find_tensors(checkpoint.folder)))
+    model = read_model(checkpoint.config)
+    stored, tensors = PRECISIONS[precision], find_tensors(checkpoint.folder)
+    placements = place_tensors(model, text_tensors(tensors), has_head=checkpoint.pooling is None)
     vocabulary = GgufVocabulary.of(checkpoint)
-    typed = [(placement, stored.of_tensor(placement.source.shape)) for placement in placements]
-    factors = model.rope.frequency_factors(model.head_dim)
+    typed = [(placement, _type_of(placement, stored)) for placement in placements]
+    factors = None if isinstance(model, BertConfig) else model.rope.frequency_factors(model.head_dim)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model.arch])
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_file_type(stored.file_type)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     model.write(writer)
+    if checkpoint.pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType[checkpoint.pooling.name])
     vocabulary.write(writer)
     _check_room(path, _declare(writer, factors, typed))
     try:
@@ -62,6 +66,10 @@ def write_gguf(
             _write_tensors(writer, factors, typed, on_progress)
     except OSError as exc:
         raise BuildError(f"{path}: cannot be written ({exc})") from exc
+
+
+def _type_of(placement: Placement, stored: MatrixFormat) -> gguf.GGMLQuantizationType:
+    return gguf.GGMLQuantizationType.F32 if placement.name in _ADDED else stored.of_tensor(placement.source.shape)
 
 
 def _declare(writer: gguf.GGUFWriter, factors: Factors, typed: Typed) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 
 from build_engines.errors import BuildError
+from model_repository.engine.runtime import Pooling
 
 _ARCHITECTURE, _FILE_TYPE = gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
@@ -36,6 +37,7 @@ class GgufFacts:
     vocab_size: int  # rows of the token embedding
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, Any]  # unchecked values for requests without these fields
+    pooling: str  # see Pooling; empty: the model generates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,21 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         eos_token_ids=tuple(ends),
         # 0.95 in 32 bits reads as 0.949999988.
         sampling={name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()},
+        pooling=_pooling(readers[0], path, architecture),
     )
+
+
+def _pooling(reader: gguf.GGUFReader, path: Path, architecture: str) -> str:
+    """Return how a model pools. An encoder whose file does not say it has the mean, as in sentence-transformers."""
+    pooling = _number(reader, path, f"{architecture}.pooling_type", gguf.PoolingType.NONE)
+    if pooling == gguf.PoolingType.NONE:
+        causal = reader.fields.get(f"{architecture}.attention.causal")
+        return "" if causal is None or causal.contents() else Pooling.MEAN
+    try:
+        return Pooling[gguf.PoolingType(pooling).name]
+    except (ValueError, KeyError) as exc:
+        rule = f"expected one of {', '.join(Pooling)}"
+        raise BuildError(f"{path}: {architecture}.pooling_type is {pooling}: {rule}") from exc
 
 
 def _check_tokens(reader: gguf.GGUFReader, path: Path, num_rows: int) -> None:

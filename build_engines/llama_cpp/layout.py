@@ -10,6 +10,7 @@ import gguf
 import numpy.typing as npt
 
 from build_engines.errors import UnsupportedCheckpoint
+from build_engines.llama_cpp.bert import BertConfig, bert_tensors
 from build_engines.llama_cpp.model_config import ModelConfig
 from build_engines.llama_cpp.weights import StoredTensor
 
@@ -26,13 +27,23 @@ class Placement:
     num_interleaved_heads: int | None  # llama.cpp has another order of their rows
 
 
-def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> list[Placement]:
+def place_tensors(
+    model: ModelConfig | BertConfig, stored: Mapping[str, StoredTensor], *, has_head: bool = True
+) -> list[Placement]:
     """Find every tensor of the model in the checkpoint.
+
+    Args:
+        has_head: the model generates, so it has an output matrix.
 
     Raises:
         UnsupportedCheckpoint: a tensor is missing, unknown, or of another shape; names it.
     """
-    shapes = dict(_shapes(model))
+    if isinstance(model, BertConfig):
+        shapes, stored, is_tied = dict(model.shapes()), bert_tensors(stored), False
+    else:
+        shapes, is_tied = dict(_shapes(model, has_head=has_head)), model.has_tied_embeddings
+        if not has_head:  # transformers writes a model without a head under shorter names
+            stored = {f"model.{name.removeprefix('model.')}": each for name, each in stored.items() if name != OUTPUT}
     names = gguf.get_tensor_name_map(model.arch, model.num_layers)
     placements = []
     for source_name, shape in shapes.items():
@@ -47,7 +58,7 @@ def place_tensors(model: ModelConfig, stored: Mapping[str, StoredTensor]) -> lis
         assert name is not None
         placements.append(Placement(source=source, name=name, num_interleaved_heads=heads))
     for name, tensor in stored.items():
-        if name == OUTPUT and model.has_tied_embeddings:
+        if name == OUTPUT and is_tied:
             _check_equal(tensor, stored[EMBEDDING])
         elif name not in shapes and not name.endswith(_BUFFER):
             raise UnsupportedCheckpoint(f"tensor {name}: unknown in this architecture")
@@ -71,13 +82,13 @@ def interleave_heads(weight: npt.NDArray[Any], num_heads: int) -> npt.NDArray[An
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(model: ModelConfig, *, has_head: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield EMBEDDING, (model.vocab_size, model.hidden_size)
     for layer in range(model.num_layers):
         for name, shape in _layer_shapes(model):
             yield f"model.layers.{layer}.{name}", shape
     yield "model.norm.weight", (model.hidden_size,)
-    if not model.has_tied_embeddings:
+    if has_head and not model.has_tied_embeddings:
         yield OUTPUT, (model.vocab_size, model.hidden_size)
 
 

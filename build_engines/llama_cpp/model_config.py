@@ -10,7 +10,9 @@ import gguf
 
 from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
+from build_engines.llama_cpp.bert import BertConfig
 from build_engines.llama_cpp.rope import Rope
+from build_engines.sentence_transformers import ENCODERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ class ModelConfig:
         """
         name = str((config.get("architectures") or ["none"])[0])
         if name not in ARCHITECTURES:
-            raise UnsupportedCheckpoint(f"architecture {name}: expected one of {', '.join(ARCHITECTURES)}")
+            known = ", ".join((*ARCHITECTURES, *ENCODERS))
+            raise UnsupportedCheckpoint(f"architecture {name}: expected one of {known}")
         for field, neutral in _NEUTRAL.items():
             if config.get(field, neutral[0]) not in neutral:
                 raise UnsupportedCheckpoint(f"config.json: {field}={config[field]!r}: expected {neutral[-1]!r}")
@@ -122,6 +125,16 @@ class ModelConfig:
         writer.add_layer_norm_rms_eps(self.rms_norm_eps)
         writer.add_vocab_size(self.vocab_size)
         self.rope.write(writer)
+
+
+def read_model(config: dict[str, Any]) -> ModelConfig | BertConfig:
+    """Read config.json of any architecture that is converted.
+
+    Raises:
+        BuildError: as `ModelConfig.of`.
+    """
+    is_bert = (config.get("architectures") or ["none"])[0] in ENCODERS
+    return BertConfig.of(config) if is_bert else ModelConfig.of(config)
 
 
 def _context_window(config: Mapping[str, Any], architecture: Architecture) -> int:

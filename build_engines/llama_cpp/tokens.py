@@ -30,7 +30,7 @@ _PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
 class GgufVocabulary:
     """The tokens of a model, one for each row of its embedding."""
 
-    is_byte_level: bool  # otherwise SentencePiece with byte fallback
+    kind: str  # llama.cpp's word: `gpt2` is byte-level BPE, `llama` SentencePiece with byte fallback, `bert` WordPiece
     tokens: list[str]
     types: list[gguf.TokenType]
     merges: list[str]  # two tokens separated by a space; the first merge goes first
@@ -50,11 +50,12 @@ class GgufVocabulary:
         """
         description = read_json(checkpoint.folder / "tokenizer.json")
         model, decoder = description["model"], json.dumps(description.get("decoder"))
-        is_byte_level = "ByteLevel" in decoder
-        if model.get("type") != "BPE" or not (is_byte_level or "ByteFallback" in decoder):
-            raise UnsupportedCheckpoint("tokenizer.json: expected byte-level BPE, or BPE with byte fallback")
+        kinds = {"BPE": (("ByteLevel", "gpt2"), ("ByteFallback", "llama")), "WordPiece": (("WordPiece", "bert"),)}
+        kind = next((kind for mark, kind in kinds.get(model.get("type"), ()) if mark in decoder), None)
+        if kind is None:
+            raise UnsupportedCheckpoint("tokenizer.json: expected byte-level BPE, BPE with byte fallback, or WordPiece")
         tokens, types = _tokens(description, int(checkpoint.config["vocab_size"]))
-        merges = [item if isinstance(item, str) else " ".join(item) for item in model["merges"]]
+        merges = [item if isinstance(item, str) else " ".join(item) for item in model.get("merges", ())]
         special_ids = _special_ids(checkpoint, tokens)
         unknown = _id_of(model.get("unk_token"), tokens)
         if unknown is not None:
@@ -62,7 +63,7 @@ class GgufVocabulary:
             types[unknown] = gguf.TokenType.UNKNOWN
         splits = _split_patterns(description)
         return cls(
-            is_byte_level=is_byte_level,
+            kind=kind,
             tokens=tokens,
             types=types,
             merges=merges,
@@ -76,13 +77,13 @@ class GgufVocabulary:
 
     def write(self, writer: gguf.GGUFWriter) -> None:
         """Write the metadata for llama.cpp's loader and tokenizer."""
-        writer.add_tokenizer_model("gpt2" if self.is_byte_level else "llama")
+        writer.add_tokenizer_model(self.kind)
         writer.add_tokenizer_pre(self.pre_tokenizer)
-        writer.add_token_list(self.tokens)
+        writer.add_token_list(list(map(_phantom, self.tokens, self.types)) if self.kind == "bert" else self.tokens)
         writer.add_token_types(self.types)
-        if self.is_byte_level:
+        if self.kind == "gpt2":
             writer.add_token_merges(self.merges)
-        else:
+        elif self.kind == "llama":
             writer.add_token_scores(self.scores)
             writer.add_add_space_prefix(self.has_space_prefix)
         for key, token_id in self.special_ids.items():
@@ -90,6 +91,13 @@ class GgufVocabulary:
         writer.add_add_bos_token(self.adds_bos)
         if self.chat_template:
             writer.add_chat_template(self.chat_template)
+
+
+def _phantom(token: str, kind: gguf.TokenType) -> str:
+    """Return a token of WordPiece as llama.cpp has it: the start of a word is marked, in place of the rest of one."""
+    if kind in (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN, gguf.TokenType.UNUSED):
+        return token
+    return token.removeprefix("##") if token.startswith("##") else f"\u2581{token}"
 
 
 def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], list[gguf.TokenType]]:
@@ -125,7 +133,7 @@ def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
     """Return the ids of the configured special tokens by their keys in GGUF."""
     configured = read_json(checkpoint.folder / "tokenizer_config.json", is_optional=True)
     special_ids = {}
-    for key, name in ((Keys.BOS_ID, "bos"), (Keys.PAD_ID, "pad")):
+    for key, name in ((Keys.BOS_ID, "cls"), (Keys.SEP_ID, "sep"), (Keys.BOS_ID, "bos"), (Keys.PAD_ID, "pad")):
         token_id = checkpoint.config.get(f"{name}_token_id")
         if token_id is not None:
             whole_number(f"config.json: {name}_token_id", token_id, -1)

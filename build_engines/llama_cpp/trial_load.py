@@ -25,8 +25,12 @@ NUM_SEQUENCES, WINDOW = 16, 16384
 _CACHE = re.compile(r"llama_(kv_cache|memory_recurrent): size = +([\d.]+) MiB \( *(\d+) cells")
 
 
-def check_loads(name: str, model: Path, projector: Path | None, *, is_f32: bool = False) -> SequenceMemory | None:
+def check_loads(
+    name: str, model: Path, projector: Path | None, pooling: str = "", *, is_f32: bool = False
+) -> SequenceMemory | None:
     """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence.
+
+    A model that embeds keeps nothing between two steps: None.
 
     Neither weights nor caches are allocated.
 
@@ -34,6 +38,7 @@ def check_loads(name: str, model: Path, projector: Path | None, *, is_f32: bool 
         name: of the model, for the error.
         model: a GGUF file, or the first of a split model.
         projector: a GGUF file with which the model reads images.
+        pooling: see EngineConfig.
         is_f32: the KV cache is in f32, not in f16.
 
     Raises:
@@ -49,7 +54,7 @@ def check_loads(name: str, model: Path, projector: Path | None, *, is_f32: bool 
         lines = [f"status {done.returncode}", *filter(None, done.stderr.splitlines())]
         reason = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{name}: llama.cpp does not load it: {reason}")
-    return SequenceMemory(**json.loads(done.stdout))
+    return None if pooling else SequenceMemory(**json.loads(done.stdout))
 
 
 def _load(precision: str, model: str, projector: str | None = None) -> SequenceMemory:

@@ -15,7 +15,6 @@ from model_repository.contract.output import EngineStats
 from model_repository.contract.request import (
     GenerationRequest,
     Params,
-    SamplingParams,
     TextPrompt,
 )
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
@@ -97,7 +96,6 @@ async def _generate_one_token(triton: TritonClient, ensemble: str, *, deadline_s
         prompt=CHECK_PROMPT,
         params=Params(
             max_tokens=1,
-            sampling=SamplingParams(temperature=0.0),
             cancel_key=secrets.token_hex(16),
             priority=-1,
         ),

@@ -29,6 +29,7 @@ _COMPARED = (
     "context_window",
     "max_sequences",
     "runtime",
+    "pooling",
     "fingerprint",
     "aliases",
     "capabilities",

@@ -150,6 +150,9 @@ def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
                 inner.specs[0].name: tensor(inner.specs[0], getattr(value, inner.attribute))
                 for inner in fields_of(field.kind)
             }
+        elif isinstance(value, bytes):
+            [spec] = field.specs
+            tensors[spec.name] = np.frombuffer(value, spec.dtype)[None]
         elif len(field.specs) == 1:
             [spec] = field.specs
             tensors[spec.name] = tensor(

@@ -67,6 +67,7 @@ class DeltaDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
     has_special_tokens: bool = False  # show special tokens in the text: only for /detokenize
     stop_reason: str | int | None = None  # last delta only
     timing: Timing | None = None  # last delta only
+    embedding: bytes | None = None  # last delta only, of a model that embeds: float32, little-endian
 
 
 class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -172,6 +173,14 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         ),
     ] = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # the frontend's: no tensor carries them
+    embedding: Annotated[
+        bytes | None,
+        TensorSpec(
+            datatype="FP32",
+            shape=(-1,),
+            doc="last response of a model that embeds: the prompt's vector, of length 1; of a reranker its scores",
+        ),
+    ] = None  # float32, little-endian
 
     @property
     def is_text(self) -> bool:
@@ -205,7 +214,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the runtime does not know it
     max_kv_tokens: int | None
     num_steps: int  # since the load
-    num_step_tokens: int  # completion tokens drawn in those steps
+    num_step_tokens: int  # completion tokens drawn in those steps, and embeddings
     max_step_sequences: int  # the largest number of sequences that got a token in one step
     num_finished: int
     num_cancelled: int

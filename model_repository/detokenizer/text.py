@@ -100,6 +100,7 @@ class Detokenizer:
             usage=delta.usage,
             cum_logprob=details.cum_logprob,
             timing=details.timing,
+            embedding=details.embedding,
             num_thinking_chars=len(_decode(pieces, delta.num_thinking_bytes)) if delta.num_thinking_bytes else 0,
         )
 

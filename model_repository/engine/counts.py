@@ -21,8 +21,8 @@ class EngineCounts:
     cancel_to_free_ms: float = 0.0
 
     def step(self, outputs: Iterable[StepOutput]) -> None:
-        """Count a step and its tokens."""
-        drawn_by = [output.sequence for output in outputs if output.token_id is not None]
+        """Count a step and its tokens; an embedding counts as one."""
+        drawn_by = [each.sequence for each in outputs if each.token_id is not None or each.embedding is not None]
         self.num_steps += 1
         self.num_step_tokens += len(drawn_by)
         self.max_step_sequences = max(self.max_step_sequences, len(set(drawn_by)))

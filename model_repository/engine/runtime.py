@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,15 @@ NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completio
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 
+class Pooling(StrEnum):
+    """How a model that embeds makes one vector of its prompt's."""
+
+    MEAN = "mean"
+    CLS = "cls"  # the first token's
+    LAST = "last"
+    RANK = "rank"  # scores, by a classification head
+
+
 class EngineConfig(Struct, frozen=True, kw_only=True):
     """The parameters of a model in config.pbtxt that its engine needs."""
 
@@ -39,6 +49,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     precision: str = "f16"  # matrices and KV cache
     speculative: str | None = None  # how tokens are drafted, one of the runtime's; None: no drafts
     options: Mapping[str, str] = {}  # the runtime's own
+    pooling: str = ""  # a value of Pooling: the model embeds; empty: it generates
     adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
     adapter_root: AdapterRoot | None = None  # folder of adapters to load later; None: no adapter can be loaded
     requires: Mapping[str, str] = {}  # properties of the machine, for compiled models
@@ -57,10 +68,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The result of a step for one sequence: its next token, or the reason for its absence.
+    """The result of a step for one sequence: its next token or its embedding, or the reason for their absence.
 
-    Without a token and without an error the sequence is complete: `max_tokens` is 0, or the runtime's own limit is
-    reached. After an error or a missing token the sequence only waits to be freed.
+    Without a token and without an error the sequence is complete: it is embedded, `max_tokens` is 0, or the runtime's
+    own limit is reached. After an error or a missing token the sequence only waits to be freed.
     """
 
     sequence: int
@@ -68,6 +79,7 @@ class StepOutput:
     num_cached_tokens: int = 0  # prompt tokens with reused KV tokens
     logprob: DrawnLogprob | None = None  # the token's, if requested
     prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # once, of every prompt token, with ranks, if requested
+    embedding: bytes | None = None  # float32, little-endian
     error: StageError | None = None  # only this sequence has failed
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 
@@ -216,6 +228,7 @@ class RuntimeEntry:
 
     target: str
     capabilities: frozenset[Capability]
+    encoder: str = ""  # its class for models that embed; empty: it has none
     max_sending_share: float = 0.25
     max_steps_ahead: int | None = 7
     options: frozenset[str] = frozenset()
@@ -248,6 +261,7 @@ RUNTIMES = {
     "llama_cpp": RuntimeEntry(
         "model_repository.engine.llama_cpp.runtime:LlamaCppRuntime",
         frozenset(Capability),
+        encoder="model_repository.engine.llama_cpp.encoder:LlamaCppEncoder",
         options=frozenset({"contexts"}),
         speculative=frozenset({NGRAM}),
         max_sending_share=0.002,  # really 1.5 %: beside computing threads a batch costs seven times the emitter's costs
@@ -304,5 +318,6 @@ def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
     """
     if config.runtime not in RUNTIMES:
         raise UnknownRuntime(f"runtime {config.runtime!r}: expected one of {sorted(RUNTIMES)}")
-    runtime: Runtime = pkgutil.resolve_name(RUNTIMES[config.runtime].target)(config, byte_table)
+    entry = RUNTIMES[config.runtime]
+    runtime: Runtime = pkgutil.resolve_name(entry.encoder if config.pooling else entry.target)(config, byte_table)
     return runtime

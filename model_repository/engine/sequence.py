@@ -41,6 +41,7 @@ class EngineSequence:
         self._first_output_s: float | None = None
         self.finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
+        self._embedding: bytes | None = None
         self._byte_table = byte_table
         self._end_token_id: int | None = None  # token that ended it; kept only if the request lists tokens
         self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
@@ -79,6 +80,8 @@ class EngineSequence:
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
+        if output.embedding is not None:
+            self._embedding, self.finish_reason = output.embedding, FinishReason.STOP
         if output.token_id is not None:
             self._num_output_tokens += 1
             if output.logprob is not None:
@@ -206,6 +209,7 @@ class EngineSequence:
             has_token_ids=request.params.has_token_ids,
             stop_reason=self._stop_reason,
             timing=self._timing() if request.params.has_timing and self.finish_reason is not None else None,
+            embedding=self._embedding,
         )
         return None if details == DeltaDetails() else details
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from model_repository.capabilities import Capability, callable_tools, needed_capabilities
 from model_repository.contract.request import GenerationRequest
+from model_repository.contract.spec import set_fields
 from model_repository.errors import Unsupported
 
 # The input to blame for a missing capability; other capabilities have the names of their inputs.
@@ -16,6 +17,34 @@ BLAMED_INPUTS = {
     Capability.STRUCTURED_OUTPUT: "guided_decoding_guide_type",
     Capability.LORA: "lora_name",
 }
+
+
+# Of Params: those of the request itself, not of its completion. A health check has max_tokens for every model.
+_OF_EMBEDDINGS = frozenset(
+    {
+        "cache_salt",
+        "cancel_key",
+        "has_timing",
+        "has_token_ids",
+        "has_usage",
+        "is_stream",
+        "max_tokens",
+        "priority",
+        "sender",
+        "truncate_prompt_tokens",
+    }
+)
+
+
+def check_embedding(request: GenerationRequest) -> None:
+    """Refuse values that only a completion has.
+
+    Raises:
+        Unsupported: names the first such input.
+    """
+    for field, _ in set_fields(request.params):
+        if field.specs and field.attribute not in _OF_EMBEDDINGS:
+            raise Unsupported("this model embeds its prompt: there is no completion", field.specs[0].name)
 
 
 def check_capabilities(request: GenerationRequest, capabilities: Collection[str], runtime: str) -> None:

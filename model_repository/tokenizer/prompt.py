@@ -102,10 +102,20 @@ class PromptEncoder:
             lambda: self._encode(prompt, is_echo, add_special_tokens, limit, owner),
         )
 
-    def truncated(self, prompt: EncodedPrompt, num_tokens: int) -> EncodedPrompt:
-        """Return the prompt's last tokens. It still ends as the template wrote it, so the thinking stays as it is."""
+    def truncated(self, prompt: EncodedPrompt, num_tokens: int, *, keeps_beginning: bool = False) -> EncodedPrompt:
+        """Return the prompt's last tokens. It still ends as the template wrote it, so the thinking stays as it is.
+
+        Args:
+            keeps_beginning: return the first tokens, and behind them those that the tokenizer adds to every text.
+        """
         if num_tokens >= len(prompt.token_ids):
             return prompt
+        if keeps_beginning:
+            last_ids = self.vocabulary.last_ids
+            num_text = len(prompt.token_ids) - len(last_ids)
+            ends = last_ids if prompt.token_ids[num_text:] == last_ids else ()
+            kept = prompt.token_ids[: max(0, num_tokens - len(ends))]
+            return replace(prompt, token_ids=(kept + ends)[:num_tokens])
         token_ids, echoed = prompt.token_ids[-num_tokens:], prompt.echo[-num_tokens:]
         if echoed and not any(echoed):  # the first token of all may stand for the whole text
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)

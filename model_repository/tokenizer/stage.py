@@ -32,7 +32,7 @@ from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TO
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
 from model_repository.model_parameters import ModelParameters
 from model_repository.tokenizer.bounded_cache import BoundedCache
-from model_repository.tokenizer.checks import check_capabilities
+from model_repository.tokenizer.checks import check_capabilities, check_embedding
 from model_repository.tokenizer.constraint import CheckedOutput, is_new_message, unmeasured_constraint
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, truncated_limit, window_limit
@@ -129,6 +129,8 @@ class TokenizerStage:
         self._check(request)
         field = prompt_field(request.prompt)
         params, window = request.params, self._model.context_window
+        if self._model.pooling:
+            params = replace(params, max_tokens=0)
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         prompt = self._prompts.encode(
             request.prompt,
@@ -137,7 +139,8 @@ class TokenizerStage:
             limit=limit,
             owner=params.cache_salt or params.sender,
         )
-        prompt = self._prompts.truncated(prompt, num_kept_tokens(params, len(prompt.token_ids), window))
+        num_kept = num_kept_tokens(params, len(prompt.token_ids), window)
+        prompt = self._prompts.truncated(prompt, num_kept, keeps_beginning=bool(self._model.pooling))
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)
@@ -194,6 +197,8 @@ class TokenizerStage:
 
     def _check(self, request: GenerationRequest) -> None:
         check_capabilities(request, self._model.capabilities, self._model.runtime)
+        if self._model.pooling:
+            check_embedding(request)
         for name, token_ids in token_ids_of(request.params):
             self._prompts.vocabulary.check(token_ids, name)
         can_think = self._model.reasoning_format and isinstance(request.prompt, ChatPrompt)

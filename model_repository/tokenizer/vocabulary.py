@@ -50,11 +50,16 @@ class Vocabulary:
         self._without_space = Tokenizer.from_str(json.dumps(description))
         self._inner = self._without_space if has_space_once else self._plain
         beginning = tokenizer.encode("a", add_special_tokens=True)
-        inserted = itertools.takewhile(
-            operator.itemgetter(1), zip(beginning.ids, beginning.special_tokens_mask, strict=True)
+        inserted, appended = (
+            itertools.takewhile(operator.itemgetter(1), pairs)
+            for pairs in (
+                zip(beginning.ids, beginning.special_tokens_mask, strict=True),
+                zip(reversed(beginning.ids), reversed(beginning.special_tokens_mask), strict=True),
+            )
         )
         self._kept: BoundedCache[array[int]] = BoundedCache(sys.getsizeof, max_bytes=_MAX_KEPT_BYTES)
         self.first_ids = tuple(token_id for token_id, _ in inserted)  # start of every prompt: the BOS token, if any
+        self.last_ids = tuple(token_id for token_id, _ in appended)[::-1]  # end of every text: an EOS token, if any
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, with strings of added tokens parsed.
@@ -163,7 +168,8 @@ def _without_tokens(description: dict[str, Any], tokens: frozenset[str]) -> dict
     model["vocab"] = {
         token + hidden if token in tokens else token: token_id for token, token_id in model["vocab"].items()
     } | {token["content"]: token["id"] for token in kept}  # only tokens in this list keep their ids
-    model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in tokens]
+    if "merges" in model:  # WordPiece has none
+        model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in tokens]
     if model.get("unk_token") in tokens:
         model["unk_token"] += hidden
     return description

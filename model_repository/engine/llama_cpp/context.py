@@ -10,11 +10,18 @@ from typing import Any
 
 from cyllama.llama import llama_cpp as llama
 
+from model_repository.engine.runtime import Pooling
 from model_repository.engine.scheduler import Chunk, Scheduler
 
 MAX_STEP_TOKENS = 512
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
+_POOLING_TYPES = {
+    Pooling.MEAN: llama.LLAMA_POOLING_TYPE_MEAN,
+    Pooling.CLS: llama.LLAMA_POOLING_TYPE_CLS,
+    Pooling.LAST: llama.LLAMA_POOLING_TYPE_LAST,
+    Pooling.RANK: llama.LLAMA_POOLING_TYPE_RANK,
+}
 
 
 def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaContextParams:
@@ -25,12 +32,28 @@ def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaC
     params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
     params.kv_unified = False  # a shared pool would make every sequence attend over all KV tokens in use
     params.swa_full = True  # a later prompt may reuse a beginning that ends before the sliding window
+    _set_precision(params, is_f32=is_f32)
+    return params
+
+
+def embedding_params(window: int, max_prompts: int, pooling: Pooling, *, is_f32: bool) -> llama.LlamaContextParams:
+    """Return the parameters of a context that embeds up to `max_prompts` prompts in a step, none above `window`."""
+    params = llama.LlamaContextParams()
+    params.embeddings = True
+    params.pooling_type = _POOLING_TYPES[pooling]
+    params.n_seq_max = max_prompts
+    params.n_ctx = params.n_batch = params.n_ubatch = max(window, MAX_STEP_TOKENS)  # pooling needs whole prompts
+    params.kv_unified = True  # the prompts of a step share the tokens: they differ in length
+    _set_precision(params, is_f32=is_f32)
+    return params
+
+
+def _set_precision(params: llama.LlamaContextParams, *, is_f32: bool) -> None:
     params.no_perf = True
     if is_f32:
         # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
-    return params
 
 
 class Context:

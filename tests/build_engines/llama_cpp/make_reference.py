@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, SmolVLMForConditionalGeneration
+from transformers import AutoModel, AutoModelForCausalLM, SmolVLMForConditionalGeneration
 
 from tests.build_engines.llama_cpp.reference import (
     FOLDER,
+    EmbeddingReference,
     ImageReference,
     Reference,
     digest_of,
     write_reference_checkpoint,
 )
 from tests.build_engines.tiny_checkpoint import CONFIG, random_weights
+from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
 from tests.build_engines.tiny_smolvlm import (
     NUM_TILE_TOKENS,
     PIXELS,
@@ -144,9 +146,46 @@ def make_smolvlm(before: list[int], after: list[int]) -> ImageReference:
     )
 
 
+def f16_gelu(values: torch.Tensor) -> torch.Tensor:
+    """Compute GELU as llama.cpp does on CPUs: by its approximation with tanh, from a table of all numbers of f16."""
+    return torch.nn.functional.gelu(values.half().float(), approximate="tanh").half().float()
+
+
+def make_embeddings(name: str) -> EmbeddingReference:
+    """Run a model that embeds on prompts of unlike lengths."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_embedder(Path(folder) / name, name, SEED)
+        model = AutoModel.from_pretrained(Path(folder) / name, dtype=torch.float32, attn_implementation="eager")
+    random = np.random.default_rng(SEED)
+    prompts = [random.integers(5, CONFIGS[name]["vocab_size"] - 40, length).tolist() for length in (3, 40, 1, 100)]
+
+    def embeddings() -> list[list[float]]:
+        vectors = []
+        for prompt in prompts:
+            with torch.inference_mode():
+                states = model(torch.tensor([prompt])).last_hidden_state[0].numpy()
+            vector = states.mean(axis=0) if name == "bert" else states[-1]
+            vectors.append((vector / np.linalg.norm(vector)).round(6).tolist())
+        return vectors
+
+    exact = embeddings()
+    for layer in model.encoder.layer if name == "bert" else ():
+        layer.intermediate.intermediate_act_fn = f16_gelu
+    return EmbeddingReference(
+        seed=SEED,
+        weights_sha256=digest_of(weights_of(name, SEED)),
+        prompts=prompts,
+        embeddings=exact,
+        with_f16_gelu=embeddings(),
+        made_with={package: version(package) for package in ("torch", "transformers", "numpy")},
+    )
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, config in CASES.items():
         (FOLDER / f"{name}.json").write_text(json.dumps(asdict(make(name, config))) + "\n", encoding="utf-8")
     images = make_smolvlm([40, 41, 42], [50, 51, 52, 53])
     ImageReference.PATH.write_text(json.dumps(asdict(images)) + "\n", encoding="utf-8")
+    embeddings = {name: asdict(make_embeddings(name)) for name in CONFIGS}
+    EmbeddingReference.PATH.write_text(json.dumps(embeddings) + "\n", encoding="utf-8")

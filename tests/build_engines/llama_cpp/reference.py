@@ -69,6 +69,25 @@ class ImageReference:
         return cls(**json.loads(cls.PATH.read_text(encoding="utf-8")))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingReference:
+    """The embeddings of a tiny model that embeds, of length 1, all in F32."""
+
+    PATH: ClassVar[Path] = FOLDER.parent / "embedding_reference.json"
+
+    seed: int  # of the weights
+    weights_sha256: str
+    prompts: list[list[int]]
+    embeddings: list[list[float]]  # [num_prompts, hidden_size]
+    with_f16_gelu: list[list[float]]  # the same with llama.cpp's GELU in place of the exact one
+    made_with: Mapping[str, str]  # versions
+
+    @classmethod
+    def load(cls, name: str) -> EmbeddingReference:
+        """Read the fixture of a model of tiny_embedders.py."""
+        return cls(**json.loads(cls.PATH.read_text(encoding="utf-8"))[name])
+
+
 def write_reference_checkpoint(
     folder: Path, config: Mapping[str, Any], weights: Weights, tokenizer: str, num_shards: int = 1
 ) -> Path:

@@ -28,7 +28,7 @@ def whole_file(checkpoint: Path, tmp_path: Path) -> Path:
 
 def test_a_header_has_the_facts_for_serving(whole_file: Path) -> None:
     assert read_gguf_facts(whole_file) == GgufFacts(
-        context_length=1024, vocab_size=288, eos_token_ids=(261,), sampling={}
+        context_length=1024, vocab_size=288, eos_token_ids=(261,), sampling={}, pooling=""
     )
 
 

@@ -72,6 +72,8 @@ def _single_values(kind: Any, *specs: TensorSpec) -> st.SearchStrategy[Any]:
         return st.integers(low if spec.low is None else int(spec.low), high if spec.high is None else int(spec.high))
     if kind is float:  # those that an FP32 tensor holds exactly
         return st.floats(spec.low, spec.high, exclude_min=spec.is_low_open, allow_nan=False, width=32)
+    if kind is bytes and spec.datatype == "FP32":
+        return st.binary(max_size=3).map(lambda value: 4 * value)
     return {bool: st.booleans(), str: TEXT, bytes: st.binary(max_size=3), NoneType: st.none()}[kind]
 
 

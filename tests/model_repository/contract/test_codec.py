@@ -116,7 +116,7 @@ def test_a_message_carries_only_the_fields_that_it_sets() -> None:
     assert msgspec.msgpack.decode(pack(DeltaDetails())) == {}
     assert msgspec.msgpack.decode(pack(DeltaDetails(has_token_ids=True))) == {"has_token_ids": True}
     assert len(pack(OutputBatch(1, 2, False, ((3, TokenDelta((5,))),)))) < 20
-    assert len(pack(ChunkBatch(2, ((3, GenerationChunk(text="a")),)))) < 20
+    assert len(pack(ChunkBatch(2, ((3, GenerationChunk(text="a")),)))) <= 20
 
 
 def test_every_empty_output_batch_is_a_disconnect_check_and_some_of_the_others() -> None:
@@ -174,6 +174,7 @@ FULL = GenerationChunk(
         arrival_time_ns=1, first_scheduled_time_ns=2**40, first_token_time_ns=2**62, last_token_time_ns=2**62 + 1
     ),
     num_thinking_chars=1,
+    embedding=np.array([0.5, -2.0], "<f4").tobytes(),
 )
 FULL_OUTPUTS: dict[str, list[Any]] = {
     "text_output": ["日本".encode()],
@@ -198,6 +199,7 @@ FULL_OUTPUTS: dict[str, list[Any]] = {
     "first_token_time_ns": [2**62],
     "last_token_time_ns": [2**62 + 1],
     "num_thinking_chars": [1],
+    "embedding": [0.5, -2.0],
 }
 
 

@@ -1,0 +1,62 @@
+"""The files of sentence-transformers in a checkpoint: they say that the model embeds, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from build_engines.errors import BuildError, UnsupportedCheckpoint
+from model_repository.engine.runtime import Pooling
+
+MODULES = "modules.json"
+ENCODERS = ("BertModel", "BertForMaskedLM")  # classes of transformers that embed also without these files
+_POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
+_KINDS = ("Transformer", "Pooling", "Normalize")  # every embedding is normalized, also without the last one
+
+
+def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
+    """Return how the model of a checkpoint pools; None: it generates.
+
+    Without the files an encoder has the mean, as in sentence-transformers.
+
+    Raises:
+        UnsupportedCheckpoint: the model has other modules than a transformer, or another pooling; names it.
+        BuildError: a file is missing or malformed.
+    """
+    if not (folder / MODULES).is_file():
+        return Pooling.MEAN if (config.get("architectures") or [""])[0] in ENCODERS else None
+    paths = {}
+    for module in _read(folder / MODULES, list):
+        kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else ""
+        if kind not in _KINDS:
+            raise UnsupportedCheckpoint(f"{MODULES}: {module!r:.200}: expected a type of {', '.join(_KINDS)}")
+        paths[kind] = module.get("path")
+    path = f"{paths.get('Pooling', '1_Pooling')}/config.json"
+    modes = _modes(_read(folder / path, dict))
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        found = ", ".join(map(str, modes)) or "none"
+        raise UnsupportedCheckpoint(f"{path}: pooling {found}: expected one of {', '.join(_POOLINGS)}")
+    return _POOLINGS[modes[0]]
+
+
+def _modes(config: Mapping[str, Any]) -> list[Any]:
+    """Return the ways of pooling: one field names them, or in most files each has a field of its own."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        return named if isinstance(named, list) else [named]
+    fields = [name.removeprefix("pooling_mode_") for name, value in config.items() if value is True]
+    return [name.removesuffix("_tokens").removesuffix("_token") for name in fields if f"pooling_mode_{name}" in config]
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise BuildError(f"{path}: no such file") from exc
+    except (ValueError, RecursionError) as exc:
+        raise BuildError(f"{path}: not JSON ({exc})") from exc
+    if not isinstance(value, kind):
+        raise BuildError(f"{path}: expected a JSON {'list' if kind is list else 'object'}")
+    return value

@@ -1,0 +1,148 @@
+"""Models that embed, on the real llama.cpp: tiny models of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from msgspec.structs import replace
+
+from build_engines.artifact import Manifest
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
+from model_repository.contract.request import EngineRequest, Params
+from model_repository.engine.llama_cpp import encoder
+from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
+from model_repository.engine.runtime import EngineConfig, load_runtime
+from model_repository.errors import EngineFailed, InvalidRequest
+from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_of
+from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
+
+type Vectors = npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def reference(request: pytest.FixtureRequest) -> tuple[str, EmbeddingReference]:
+    name = str(request.param)
+    expected = EmbeddingReference.load(name)
+    found = digest_of(weights_of(name, expected.seed))
+    assert found == expected.weights_sha256, "other random numbers: make the fixtures anew"
+    return name, expected
+
+
+@pytest.fixture(scope="module")
+def config(reference: tuple[str, EmbeddingReference], tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """The built artifact of a model."""
+    (name, expected), folder = reference, tmp_path_factory.mktemp("embedder")
+    checkpoint = write_embedder(folder / "checkpoint", name, expected.seed)
+    artifact = build(CpuSpec(model_id=name, checkpoint=checkpoint, precision="f32"), folder)
+    manifest = Manifest.load(artifact)
+    return EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=artifact,
+        context_window=manifest.context_window,
+        eos_token_ids=frozenset(),
+        num_threads=1,
+        precision="f32",
+        pooling=manifest.pooling,
+    )
+
+
+@pytest.fixture
+def runtime(config: EngineConfig) -> Iterator[LlamaCppEncoder]:
+    with closing(load_runtime(config, [])) as runtime:
+        assert isinstance(runtime, LlamaCppEncoder)
+        yield runtime
+
+
+def submit(runtime: LlamaCppEncoder, sequence: int, prompt: Sequence[int], priority: int = 0) -> None:
+    params = Params(max_tokens=0, priority=priority)
+    runtime.submit(sequence, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=0, params=params))
+
+
+def step(runtime: LlamaCppEncoder) -> dict[int, Vectors]:
+    return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in runtime.step()}
+
+
+def embed(runtime: LlamaCppEncoder, prompts: Sequence[Sequence[int]]) -> Vectors:
+    """Embed prompts that are submitted together."""
+    for sequence, prompt in enumerate(prompts):
+        submit(runtime, sequence, prompt)
+    found: dict[int, Vectors] = {}
+    while runtime.has_work:
+        found |= step(runtime)
+    return np.stack([found[sequence] for sequence in range(len(prompts))])
+
+
+def test_embeddings_are_those_of_transformers(
+    runtime: LlamaCppEncoder, reference: tuple[str, EmbeddingReference]
+) -> None:
+    name, expected = reference
+    found = embed(runtime, expected.prompts)
+    vectors = np.array(expected.with_f16_gelu)
+    assert np.abs(found - vectors).max() < 1e-4
+    # llama.cpp computes GELU by an approximation in f16, which these weights, larger than a trained model's, enlarge.
+    assert np.abs(found - expected.embeddings).max() < (1e-3 if name == "bert" else 1e-4)
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-2  # a difference would show
+
+
+def test_prompts_of_unlike_lengths_share_a_step(
+    runtime: LlamaCppEncoder, reference: tuple[str, EmbeddingReference]
+) -> None:
+    prompts = reference[1].prompts
+    alone = np.concatenate([embed(runtime, [prompt]) for prompt in prompts])
+    for sequence, prompt in enumerate(prompts):
+        submit(runtime, sequence, prompt)
+    together = step(runtime)
+    assert np.abs(np.stack([together[number] for number in range(len(prompts))]) - alone).max() < 1e-5
+
+
+def test_a_step_has_few_tokens_or_one_long_prompt(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "MAX_STEP_TOKENS", 8)
+    for sequence, length in enumerate((5, 3, 2, 20, 1)):
+        submit(runtime, sequence, [40] * length)
+    assert [sorted(step(runtime)) for _ in range(4)] == [[0, 1], [2], [3], [4]]
+    assert not runtime.has_work
+
+
+def test_a_step_has_no_more_prompts_than_sequences(config: EngineConfig) -> None:
+    with closing(LlamaCppEncoder(replace(config, max_sequences=2), [])) as runtime:
+        for sequence in range(3):
+            submit(runtime, sequence, [40, 41])
+        assert [sorted(step(runtime)) for _ in range(2)] == [[0, 1], [2]]
+
+
+def test_the_longest_prompt_fits(runtime: LlamaCppEncoder, config: EngineConfig) -> None:
+    [vector] = embed(runtime, [[40, 41] * (config.context_window // 2)])
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_prompt_of_high_priority_is_first(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "MAX_STEP_TOKENS", 1)
+    submit(runtime, 0, [40])
+    submit(runtime, 1, [41], priority=-1)
+    assert list(step(runtime)) == [1]
+
+
+def test_a_freed_prompt_is_not_computed(runtime: LlamaCppEncoder) -> None:
+    submit(runtime, 0, [40])
+    submit(runtime, 1, [41])
+    assert runtime.stats().num_waiting == 2
+    runtime.free(0)
+    assert list(step(runtime)) == [1]
+
+
+def test_an_unknown_token_is_refused_alone(runtime: LlamaCppEncoder) -> None:
+    with pytest.raises(InvalidRequest, match=r"^9999: token ids are from 0 to"):
+        submit(runtime, 0, [9999])
+    assert not runtime.has_work
+
+
+def test_a_file_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
+        LlamaCppEncoder(replace(config, artifact_dir=tmp_path), [])
