@@ -38,7 +38,10 @@ _NOT_ENDS = (
     ("<|tool_response>", "</s>"),
 )
 _CONFIGURED = {"bos_token": Keys.BOS_ID, "eos_token": Keys.EOS_ID, "unk_token": Keys.UNK_ID, "pad_token": Keys.PAD_ID}
-_SENTENCEPIECE_IDS = {Keys.BOS_ID: 1, Keys.EOS_ID: 2, Keys.UNK_ID: 0}  # defaults of a file without them
+_DEFAULT_IDS = {  # of a file without them, by its kind of tokenizer
+    "llama": {Keys.BOS_ID: 1, Keys.EOS_ID: 2, Keys.UNK_ID: 0},
+    "bert": {Keys.BOS_ID: 101, Keys.SEP_ID: 102, Keys.UNK_ID: 100},
+}
 
 
 def write_tokenizer(gguf_path: Path, folder: Path) -> None:
@@ -128,8 +131,8 @@ class _Tokens:
         types = [int(gguf.TokenType.NORMAL)] * len(texts)
         if Keys.TOKEN_TYPE in header.reader.fields:
             types = header.array(Keys.TOKEN_TYPE, len(texts))
-        special_ids = dict(_SENTENCEPIECE_IDS) if header.value(Keys.MODEL, str) == "llama" else {}
-        for key in (*_CONFIGURED.values(), *_END_KEYS):
+        special_ids = dict(_DEFAULT_IDS.get(header.value(Keys.MODEL, str, ""), {}))
+        for key in (*_CONFIGURED.values(), Keys.SEP_ID, *_END_KEYS):
             token_id = header.value(key, int, special_ids.get(key))
             if token_id is not None:
                 special_ids[key] = token_id
@@ -213,8 +216,10 @@ def _tokenizer(header: _Header, tokens: _Tokens) -> _Json:
             steps, adds_bos = _sentencepiece(tokens, merges, has_prefix), True
         case "gemma4":
             steps, adds_bos = _sentencepiece(tokens, _listed_merges(header, tokens), False), True
+        case "bert":
+            steps, adds_bos = _word_piece(tokens), True
         case kind:
-            raise header.refusal(Keys.MODEL, repr(kind), "expected gpt2, llama or gemma4")
+            raise header.refusal(Keys.MODEL, repr(kind), "expected gpt2, llama, gemma4 or bert")
     return {
         "version": "1.0",
         "truncation": None,
@@ -262,6 +267,33 @@ def _sentencepiece(tokens: _Tokens, merges: Sequence[tuple[str, str]], has_prefi
     }
 
 
+def _word_piece(tokens: _Tokens) -> _Json:
+    """Return the steps of WordPiece. A file marks the starts of words, in place of the other pieces."""
+    special = {gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN}
+    words = {text: row for text, row in tokens.ids.items() if tokens.types[row] not in special}
+    pieces = {text[1:] if text.startswith(_SPACE) else f"##{text}": row for text, row in words.items()}
+    unknown = tokens.texts[tokens.special_ids[Keys.UNK_ID]]
+    is_lowercase = all(piece == piece.lower() for piece in pieces if not piece.startswith("["))  # [unused1]
+    return {
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": is_lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": pieces | {text: row for text, row in tokens.ids.items() if tokens.types[row] in special},
+        },
+    }
+
+
 def _bpe(tokens: _Tokens, merges: Sequence[tuple[str, str]], **settings: Any) -> _Json:
     defaults = {
         "type": "BPE",
@@ -304,13 +336,16 @@ def _merges_by_score(tokens: _Tokens, scores: Sequence[float], header: _Header) 
 
 
 def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json | None:
-    """Return the step that puts BOS before a text and EOS behind it.
+    """Return the step that puts BOS before a text and EOS behind it, or with WordPiece SEP.
 
     Raises:
         BuildError: the file names no such token.
     """
     before = _added_token(header, tokens, Keys.BOS_ID, header.value(Keys.ADD_BOS, bool, adds_bos))
-    behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, False))
+    if header.value(Keys.MODEL, str) == "bert":
+        behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
+    else:
+        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, False))
     if not before and not behind:
         return None
 

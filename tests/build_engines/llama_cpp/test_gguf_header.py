@@ -183,3 +183,30 @@ def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter
     write_and_close(writer)
     with pytest.raises(BuildError, match=r"model\.gguf: llama\.attention\.head_count is None: expected one whole"):
         read_gguf_base(tmp_path / "model.gguf")
+
+
+def pooled_file(path: Path, pooling: int | None, *, is_causal: bool | None) -> Path:
+    """Write the header of a BERT."""
+    writer = gguf.GGUFWriter(str(path), "bert")
+    writer.add_context_length(64)
+    if pooling is not None:
+        writer.add_uint32("bert.pooling_type", pooling)
+    if is_causal is not None:
+        writer.add_causal_attention(is_causal)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
+    write_and_close(writer)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pooling", "is_causal", "found"),
+    [(1, False, "mean"), (2, None, "cls"), (3, True, "last"), (4, False, "rank"), (0, None, ""), (None, False, "mean")],
+)
+def test_a_header_names_the_pooling(pooling: int | None, is_causal: bool | None, found: str, tmp_path: Path) -> None:
+    assert read_gguf_facts(pooled_file(tmp_path / "model.gguf", pooling, is_causal=is_causal)).pooling == found
+
+
+def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
+    path = pooled_file(tmp_path / "model.gguf", 9, is_causal=None)
+    with pytest.raises(BuildError, match=r"bert\.pooling_type is 9: expected one of mean, cls, last, rank"):
+        read_gguf_facts(path)

@@ -23,6 +23,7 @@ from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 from build_engines.vocabulary import token_bytes
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
+from tests.build_engines.tiny_embedders import write_embedder
 from tests.gguf_writing import write_and_close
 
 DEMO = Path("build_engines/demo/checkpoint")
@@ -89,6 +90,24 @@ def test_the_demos_tokenizer_survives_its_conversion(tmp_path: Path) -> None:
     assert written.keys() >= {"bos_token", "eos_token", "pad_token", "chat_template"}
     named = read_json(DEMO / "generation_config.json")["eos_token_id"]
     assert read_json(tmp_path / "generation_config.json")["eos_token_id"][: len(named)] == named
+
+
+@pytest.mark.parametrize("capital", [[], ["Fox"]], ids=["lowercase", "cased"])
+def test_word_pieces_survive_their_conversion(capital: list[str], tmp_path: Path) -> None:
+    checkpoint = write_embedder(tmp_path / "checkpoint", "bert")
+    description = read_json(checkpoint / "tokenizer.json")
+    for token in capital:
+        description["model"]["vocab"][token] = description["model"]["vocab"].pop("fox")
+        description["normalizer"]["lowercase"] = False
+    (checkpoint / "tokenizer.json").write_text(json.dumps(description))
+    write_gguf(Checkpoint.load(checkpoint), tmp_path / "model.gguf")
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    ours, theirs = TokenizerFiles.load(tmp_path).tokenizer, TokenizerFiles.load(checkpoint).tokenizer
+    assert ours.get_vocab() == theirs.get_vocab()
+    for text in [*TEXTS, "The red foxs running, [MASK] green house"]:
+        assert ours.encode(text).ids == theirs.encode(text).ids
+    assert ours.encode("Fox").tokens[1:-1] == (capital or ["fox"])
+    assert ours.encode("").tokens == ["[CLS]", "[SEP]"]
 
 
 # --- against llama.cpp ------------------------------------------------------------------------------------------------

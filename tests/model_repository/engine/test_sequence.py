@@ -249,3 +249,12 @@ def test_an_end_token_is_listed_only_on_request(end: int) -> None:
     deltas = run([*b"a", end], stop_token_ids=(ord("."),))
     assert [delta.token_ids for delta in deltas] == [tuple(b"a"), ()]
     assert deltas[-1].num_cut_bytes == 0
+
+
+def test_an_embedding_ends_its_sequence() -> None:
+    item = sequence(is_stream=False, max_tokens=0)
+    item.add_output(StepOutput(5, embedding=b"\0\0\0\0"), now_s=1.0)
+    delta = item.next_delta()
+    assert delta.finish_reason is FinishReason.STOP
+    assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0)
+    assert delta.details == DeltaDetails(embedding=b"\0\0\0\0")

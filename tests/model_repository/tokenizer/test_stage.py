@@ -41,6 +41,7 @@ from model_repository.tokenizer.constraint import unmeasured_constraint
 from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import TOOL_FORMATS
+from tests.build_engines.tiny_embedders import word_piece_description
 from tests.fakes import served_model
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
@@ -292,3 +293,55 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
 def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
     assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > MODEL.context_window
     assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())
+
+
+# --- models that embed ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedder() -> TokenizerStage:
+    """The stage of a BERT, with a window of eight tokens."""
+    files_of_bert = files(word_piece_description())
+    parameters = replace(MODEL, pooling="mean", context_window=8, capabilities=frozenset())
+    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters)
+
+
+def pieces(stage: TokenizerStage, text: str, **params: Any) -> list[str]:
+    encoded = stage.encode(request(TextPrompt(text), **params))
+    assert encoded.max_tokens == encoded.params.max_tokens == 0
+    return [TOKENS_OF_BERT[token_id] for token_id in encoded.prompt_token_ids]
+
+
+TOKENS_OF_BERT = {token_id: token for token, token_id in word_piece_description()["model"]["vocab"].items()}
+
+
+def test_a_prompt_to_embed_may_fill_the_window(embedder: TokenizerStage) -> None:
+    assert pieces(embedder, "The red foxs run") == ["[CLS]", "the", "red", "fox", "##s", "run", "[SEP]"]
+    assert len(pieces(embedder, "a b c d e f")) == 8
+    rule = f"text_input: {prompt_too_long(8, '9 tokens')}"
+    assert refusal(request(TextPrompt("a b c d e f g")), PromptTooLong, embedder) == rule
+
+
+@pytest.mark.parametrize("kept", [4, -1])
+def test_a_truncated_prompt_to_embed_keeps_its_beginning_and_its_end_token(kept: int, embedder: TokenizerStage) -> None:
+    text = ["[CLS]", *"abcdef", "[SEP]"] if kept == -1 else ["[CLS]", "a", "b", "[SEP]"]
+    assert pieces(embedder, "a b c d e f g h", truncate_prompt_tokens=kept) == text
+
+
+def test_token_ids_are_truncated_at_their_end(embedder: TokenizerStage) -> None:
+    ids = embedder.encode(request(TokenPrompt((5, 6, 7, 8)), truncate_prompt_tokens=2)).prompt_token_ids
+    assert ids == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"stop": ("a",)}, "stop_words"),
+        ({"is_echo": True}, "exclude_input_in_output"),
+        ({"ignore_eos": True}, "ignore_eos"),
+    ],
+    ids=str,
+)
+def test_a_field_of_completions_is_refused(params: dict[str, Any], field: str, embedder: TokenizerStage) -> None:
+    rule = f"{field}: this model embeds its prompt: there is no completion"
+    assert refusal(request(TextPrompt("a"), **params), Unsupported, embedder) == rule
