@@ -54,6 +54,8 @@ class Source:
             BuildError: a file is missing or cut short, or the checkpoint is another model's.
         """
         checkpoint = Checkpoint.load(folder)
+        if checkpoint.pooling is not None:
+            raise UnsupportedCheckpoint(f"{folder}: a model that embeds: the runtime llama_cpp serves it, on CPUs")
         if not (folder / "tokenizer.json").is_file():
             raise BuildError(f"{folder / 'tokenizer.json'}: no such file")
         num_kv_heads = _check_is(checkpoint, entry)

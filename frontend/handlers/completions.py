@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import replace
 
-from frontend.errors import APIError, GenerationTimeout, InvalidRequest
+from frontend.errors import APIError, GenerationTimeout, InvalidRequest, UnsupportedValue
 from frontend.fan_out import Stream, merged
 from frontend.handlers.call import Call
 from frontend.handlers.image_urls import fetched_images, may_fetch
@@ -40,7 +40,7 @@ from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_parameters import RequestDefaults
+from model_repository.model_parameters import RequestDefaults, Task
 
 
 class EventStream(web.StreamResponse):
@@ -197,9 +197,12 @@ async def _admitted(
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     Raises:
-        APIError: the key has reached a limit, or the model is full, or not ready.
+        APIError: the model generates nothing, is full or not ready, or the key has reached a limit.
     """
-    request, model_id = call.request, call.name.model_id
+    request, model_id, task = call.request, call.name.model_id, call.name.model.parameters.task
+    if task is not Task.GENERATE:
+        rule = f"{call.name.requested} does not generate: its task is {task}"
+        raise UnsupportedValue(f"model: {rule}", param="model")
     triton, limits = request.app[TRITON], request.app.get(LIMITS)
     triton.require_available(model_id)
     with request.app[OBSERVER].in_flight(model_id):

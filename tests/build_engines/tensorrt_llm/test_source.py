@@ -13,6 +13,7 @@ from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.tensorrt_llm.source import MODELOPT_FILE, Source
 from tests.build_engines.tensorrt_llm.tiny_model import tiny_entry, write_tiny_checkpoint
+from tests.build_engines.tiny_embedders import write_embedder
 
 
 @pytest.fixture
@@ -45,6 +46,12 @@ def test_a_complete_checkpoint_is_accepted(folder: Path, tmp_path: Path) -> None
 def test_a_checkpoint_in_one_file_is_accepted(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path / "checkpoint", num_shards=1)
     assert "model.safetensors" in Source.load(folder, tiny_entry("llama", tmp_path)).files()
+
+
+def test_a_model_that_embeds_is_refused(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "checkpoint", "qwen3")
+    with pytest.raises(BuildError, match="a model that embeds: the runtime llama_cpp serves it"):
+        Source.load(folder, tiny_entry("llama", tmp_path))
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5, 8, 100])

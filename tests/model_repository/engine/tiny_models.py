@@ -1,4 +1,4 @@
-"""Tiny models of random weights, with every kind of KV cache that llama.cpp has."""
+"""Tiny models of random weights, with every kind of KV cache that llama.cpp has, and encoders without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cyllama.llama import llama_cpp as llama
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.gguf_writing import write_and_close
 
-type Keys = Mapping[str, int | float | list[int] | list[bool]]
+type Keys = Mapping[str, int | float | bool | list[int] | list[bool]]
 
 _COMMON: Keys = {
     "vocab_size": CONFIG["vocab_size"],
@@ -108,7 +108,15 @@ RECURRENT: dict[str, Keys] = {
         "kda.head_dim": 16,
     },
 }
-_ARCHITECTURES = FULL_ATTENTION | SLIDING_WINDOW | RECURRENT
+_MEAN: Keys = {"pooling_type": gguf.PoolingType.MEAN, "attention.causal": False, "attention.head_count_kv": 3}
+ENCODERS: dict[str, Keys] = {
+    "bert": _MEAN,
+    "nomic-bert": {**_MEAN, "rope.freq_base": 1e3},
+    "jina-bert-v2": _MEAN,
+    "modern-bert": {**_MEAN, **_SLIDING, "rope.freq_base": 1e4, "rope.freq_base_swa": 1e4},
+    "gemma-embedding": {**_MEAN, **_SLIDING, "block_count": 6},  # one layer without a window
+}
+_ARCHITECTURES = FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | ENCODERS
 
 
 def write_model(path: Path, architecture: str, tokenizer_of: Path | None = None) -> Path:
@@ -137,8 +145,12 @@ def _writer(path: Path, architecture: str, tokenizer: Mapping[str, gguf.ReaderFi
             writer.add_key_value(key, field.contents(), field.types[0], sub_type=field.types[-1])
     if not tokenizer:
         writer.add_tokenizer_model("no_vocab")
+    if architecture in ENCODERS:
+        writer.add_token_type_count(2)
     for key, value in {**_COMMON, **_ARCHITECTURES[architecture]}.items():
-        if isinstance(value, list):
+        if isinstance(value, bool):
+            writer.add_bool(f"{architecture}.{key}", value)
+        elif isinstance(value, list):
             writer.add_array(f"{architecture}.{key}", value)
         elif isinstance(value, float):
             writer.add_float32(f"{architecture}.{key}", value)

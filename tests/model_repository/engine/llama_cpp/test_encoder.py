@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from cyllama.llama import llama_cpp as llama
 from msgspec.structs import replace
 
 from build_engines.artifact import Manifest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
+from build_engines.llama_cpp.gguf_header import read_gguf_facts
 from model_repository.contract.request import EngineRequest, Params
 from model_repository.engine.llama_cpp import encoder
 from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
@@ -21,6 +23,7 @@ from model_repository.engine.runtime import EngineConfig, load_runtime
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_of
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
+from tests.model_repository.engine.tiny_models import ENCODERS, write_model
 
 type Vectors = npt.NDArray[np.float32]
 
@@ -146,3 +149,43 @@ def test_a_file_that_does_not_load_is_named(config: EngineConfig, tmp_path: Path
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(EngineFailed, match=r"model\.gguf: llama\.cpp does not load it"):
         LlamaCppEncoder(replace(config, artifact_dir=tmp_path), [])
+
+
+# --- other encoders: llama.cpp's own vectors of single tokens, pooled here --------------------------------------------
+
+
+def mean_of_tokens(path: Path, prompt: Sequence[int]) -> Vectors:
+    params = llama.LlamaContextParams()
+    params.embeddings, params.pooling_type, params.flash_attn_type = True, llama.LLAMA_POOLING_TYPE_NONE, 0
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    with (
+        closing(llama.LlamaModel(str(path), llama.LlamaModelParams())) as model,
+        closing(llama.LlamaContext(model, params)) as context,
+        closing(llama.LlamaBatch(n_tokens=len(prompt), embd=0, n_seq_max=1)) as batch,
+    ):
+        for position, token_id in enumerate(prompt):
+            batch.add(token_id, position, [0], True)
+        context.decode(batch)
+        mean = np.mean([context.get_embeddings_ith(index) for index in range(len(prompt))], axis=0)
+    return np.asarray(mean / np.linalg.norm(mean), np.float32)
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_the_vector_of_any_encoder_is_the_mean_of_its_tokens(architecture: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture)
+    assert read_gguf_facts(path).pooling == "mean"
+    config = EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=tmp_path,
+        context_window=256,
+        eos_token_ids=frozenset(),
+        num_threads=1,
+        precision="f32",
+        pooling="mean",
+    )
+    prompts = [list(range(start, start + length)) for start, length in ((3, 5), (40, 100), (7, 1))]
+    with closing(LlamaCppEncoder(config, [])) as runtime:
+        found = embed(runtime, prompts)
+    expected = np.stack([mean_of_tokens(path, prompt) for prompt in prompts])
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(expected[0] - expected[1]).max() > 1e-2
