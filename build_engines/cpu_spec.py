@@ -23,7 +23,7 @@ from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
-from build_engines.sentence_transformers import MODULES
+from build_engines.sentence_transformers import MODULES, POOLING
 from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving, check_names
 from build_engines.text_files import (
@@ -137,6 +137,8 @@ class CpuSpec:
         if self.checkpoint is not None and self.runtime == "llama_cpp":
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
+        if self.checkpoint is not None:
+            files |= {str(path.relative_to(self.checkpoint)): path for path in self.checkpoint.glob(POOLING)}
         if self.projector is not None:
             files[PROJECTOR] = self.projector
         for adapter, folder in self.adapters.items():

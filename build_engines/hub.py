@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import logging
 import os
 import re
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.progress import Progress, following
+from build_engines.sentence_transformers import MODULES, POOLING
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from build_engines.tensorrt_llm.source import download_patterns
 
@@ -130,7 +131,7 @@ class HubRepository:
     def matching(self, *patterns: str) -> list[str]:
         """Return the names of the files of the top folder that match one of the patterns."""
         top = (name for name in sorted(self.sizes) if "/" not in name)
-        return [name for name in top if any(fnmatch(name, pattern) for pattern in patterns)]
+        return [name for name in top if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
     def download(self, names: Sequence[str], digests: Digests) -> Path:
         """Return the folder of the repository's files, with at least these.
@@ -209,7 +210,8 @@ def download_checkpoint(repository: HubRepository, digests: Digests, is_imported
     """
     has_safetensors = bool(repository.matching("*.safetensors"))
     further = PYTORCH_FILES if is_imported and not has_safetensors else ()
-    return repository.download(repository.matching(*download_patterns(), *further), digests)
+    names = repository.matching(*download_patterns(), MODULES, *further)
+    return repository.download([*names, *fnmatch.filter(sorted(repository.sizes), POOLING)], digests)
 
 
 def cached_files(digests: Iterable[str]) -> list[Path]:

@@ -29,10 +29,11 @@ from build_engines.hub import (
     storage_of,
 )
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
-from build_engines.llama_cpp.model_config import ARCHITECTURES, ModelConfig
+from build_engines.llama_cpp.model_config import ARCHITECTURES, read_model
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
 from build_engines.memory_fit import SHARE
 from build_engines.model_entry import ModelEntry
+from build_engines.sentence_transformers import ENCODERS
 from build_engines.serving import check_id
 from model_repository.engine.runtime import PROJECTOR
 from model_repository.system.command_parser import did_you_mean
@@ -50,7 +51,7 @@ _TAKEN = "gguf_repository"  # file in the cache of an unconverted checkpoint: la
 _BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?(?P<name>[\w.-]+/[\w.-]+)\s*$", re.MULTILINE)
 _KV_CACHE = ("f16", "f32")
 _BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
-_CONVERTED = (*ARCHITECTURES, *IMAGE_ARCHITECTURES)
+_CONVERTED = (*ARCHITECTURES, *ENCODERS, *IMAGE_ARCHITECTURES)
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
 
@@ -327,7 +328,7 @@ def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
     if "tokenizer.json" not in names:
         return "no tokenizer.json, and no other kind of tokenizer is converted"
     try:
-        ModelConfig.of(config)
+        read_model(config)
     except UnsupportedCheckpoint as exc:
         return str(exc)
     return None

@@ -11,6 +11,7 @@ from build_engines.errors import BuildError, UnsupportedCheckpoint
 from model_repository.engine.runtime import Pooling
 
 MODULES = "modules.json"
+POOLING = "*_Pooling/config.json"  # pattern
 ENCODERS = ("BertModel", "BertForMaskedLM")  # classes of transformers that embed also without these files
 _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
 _KINDS = ("Transformer", "Pooling", "Normalize")  # every embedding is normalized, also without the last one

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-from build_engines.artifact import serve_as
+from build_engines.artifact import Manifest, serve_as
 from build_engines.build import build
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
@@ -168,6 +168,9 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         if artifact_dir is None:
             continue
         print(f"artifact    {artifact_dir}")
+        served[artifact_dir] = serve_options
+        if Manifest.load(artifact_dir).pooling:  # it has no chats
+            continue
         if fault := fault_of_templates(artifact_dir / "tokenizer"):
             place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
             rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
@@ -175,7 +178,6 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         elif each.tool_call_format is None and has_unknown_tool_calls(artifact_dir / "tokenizer"):
             rule = "tools are described in words (plain); --tool-call-format names another format"
             print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
-        served[artifact_dir] = serve_options
     return served
 
 

@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from build_engines.__main__ import main
+from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
@@ -21,6 +22,7 @@ from build_engines.hub import HubReference, checkpoint_folder, reference_of_addr
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import DEMO, ModelSource, check_converted, find_source, gguf_source
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
+from tests.build_engines.tiny_embedders import write_embedder
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,22 @@ def test_a_checkpoint_is_built_and_again_without_a_network(
         assert built(*words) == first
         assert "only its downloaded files are used: config.json, " in caplog.text
     assert hub.refusal("org/never").startswith(f"org/never@main: the hub {NOWHERE} failed: ")
+
+
+def test_a_model_that_embeds_comes_with_its_pooling(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_embedder(tmp_path / "bert", "bert", pooling_mode="cls")
+    with hub.serving(bert=Repository(folder)):
+        assert main(["build", "org/bert", "--home", str(tmp_path / "state")]) == 0
+    assert "warning" not in capsys.readouterr().err  # it has no chat template, and needs none
+    [artifact] = (tmp_path / "state" / "artifacts").glob("org--bert-*")
+    manifest = Manifest.load(artifact)
+    assert (manifest.pooling, manifest.context_window) == ("cls", 256)
+    assert "1_Pooling/config.json" in manifest.source
+    [config] = (tmp_path / "state" / "repository" / "org--bert").glob("config.pbtxt")
+    assert '\\"pooling\\":\\"cls\\"' in config.read_text()
+    assert '\\"capabilities\\":[]' in config.read_text()
 
 
 def test_a_variant_of_a_checkpoint_is_quantized(hub: Hub) -> None:
