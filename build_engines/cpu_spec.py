@@ -165,6 +165,9 @@ class CpuSpec:
         else:
             checkpoint = Checkpoint.load(self.tokenizer_folder)
             facts = _facts_of_checkpoint(checkpoint, self.runtime)
+        for flag, given in (("--option", self.options), ("--adapter", self.adapters)):
+            if facts.pooling and given:
+                raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
         sampling = facts.sampling or self.sampling
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
         sequence_memory = _write_model(self, checkpoint, folder, facts.pooling)

@@ -143,6 +143,9 @@ def render(
         replica: its number, from 1.
     """
     options.check_runtime(manifest.runtime)
+    for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
+        if manifest.pooling and given is not None:
+            raise BuildError(f"{flag} {given}: {manifest.model_id} embeds, and takes none")
     if options.llm_options:
         own = TensorRtLlmOptions.of(manifest.options)
         release = installed_version("tensorrt_llm")

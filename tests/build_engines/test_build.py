@@ -23,6 +23,7 @@ from model_repository.byte_table import load_byte_table
 from model_repository.engine.runtime import PROJECTOR
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
+from tests.build_engines.tiny_embedders import write_embedder
 from tests.build_engines.tiny_smolvlm import write_smolvlm
 from tests.gguf_writing import write_and_close
 
@@ -403,6 +404,14 @@ def test_a_malformed_tokenizer_is_one_line(changes: dict[str, Any], checkpoint: 
     edit_json(checkpoint / "tokenizer.json", **changes)
     with pytest.raises(BuildError, match=r"its tokenizer does not load: |has token 4294967295"):
         build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+
+
+@pytest.mark.parametrize("name", ["option", "adapter"])
+def test_a_model_that_embeds_takes_neither_options_nor_adapters(name: str, tmp_path: Path, artifacts: Path) -> None:
+    given: dict[str, Any] = {"options": {"contexts": "2"}} if name == "option" else {"adapters": {"a": tmp_path}}
+    spec = CpuSpec(model_id="bert", checkpoint=write_embedder(tmp_path / "bert", "bert"), **given)
+    with pytest.raises(BuildError, match=f"^--{name} (contexts|a): bert embeds, and takes none"):
+        build(spec, artifacts)
 
 
 def test_a_tokenizer_of_another_model_is_refused(gguf: Path, checkpoint: Path, artifacts: Path) -> None:

@@ -91,6 +91,27 @@ def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     assert Capability.IMAGES in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (ServeOptions(speculative="ngram"), "--speculative ngram"),
+        (ServeOptions(adapter_root=Path("/a")), "--adapter-root /a"),
+    ],
+    ids=["speculative", "adapter root"],
+)
+def test_a_model_that_embeds_has_neither_drafts_nor_adapters(options: ServeOptions, flag: str) -> None:
+    manifest = dataclasses.replace(MANIFEST, pooling="mean")
+    with pytest.raises(BuildError, match=f"^{flag}: org/demo embeds, and takes none"):
+        render(manifest, Path("unused"), options, "0")
+
+
+@pytest.mark.parametrize(("pooling", "task"), [("", "generate"), ("mean", "embed"), ("rank", "score")])
+def test_the_task_of_a_model_follows_from_its_pooling(pooling: str, task: str) -> None:
+    manifest = dataclasses.replace(MANIFEST, pooling=pooling)
+    parameters = model_parameters(manifest, Path("unused"), OPTIONS, "0")
+    assert (parameters.task, bool(parameters.capabilities)) == (task, not pooling)
+
+
 def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds() -> None:
     for backend in Backend:
         manifest = dataclasses.replace(
