@@ -176,7 +176,7 @@ def render(
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     if manifest.pooling:
-        return frozenset()
+        return frozenset({Capability.TEMPERATURE})  # of a greedy gRPC client; check_embedding refuses the others
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
     if SPECULATION in json.loads(manifest.options.get("llm_options", "{}")):
         capabilities -= NEED_LOGITS_PROCESSORS

@@ -42,9 +42,15 @@ def check_embedding(request: GenerationRequest) -> None:
     Raises:
         Unsupported: names the first such input.
     """
-    for field, _ in set_fields(request.params):
-        if field.specs and field.attribute not in _OF_EMBEDDINGS:
-            raise Unsupported("this model embeds its prompt: there is no completion", field.specs[0].name)
+    names = [
+        field.specs[0].name
+        for field, _ in set_fields(request.params)
+        if field.specs and field.attribute not in _OF_EMBEDDINGS
+    ]
+    if request.params.sampling.temperature not in (0, 1):  # 0: a gRPC client's request without sampling inputs
+        names.append("temperature")
+    if names:
+        raise Unsupported("this model embeds its prompt: there is no completion", names[0])
 
 
 def check_capabilities(request: GenerationRequest, capabilities: Collection[str], runtime: str) -> None:

@@ -176,7 +176,6 @@ def test_a_model_that_embeds_comes_with_its_pooling(
     assert "1_Pooling/config.json" in manifest.source
     [config] = (tmp_path / "state" / "repository" / "org--bert").glob("config.pbtxt")
     assert '\\"pooling\\":\\"cls\\"' in config.read_text()
-    assert '\\"capabilities\\":[]' in config.read_text()
 
 
 def test_a_variant_of_a_checkpoint_is_quantized(hub: Hub) -> None:

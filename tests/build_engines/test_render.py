@@ -109,7 +109,7 @@ def test_a_model_that_embeds_has_neither_drafts_nor_adapters(options: ServeOptio
 def test_the_task_of_a_model_follows_from_its_pooling(pooling: str, task: str) -> None:
     manifest = dataclasses.replace(MANIFEST, pooling=pooling)
     parameters = model_parameters(manifest, Path("unused"), OPTIONS, "0")
-    assert (parameters.task, bool(parameters.capabilities)) == (task, not pooling)
+    assert (parameters.task, Capability.TOP_P in parameters.capabilities) == (task, not pooling)
 
 
 def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -302,7 +303,7 @@ def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty
 def embedder() -> TokenizerStage:
     """The stage of a BERT, with a window of eight tokens."""
     files_of_bert = files(word_piece_description())
-    parameters = replace(MODEL, pooling="mean", context_window=8, capabilities=frozenset())
+    parameters = replace(MODEL, pooling="mean", context_window=8, capabilities=frozenset({"temperature"}))
     return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters)
 
 
@@ -328,6 +329,13 @@ def test_a_truncated_prompt_to_embed_keeps_its_beginning_and_its_end_token(kept:
     assert pieces(embedder, "a b c d e f g h", truncate_prompt_tokens=kept) == text
 
 
+def test_a_grpc_client_needs_only_a_prompt(embedder: TokenizerStage) -> None:
+    """Its request is greedy, which no model that embeds could honour."""
+    sent = embedder.read({"text_input": np.array([[b"a"]], dtype=np.object_)})
+    assert isinstance(sent, GenerationRequest)
+    assert len(embedder.encode(sent).prompt_token_ids) == 3
+
+
 def test_token_ids_are_truncated_at_their_end(embedder: TokenizerStage) -> None:
     ids = embedder.encode(request(TokenPrompt((5, 6, 7, 8)), truncate_prompt_tokens=2)).prompt_token_ids
     assert ids == (5, 6)
@@ -339,6 +347,7 @@ def test_token_ids_are_truncated_at_their_end(embedder: TokenizerStage) -> None:
         ({"stop": ("a",)}, "stop_words"),
         ({"is_echo": True}, "exclude_input_in_output"),
         ({"ignore_eos": True}, "ignore_eos"),
+        ({"sampling": SamplingParams(temperature=0.5)}, "temperature"),
     ],
     ids=str,
 )
