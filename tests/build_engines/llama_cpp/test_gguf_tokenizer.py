@@ -384,8 +384,8 @@ def test_a_file_that_was_cut_off_is_refused_as_that(length: int, writer: gguf.GG
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "tokenizer.ggml.model None: expected gpt2, llama or gemma4"),
-        ({"model": "bert"}, "tokenizer.ggml.model 'bert': expected gpt2, llama or gemma4"),
+        ({}, "tokenizer.ggml.model None: expected gpt2, llama, gemma4 or bert"),
+        ({"model": "t5"}, "tokenizer.ggml.model 't5': expected gpt2, llama, gemma4 or bert"),
         ({"model": "gpt2"}, "tokenizer.ggml.pre None: the expression that splits text into words is not known"),
         ({"model": "gpt2", "pre": "kimi-k2"}, "tokenizer.ggml.pre 'kimi-k2': the expression that splits"),
         ({"model": "gpt2", "pre": "llama-bpe"}, "tokenizer.ggml.bos_token_id missing: texts begin or end with"),
