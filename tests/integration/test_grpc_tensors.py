@@ -75,7 +75,8 @@ def test_a_plain_answer_has_no_optional_outputs_and_each_can_be_requested(stack:
         stop_words=["5"],
         return_perf_metrics=True,
     )
-    assert answer.keys() == {spec.name for spec in PUBLIC_OUTPUTS} - {"num_thinking_chars"}  # see test_thinking.py
+    of_others = {"num_thinking_chars", "embedding"}  # outputs of models that think or embed
+    assert answer.keys() == {spec.name for spec in PUBLIC_OUTPUTS} - of_others
     num_tokens = len(answer["token_ids"])
     assert answer["text_output"] == [(PROMPT + ANSWER.partition("5")[0]).encode()]
     assert answer["stop_reason"] == [b'"5"']
