@@ -13,8 +13,8 @@ from build_engines.errors import UnsupportedCheckpoint
 from build_engines.llama_cpp.weights import StoredTensor
 
 _NEUTRAL = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-# Beside the encoder: buffers, the heads of the pre-training, and a layer that embeddings do not pass.
-_UNUSED = ("cls.", "pooler.", "embeddings.position_ids")
+# Beside the encoder: the heads of the pre-training, and a layer that embeddings do not pass.
+_UNUSED = ("cls.", "pooler.")
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 

@@ -20,6 +20,7 @@ from build_engines.weight_files import INDEX_FILE, SINGLE_FILE, read_index, weig
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)  # safetensors needs the import for BF16
 _NUM_BYTES = {"F16": 2, "F32": 4, "F64": 8, "BF16": 2}
 _MAX_PIECE_BYTES = 64 << 20
+_BUFFER = ".position_ids"  # BERT checkpoints of earlier transformers have it: the whole numbers from 0 on
 
 type Tensor = npt.NDArray[Any]
 
@@ -59,7 +60,7 @@ class StoredTensor:
 
 
 def list_tensors(path: Path) -> list[StoredTensor]:
-    """Return the tensors of a file by its header.
+    """Return the tensors of a file by its header, without a buffer that has no weights.
 
     Raises:
         BuildError: not a safetensors file.
@@ -68,6 +69,8 @@ def list_tensors(path: Path) -> list[StoredTensor]:
     tensors = []
     with _opened(path) as file:
         for name in file.keys():  # noqa: SIM118 (not a mapping)
+            if name.endswith(_BUFFER):
+                continue
             header = file.get_slice(name)
             shape, dtype = tuple(header.get_shape()), header.get_dtype()
             if dtype not in _NUM_BYTES:

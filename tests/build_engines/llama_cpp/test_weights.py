@@ -58,6 +58,13 @@ def test_another_type_is_refused(tmp_path: Path) -> None:
         read_tensors(path)
 
 
+def test_position_ids_of_older_checkpoints_are_left_out(tmp_path: Path) -> None:
+    """As in all-MiniLM-L6-v2: they are of a type that no weights have."""
+    buffer = np.arange(3).reshape(1, 3)
+    save_file({"a": np.ones(2, np.float16), "bert.embeddings.position_ids": buffer}, tmp_path / "file")
+    assert list(read_tensors(tmp_path / "file")) == ["a"]
+
+
 @pytest.mark.parametrize("content", [b"", b"1234", b"\xff" * 100])
 def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
