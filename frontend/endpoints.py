@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, messages, models, responses, tokenization
+from frontend.handlers import completions, embeddings, messages, models, responses, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
 from frontend.protocol import answers, response_objects
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from model_repository.model_parameters import Task
 
 
 class Access(StrEnum):
@@ -45,6 +47,7 @@ class Endpoint:
         path: with the names of its parts in braces. A path for keys exists with and without /v1, below each root path.
         ask: answers a question.
         call: answers a call.
+        tasks: of the models that may be called; empty: any.
         answer: type of the answer; None: for people and health checks, not for clients.
         event: type of the events of a stream.
         has_names: each event has its type as its name, and the stream has no [DONE].
@@ -58,6 +61,7 @@ class Endpoint:
     cost: Cost = Cost.NOTHING
     ask: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     call: Callable[[Call[Any]], Awaitable[web.StreamResponse]] | None = None
+    tasks: Collection[Task] = ()
     body: type[ModelBody] | None = None
     answer: Any = None
     event: Any = None
@@ -92,8 +96,10 @@ class Endpoint:
 
     async def _answer_call(self, request: web.Request) -> web.StreamResponse:
         assert self.body is not None and self.call is not None
-        return await answer_call(request, self.body, self.call, is_counted=self.cost is Cost.REQUEST)
+        return await answer_call(request, self.body, self.call, tasks=self.tasks, is_counted=self.cost is Cost.REQUEST)
 
+
+_GENERATE = (Task.GENERATE,)
 
 ENDPOINTS = (
     Endpoint(
@@ -101,6 +107,7 @@ ENDPOINTS = (
         summary="Continue a chat",
         cost=Cost.TOKENS,
         call=completions.continue_chat,
+        tasks=_GENERATE,
         body=ChatCompletionRequest,
         answer=answers.ChatCompletion,
         event=answers.ChatCompletionChunk,
@@ -111,6 +118,7 @@ ENDPOINTS = (
         summary="Continue a text",
         cost=Cost.TOKENS,
         call=completions.continue_text,
+        tasks=_GENERATE,
         body=CompletionRequest,
         answer=answers.TextCompletion,
         event=answers.TextCompletion,
@@ -121,6 +129,7 @@ ENDPOINTS = (
         summary="Continue a chat in Anthropic's form",
         cost=Cost.TOKENS,
         call=messages.create_message,
+        tasks=_GENERATE,
         body=MessagesRequest,
         answer=answers.Message,
         event=answers.MessageEvent,
@@ -132,6 +141,7 @@ ENDPOINTS = (
         summary="The number of tokens of a prompt in Anthropic's form",
         cost=Cost.REQUEST,
         call=messages.count_tokens,
+        tasks=_GENERATE,
         body=CountTokensRequest,
         answer=answers.MessageTokens,
         error=answers.MessageError,
@@ -141,6 +151,7 @@ ENDPOINTS = (
         summary="Continue a conversation of items",
         cost=Cost.TOKENS,
         call=responses.create_response,
+        tasks=_GENERATE,
         body=ResponsesRequest,
         answer=response_objects.Response,
         event=response_objects.ResponseStreamEvent,
@@ -151,8 +162,19 @@ ENDPOINTS = (
         summary="The number of tokens of a prompt of items",
         cost=Cost.REQUEST,
         call=responses.count_input_tokens,
+        tasks=_GENERATE,
         body=InputTokensRequest,
         answer=response_objects.InputTokens,
+    ),
+    Endpoint(
+        path="/v1/embeddings",
+        summary="Texts to vectors",
+        cost=Cost.TOKENS,
+        call=embeddings.embed,
+        tasks=(Task.EMBED,),
+        body=EmbeddingRequest,
+        answer=answers.EmbeddingList,
+        example={"model": "embedder", "input": "The capital of France is Paris."},
     ),
     Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
     Endpoint(

@@ -66,6 +66,7 @@ class APIError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     headers: Mapping[str, str] = {}
+    index: int = 0  # of the completion that failed, in its request
 
     def __init__(
         self,
@@ -81,6 +82,11 @@ class APIError(Exception):
         self.code = code or type(self).code
         if headers is not None:
             self.headers = headers
+
+    def blame(self, old_param: str, param: str) -> None:
+        """Name a field by its place in the body, if this is the stages' error of it."""
+        if self.param == old_param:
+            self.param, self.message = param, param + self.message.removeprefix(old_param)
 
     @property
     def detail(self) -> str | Sequence[Mapping[str, Any]]:

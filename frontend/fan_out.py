@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import cast
 
@@ -11,6 +11,7 @@ from frontend.errors import TritonUnreachable
 from frontend.request_context import Chunks
 from model_repository.contract.output import GenerationChunk
 
+MAX_RUNNING = 128  # streams of one request at a time: a request with more of them does not fill the model's queue
 _QUEUED_PER_STREAM = 2  # chunks in the queue; with a full queue the streams wait
 
 type Stream = AbstractAsyncContextManager[Chunks]
@@ -19,17 +20,19 @@ type Stream = AbstractAsyncContextManager[Chunks]
 def merged(streams: Sequence[Stream]) -> Stream:
     """Return the chunks of all streams in the order of arrival.
 
-    The first error of a stream is raised. Leaving the chunks, or an error, leaves every stream.
+    At most MAX_RUNNING run; each next one begins at the end of another. The first error of a stream is raised. Leaving
+    the chunks, or an error, leaves every stream.
     """
     return streams[0] if len(streams) == 1 else aclosing(_merged(streams))
 
 
 async def _merged(streams: Sequence[Stream]) -> Chunks:
+    num_running = min(len(streams), MAX_RUNNING)
     queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None] = asyncio.Queue(
-        _QUEUED_PER_STREAM * len(streams)
+        _QUEUED_PER_STREAM * num_running
     )
-    tasks = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
-    num_running = len(tasks)
+    waiting = iter(streams)
+    tasks = [asyncio.create_task(_pump(waiting, queue)) for _ in range(num_running)]
     try:
         while num_running:
             item = await queue.get()
@@ -45,11 +48,15 @@ async def _merged(streams: Sequence[Stream]) -> Chunks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(stream: Stream, queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None]) -> None:
+async def _pump(
+    waiting: Iterator[Stream], queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None]
+) -> None:
+    """Read one stream after the other, each until its end."""
     try:
-        async with stream as chunks:
-            async for chunk in chunks:
-                await queue.put(chunk)
+        for stream in waiting:
+            async with stream as chunks:
+                async for chunk in chunks:
+                    await queue.put(chunk)
     except asyncio.CancelledError:
         # Without a local variable: the traceback would refer to the task, and the task to the traceback.
         if cast(asyncio.Task[None], asyncio.current_task()).cancelling():

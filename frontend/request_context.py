@@ -28,7 +28,7 @@ from frontend.errors import (
     ServerError,
     shown,
 )
-from frontend.protocol.fields import GenerationBody
+from frontend.protocol.fields import QueuedBody
 from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
@@ -91,7 +91,7 @@ class LimitControl(Protocol):
     def generating(
         self,
         request: web.Request,
-        body: GenerationBody,
+        body: QueuedBody,
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
@@ -199,8 +199,9 @@ def _not_allowed(model: str) -> PermissionDenied:
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a JSON answer."""
-    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
+    """Return a JSON answer; arrays of numpy become lists, with as many digits as their type needs."""
+    text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return web.Response(body=text, status=status, headers=headers, content_type="application/json")
 
 
 def unexpected(exc: Exception, facts: RequestFacts) -> APIError:

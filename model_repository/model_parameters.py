@@ -91,6 +91,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     reasoning_format: str  # a name in `reasoning_formats`; empty: the model does not think
     template_fields: tuple[str, ...]  # variables, REASONING_FIELDS and `name` of messages that its chat template reads
     defaults: ModelDefaults
+    min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: none is useful
 
     def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:
         """Return the server's defaults with the model's own in their place.

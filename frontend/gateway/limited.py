@@ -23,7 +23,7 @@ from frontend.gateway.outage import OnFailure, Outage
 from frontend.gateway.policy import Policy
 from frontend.gateway.shared_limiter import SharedLimiter
 from frontend.gateway.types import AdmissionRequest, Lease, RateLimits
-from frontend.protocol.fields import GenerationBody
+from frontend.protocol.fields import QueuedBody
 from frontend.protocol.priority import Priority
 from frontend.request_context import (
     CLIENT_CLOSED,
@@ -42,6 +42,7 @@ from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.rules import num_kept_tokens
+from model_repository.model_parameters import Task
 
 _LEASE = web.RequestKey("lease", Lease)
 
@@ -82,7 +83,7 @@ class Limits:
     async def generating(
         self,
         request: web.Request,
-        body: GenerationBody,
+        body: QueuedBody,
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
@@ -114,7 +115,7 @@ class Limits:
             sender=sender_of(request),
             scopes=self._policy.scopes(key, self._rates(request), name.model.id),
             num_charged_tokens=num_prompt_tokens + len(generations) * max_tokens,
-            num_completions=len(generations),
+            num_completions=len(generations) if name.model.parameters.task is Task.GENERATE else 1,
             model=name.model.id,
             num_tokens=nums_prompt_tokens[0] + max_tokens,
             num_prompt_tokens=nums_prompt_tokens[0],
@@ -208,7 +209,7 @@ class Limits:
         return Priority.HIGH if is_high else Priority.NORMAL
 
 
-def _allowed_priority(body: GenerationBody, highest: Priority) -> Priority:
+def _allowed_priority(body: QueuedBody, highest: Priority) -> Priority:
     """Return the priority of a request. An explicit one above the highest is refused, another one is lowered to it."""
     priority = body.urgency()
     if not priority.is_above(highest):

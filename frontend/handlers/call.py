@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from aiohttp import web
 
-from frontend.errors import InvalidRequest
+from frontend.errors import InvalidRequest, UnsupportedValue, shown
 from frontend.handlers.bodies import read_body
 from frontend.protocol.body import ModelBody
 from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
+from model_repository.model_parameters import Task
 
 MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # limits of the header x-ignored-params
 
@@ -38,16 +39,25 @@ async def answer_call[Request: ModelBody](
     model: type[Request],
     handler: Callable[[Call[Request]], Awaitable[web.StreamResponse]],
     *,
+    tasks: Collection[Task],
     is_counted: bool,
 ) -> web.StreamResponse:
     """Read a call, count it as a request if the endpoint has no other cost, and return the handler's answer.
 
+    Args:
+        tasks: of the models that the endpoint calls; empty: any.
+
     Raises:
+        UnsupportedValue: the model has another task.
         APIError: the body breaks a rule, the key does not allow the model, or the key has reached its limit.
     """
     body, ignored = await read_body(request, model)
     request[FACTS].label(body.bookkeeping())
     name = await find_model(request, body.model)
+    task = name.model.parameters.task
+    if tasks and task not in tasks:
+        rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
+        raise UnsupportedValue(f"model={shown(body.model)}: {rule}", param="model")
     headers = _ignored_header(request, ignored + ignored_fields(body, name))
     if is_counted and (limits := request.app.get(LIMITS)) is not None:
         await limits.count_request(request, name.model.id)

@@ -4,43 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
 
-from frontend.errors import APIError, GenerationTimeout, InvalidRequest, UnsupportedValue
-from frontend.fan_out import Stream, merged
+from frontend.errors import APIError, InvalidRequest
 from frontend.handlers.call import Call
+from frontend.handlers.generation import Generation, admitted_to
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.tokenization import detokenized
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.protocol.completion import MAX_CHOICES, CompletionRequest, Prompt
+from frontend.protocol.completion import MAX_CHOICES, CompletionRequest
+from frontend.protocol.prompts import Prompt
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
-    LIMITS,
     SETTINGS,
     TRITON,
     Admitted,
-    json_response,
     sender_of,
     unexpected,
 )
-from frontend.stream_record import StreamRecord, server_timing
-from frontend.telemetry.observer import OBSERVER
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName
-from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_parameters import RequestDefaults, Task
+from model_repository.model_parameters import RequestDefaults
 
 
 class EventStream(web.StreamResponse):
@@ -60,7 +55,7 @@ async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse
 async def answer_chat(call: Call[ChatCompletionRequest], reply: Reply) -> web.StreamResponse:
     """Generate the answer to a chat, in the form of the reply."""
     generations = chat_generations(call)
-    async with _admitted(call, generations, len(generations)) as admitted:
+    async with admitted_to(call, generations, len(generations)) as admitted:
         admitted = await _with_images(call.request, call.body, admitted)
         return await Completion(call, admitted, reply).answer()
 
@@ -95,7 +90,7 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
     _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(call), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
-    async with _admitted(call, generations, num_per_prompt) as admitted:
+    async with admitted_to(call, generations, num_per_prompt) as admitted:
         num_chars = await _prompt_lengths(request, completion, name)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
@@ -103,37 +98,14 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
 
 
-class Completion:
-    """A request that generates: its completions, its reply, and its record in figures."""
-
-    def __init__(self, call: Call[Any], admitted: Admitted, reply: Reply) -> None:
-        self._request = call.request
-        self._headers = call.headers
-        self._admitted = admitted
-        self._reply = reply
-        self._facts = call.request[FACTS]
-        self._record = StreamRecord(admitted.generations, reply.num_per_prompt)
-        self._facts.id, self._facts.stream = reply.id, self._record
+class Completion(Generation[Reply]):
+    """A request with an answer that may be streamed."""
 
     async def answer(self) -> web.StreamResponse:
         """Generate, and return the answer in the form that the request asks for."""
-        chunks = merged([self._admitted.running(*each) for each in enumerate(self._admitted.generations)])
-        return await (self._stream(chunks) if self._record.is_stream else self._whole(chunks))
+        return await (self._stream() if self._record.is_stream else self.whole())
 
-    async def _whole(self, stream: Stream) -> web.StreamResponse:
-        """Answer with the only chunk of each completion, in the order of the request."""
-        collected: dict[int, GenerationChunk] = {}
-        async with self._within_time(), stream as chunks:
-            async for index, chunk in chunks:
-                self._record.add(index, chunk)
-                collected[index] = chunk
-        num_completions = len(self._record.completions)
-        assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
-        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
-        body = self._reply.whole([collected[index] for index in range(num_completions)])
-        return json_response(body, headers={**self._headers, "Server-Timing": timing})
-
-    async def _stream(self, stream: Stream) -> web.StreamResponse:
+    async def _stream(self) -> web.StreamResponse:
         """Write the events of a stream. Those of the last chunk and the end are one write: each write is a packet.
 
         Raises:
@@ -145,7 +117,7 @@ class Completion:
         num_running, has_begun = len(record.completions), False
         async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
             try:
-                async with self._within_time(), stream as chunks:
+                async with self._within_time(), self._chunks() as chunks:
                     async for index, chunk in chunks:
                         record.add(index, chunk)
                         if not has_begun:
@@ -171,49 +143,6 @@ class Completion:
                 except ConnectionResetError:
                     self._facts.error_code = CLIENT_CLOSED
         return response
-
-    @asynccontextmanager
-    async def _within_time(self) -> AsyncIterator[None]:
-        """Stop a block at the request's deadline, if there is one.
-
-        Raises:
-            GenerationTimeout: the request took longer than `request_timeout_s`.
-        """
-        limit_s = self._request.app[SETTINGS].request_timeout_s
-        passed_s = time.monotonic() - self._facts.started_at
-        try:
-            async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None) as limit:
-                yield
-        except TimeoutError as exc:
-            if not limit.expired():
-                raise
-            raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
-
-
-@asynccontextmanager
-async def _admitted(
-    call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int
-) -> AsyncIterator[Admitted]:
-    """Count a request as in flight, also while it waits, and apply the limits of its key and model.
-
-    Raises:
-        APIError: the model generates nothing, is full or not ready, or the key has reached a limit.
-    """
-    request, model_id, task = call.request, call.name.model_id, call.name.model.parameters.task
-    if task is not Task.GENERATE:
-        rule = f"{call.name.requested} does not generate: its task is {task}"
-        raise UnsupportedValue(f"model: {rule}", param="model")
-    triton, limits = request.app[TRITON], request.app.get(LIMITS)
-    triton.require_available(model_id)
-    with request.app[OBSERVER].in_flight(model_id):
-        if limits is None:
-            yield Admitted(
-                generations,
-                lambda index, generation: aclosing(triton.generate(model_id, generation, index=index)),
-            )
-            return
-        async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
-            yield admitted
 
 
 async def _with_images(request: web.Request, chat: ChatCompletionRequest, admitted: Admitted) -> Admitted:

@@ -12,13 +12,14 @@ from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
 from frontend.protocol.answers import ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.triton.models import ModelName
-from model_repository.model_parameters import API_SAMPLING
+from model_repository.model_parameters import API_SAMPLING, Task
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models."""
-    names = request[FACTS].caller.visible(await request.app[MODELS].names())
-    answer: ModelList = {"object": "list", "data": [_card(names[name]) for name in sorted(names)]}
+    """GET /v1/models: models that generate come first, since many clients take the first one for their chats."""
+    names = request[FACTS].caller.visible(await request.app[MODELS].names()).values()
+    ordered = sorted(names, key=lambda name: (name.model.parameters.task is not Task.GENERATE, name.requested))
+    answer: ModelList = {"object": "list", "data": [_card(name) for name in ordered]}
     return json_response(answer)
 
 
@@ -41,6 +42,7 @@ def _card(name: ModelName) -> ModelCard:
         "owned_by": "conch",
         "root": name.model.id,
         "parent": name.model.id if name.lora_name else None,
+        "task": name.model.parameters.task.value,
         "max_model_len": name.model.parameters.context_window,
         "tool_call_format": name.model.parameters.tool_call_format,
         "reasoning_format": name.model.parameters.reasoning_format or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 type ServiceTier = Literal["default", "flex", "priority"]
 
@@ -401,6 +401,36 @@ MessageEvent = Annotated[
 ]
 
 
+# --- embeddings ------------------------------------------------------------------------------------------------------
+_VECTOR = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]}
+
+
+class Embedding(TypedDict):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[Any, WithJsonSchema(_VECTOR)]
+
+
+class EmbeddingUsage(TypedDict):
+    """Token counts of an embeddings request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(TypedDict):
+    """The answer of /v1/embeddings, in the order of the inputs."""
+
+    id: str
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    service_tier: NotRequired[ServiceTier]  # if the request has one
+    usage: EmbeddingUsage
+
+
 # --- the other endpoints ---------------------------------------------------------------------------------------------
 class ModelCard(TypedDict):
     """One model in /v1/models."""
@@ -411,6 +441,7 @@ class ModelCard(TypedDict):
     owned_by: str
     root: str
     parent: str | None
+    task: Literal["generate", "embed", "score"]
     max_model_len: int
     tool_call_format: str  # "plain": that of the chat template is unknown, or the template takes no tools
     reasoning_format: str | None  # None: the model does not think

@@ -6,47 +6,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
-from pydantic.functional_validators import PlainValidator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core import PydanticKnownError
 
 from frontend.protocol.body import broken_rule, declared, limits_of, needs
-from frontend.protocol.fields import HINTS, REFUSED, GenerationBody, TokenId
+from frontend.protocol.fields import HINTS, REFUSED, GenerationBody
+from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.request import MAX_IMAGES
 from model_repository.contract.spec import MAX_INT32
 
 MAX_LOGPROBS = 5  # OpenAI's
 MAX_CHOICES = 128  # completions of one request, prompts times n or best_of; OpenAI's bound of n
-
-type Prompt = str | list[int]
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """Return the four forms of a prompt as one: a list of texts or of lists of token ids, without empty ones."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > MAX_CHOICES:
-            raise PydanticCustomError("too_long", f"{len(value)} prompts are more than {MAX_CHOICES}")
-        for item in value:
-            if type(item) is not type(value[0]):
-                raise PydanticCustomError("prompt_type", "the prompts must be all texts or all lists of token ids")
-            _check_prompt(item)
-        return value
-    _check_prompt(value)
-    return [value]
-
-
-def _check_prompt(value: Any) -> None:
-    if not isinstance(value, str | list):
-        raise PydanticCustomError(
-            "prompt_type", "Input should be a string, a list of token ids, or a list of one of these"
-        )
-    if not value:
-        raise PydanticCustomError("prompt_empty", "the prompt must not be empty")
-    if isinstance(value, list) and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_INT32):
-        raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0")
-
-
-_Text = Annotated[str, Field(min_length=1)]
-_TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 def _check_server_limit(value: int | None, info: ValidationInfo) -> int | None:
@@ -82,13 +51,7 @@ class CompletionRequest(GenerationBody):
 
     prompt: Annotated[
         list[Prompt],
-        PlainValidator(
-            _prompts,
-            json_schema_input_type=_Text
-            | _TokenIds
-            | Annotated[list[_Text], Field(min_length=1)]
-            | Annotated[list[_TokenIds], Field(min_length=1)],
-        ),
+        prompts_of(MAX_CHOICES),
         Field(description="a text, a list of token ids, or a list of one of these"),
     ]
     max_tokens: Annotated[

@@ -100,7 +100,44 @@ type StopInput = _StopText | Annotated[list[_StopText], Field(max_length=MAX_STO
 _BIAS = INPUTS["logit_bias_values"]
 
 
-class GenerationBody(ModelBody):
+class QueuedBody(ModelBody):
+    """The fields of requests that wait for the model. `examples` hold values that have an effect."""
+
+    service_tier: Annotated[
+        Literal["auto", "default", "flex", "priority"] | None,
+        Field(examples=["flex"], description="flex waits longer, priority shorter; the answer repeats it"),
+    ] = None
+    priority: Annotated[
+        int | None,
+        Field(
+            ge=-MAX_INT32,
+            le=MAX_INT32,
+            examples=[1],
+            description="vLLM's form of service_tier: below 0 is priority, above 0 is flex",
+        ),
+    ] = None
+    user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+
+    @model_validator(mode="after")
+    def _check_priority(self) -> Self:
+        if self.priority and self.service_tier not in (None, "auto", self.tier()):
+            raise broken_rule("priority", f"means service_tier {self.tier()}, but {self.service_tier} is given")
+        return self
+
+    def urgency(self) -> Priority:
+        """Return the priority in the model's queue."""
+        return {"priority": Priority.HIGH, "flex": Priority.LOW}.get(self.tier() or "", Priority.NORMAL)
+
+    def tier(self) -> ServiceTier | None:
+        """Return OpenAI's name of the priority; None: the request has no priority."""
+        if self.priority:
+            return "priority" if self.priority < 0 else "flex"
+        if self.service_tier is None and self.priority is None:
+            return None
+        return self.service_tier if self.service_tier in ("flex", "priority") else "default"
+
+
+class GenerationBody(QueuedBody):
     """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
@@ -239,22 +276,7 @@ class GenerationBody(ModelBody):
     stream_interval_ms: Annotated[
         int | None, declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
     ] = None
-    # Priority among the requests that wait for the model.
-    service_tier: Annotated[
-        Literal["auto", "default", "flex", "priority"] | None,
-        Field(examples=["flex"], description="flex waits longer, priority shorter; the answer repeats it"),
-    ] = None
-    priority: Annotated[
-        int | None,
-        Field(
-            ge=-MAX_INT32,
-            le=MAX_INT32,
-            examples=[1],
-            description="vLLM's form of service_tier: below 0 is priority, above 0 is flex",
-        ),
-    ] = None
     # Bookkeeping: for the log only.
-    user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
     safety_identifier: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
     prompt_cache_key: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
@@ -274,18 +296,4 @@ class GenerationBody(ModelBody):
                 raise broken_rule(name, f"`{name}` can only be used when `stream` is True")
         if self.prompt_logprobs is not None and self.stream:
             raise broken_rule("prompt_logprobs", "`prompt_logprobs` can only be used when `stream` is False")
-        if self.priority and self.service_tier not in (None, "auto", self.tier()):
-            raise broken_rule("priority", f"means service_tier {self.tier()}, but {self.service_tier} is given")
         return self
-
-    def urgency(self) -> Priority:
-        """Return the priority in the model's queue."""
-        return {"priority": Priority.HIGH, "flex": Priority.LOW}.get(self.tier() or "", Priority.NORMAL)
-
-    def tier(self) -> ServiceTier | None:
-        """Return OpenAI's name of the priority; None: the request has no priority."""
-        if self.priority:
-            return "priority" if self.priority < 0 else "flex"
-        if self.service_tier is None and self.priority is None:
-            return None
-        return self.service_tier if self.service_tier in ("flex", "priority") else "default"

@@ -23,11 +23,19 @@ _PADDING_BLOCK = 16  # characters
 type Event = Mapping[str, Any]
 
 
-class Reply(Protocol):
-    """Writes the answer to one request, whole or event by event. An event is a JSON object."""
+class WholeReply(Protocol):
+    """Writes the answer to one request."""
 
     id: str
     num_per_prompt: int  # completions of each prompt
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
+        """Return the answer without a stream, from one chunk for each completion."""
+
+
+class Reply(WholeReply, Protocol):
+    """Writes the answer to one request, whole or event by event. An event is a JSON object."""
+
     has_names: bool = False  # the name of each event, its `type`, goes on a line before it
     has_done: bool = True  # [DONE] is the last event; some clients wait for it after an error too
     is_numbered: bool = False  # each event has its place in the stream, as `sequence_number`
@@ -47,9 +55,6 @@ class Reply(Protocol):
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk; after the last chunk of all, also those that end the answer."""
-
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
-        """Return the answer without a stream, from one chunk for each completion."""
 
     def failure(self, error: APIError) -> Sequence[Event]:
         """Return the events that end a stream with an error."""

@@ -103,7 +103,7 @@ def completion_to_requests(
             prompt = TokenPrompt(tuple(text_or_ids[-num_kept:]))
         else:
             if completion.truncate_prompt_tokens is None:
-                _check_num_chars(len(text_or_ids), "prompt", name.model)
+                check_prompt_size(text_or_ids, "prompt", name.model)
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
         request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
@@ -119,6 +119,18 @@ def check_num_tokens(num_tokens: int, field: str, model: ServedModel, *, counted
     if num_tokens > model.parameters.context_window:
         message = prompt_too_long(model.parameters.context_window, f"{counted}{num_tokens} tokens")
         raise ContextLengthExceeded(f"{field}: {message}", param=field)
+
+
+def check_prompt_size(prompt: str | Sequence[int], field: str, model: ServedModel) -> None:
+    """Refuse a prompt that cannot fit into the context window, before it is sent.
+
+    Raises:
+        ContextLengthExceeded: it has too many tokens, or characters for them.
+    """
+    if isinstance(prompt, str):
+        _check_num_chars(len(prompt), field, model)
+    else:
+        check_num_tokens(len(prompt), field, model)
 
 
 def _check_num_chars(num_chars: int, field: str, model: ServedModel) -> None:

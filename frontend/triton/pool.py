@@ -190,7 +190,7 @@ class ReplicaPool:
 
         Args:
             on_end: see `Generations.running`.
-            index: of the completion in its request, for the reader: it comes with each chunk.
+            index: of the completion in its request, for the reader: it comes with each chunk, and with the error.
 
         Raises:
             APIError: the request was refused, or failed.
@@ -217,6 +217,7 @@ class ReplicaPool:
                 may_retry = not (has_begun or is_second)
                 other = self._second(model_id, request.params.lora_name, place, exc) if may_retry else None
                 if other is None:
+                    exc.index = index
                     raise
                 place, is_second = other, True
                 # The cancellation of the first attempt may still be on its way.

@@ -20,6 +20,7 @@ USER = {"role": "user", "content": "hi"}
 CHAT: dict[str, Any] = {"model": DEMO.id, "messages": [USER]}
 COMPLETION: dict[str, Any] = {"model": DEMO.id, "prompt": "hi"}
 MESSAGE: dict[str, Any] = {"model": DEMO.id, "max_tokens": 9, "messages": [USER]}
+EMBEDDING: dict[str, Any] = {"model": DEMO.id, "input": "hi"}
 RESPONSE: dict[str, Any] = {"model": DEMO.id, "input": "hi"}
 ENDPOINTS: list[Any] = [
     pytest.param(ChatCompletionRequest, CHAT, id="chat"),

@@ -14,6 +14,7 @@ from tests.waiting import DEADLINE_S
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
+EMBEDDINGS = "/v1/embeddings"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"

@@ -208,12 +208,3 @@ async def test_a_seed_that_the_runtime_draws_without_is_listed_as_ignored(
     error = await error_of(await strict.post(path, json=body | {"seed": 5}))
     assert (error["status"], error["param"], error["code"]) == (400, "seed", "unknown_parameter")
     assert "x-ignored-params" not in (await http.post(path, json=body)).headers
-
-
-@pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_a_model_that_embeds_completes_nothing(serve: Serve, path: str, body: dict[str, Any]) -> None:
-    triton = FakeTriton(chunks("a"), models=[served_model(pooling="mean")])
-    error = await error_of(await (await serve(triton)).post(path, json=body))
-    assert (error["status"], error["param"], error["code"]) == (400, "model", "unsupported_value")
-    assert "does not generate: its task is embed" in error["message"]
-    assert not triton.requests

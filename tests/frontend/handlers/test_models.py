@@ -25,6 +25,7 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
             "owned_by": "conch",
             "root": "org/team/demo",
             "parent": parent,
+            "task": "generate",
             "max_model_len": 2048,
             "tool_call_format": model.parameters.tool_call_format,
             "reasoning_format": None,
@@ -36,6 +37,19 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     for card in cards:
         assert await (await http.get(f"/v1/models/{card['id']}")).json() == card
     assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
+
+
+async def test_models_that_generate_come_first(serve: Serve) -> None:
+    """Many clients chat with the first model of the list."""
+    poolings = {"a": "mean", "b": "", "c": "rank", "d": ""}
+    http = await serve(FakeTriton(models=[served_model(name, pooling=each) for name, each in poolings.items()]))
+    cards = (await (await http.get("/v1/models")).json())["data"]
+    assert [(card["id"], card["task"]) for card in cards] == [
+        ("b", "generate"),
+        ("d", "generate"),
+        ("a", "embed"),
+        ("c", "score"),
+    ]
 
 
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:

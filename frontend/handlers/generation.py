@@ -1,0 +1,90 @@
+"""Requests that the engine stage works on: their admission, their record, and their answer without a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from frontend.errors import GenerationTimeout
+from frontend.fan_out import Stream, merged
+from frontend.handlers.call import Call
+from frontend.request_context import FACTS, LIMITS, SETTINGS, TRITON, Admitted, json_response
+from frontend.stream_record import StreamRecord, server_timing
+from frontend.telemetry.observer import OBSERVER
+from frontend.translate.reply import WholeReply
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest
+
+
+@asynccontextmanager
+async def admitted_to(
+    call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1
+) -> AsyncIterator[Admitted]:
+    """Count a request as in flight, also while it waits, and apply the limits of its key and model.
+
+    Raises:
+        APIError: the model is full or not ready, or the key has reached a limit.
+    """
+    request, model_id = call.request, call.name.model_id
+    triton, limits = request.app[TRITON], request.app.get(LIMITS)
+    triton.require_available(model_id)
+    with request.app[OBSERVER].in_flight(model_id):
+        if limits is None:
+            yield Admitted(
+                generations,
+                lambda index, generation: aclosing(triton.generate(model_id, generation, index=index)),
+            )
+            return
+        async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
+            yield admitted
+
+
+class Generation[Writer: WholeReply]:
+    """A request that generates: its completions, its reply, and its record in figures."""
+
+    def __init__(self, call: Call[Any], admitted: Admitted, reply: Writer) -> None:
+        self._request = call.request
+        self._headers = call.headers
+        self._admitted = admitted
+        self._reply = reply
+        self._facts = call.request[FACTS]
+        self._record = StreamRecord(admitted.generations, reply.num_per_prompt)
+        self._facts.id, self._facts.stream = reply.id, self._record
+
+    def _chunks(self) -> Stream:
+        return merged([self._admitted.running(*each) for each in enumerate(self._admitted.generations)])
+
+    async def whole(self) -> web.StreamResponse:
+        """Answer with the only chunk of each completion, in the order of the request."""
+        collected: dict[int, GenerationChunk] = {}
+        async with self._within_time(), self._chunks() as chunks:
+            async for index, chunk in chunks:
+                self._record.add(index, chunk)
+                collected[index] = chunk
+        num_completions = len(self._record.completions)
+        assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
+        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
+        body = self._reply.whole([collected[index] for index in range(num_completions)])
+        return json_response(body, headers={**self._headers, "Server-Timing": timing})
+
+    @asynccontextmanager
+    async def _within_time(self) -> AsyncIterator[None]:
+        """Stop a block at the request's deadline, if there is one.
+
+        Raises:
+            GenerationTimeout: the request took longer than `request_timeout_s`.
+        """
+        limit_s = self._request.app[SETTINGS].request_timeout_s
+        passed_s = time.monotonic() - self._facts.started_at
+        try:
+            async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None) as limit:
+                yield
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc

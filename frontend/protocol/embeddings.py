@@ -1,0 +1,87 @@
+"""The body of an embeddings request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from frontend.protocol.body import declared
+from frontend.protocol.fields import QueuedBody
+from frontend.protocol.prompts import Prompt, prompts_of
+from model_repository.contract.spec import MAX_INT32
+
+MAX_INPUTS = 2048  # OpenAI's
+MAX_CHARS = 2**22  # of all inputs together: the texts of a million tokens, as many as a body may have token ids
+
+# Fields of vLLM, NVIDIA's NIM, Jina and Voyage: the field to use instead, and the values that change nothing.
+_OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "output_dimension": ("dimensions", ()),
+    "embedding_type": ("encoding_format", ("float",)),
+    "output_dtype": ("encoding_format", ("float",)),
+    "embed_dtype": ("encoding_format", ("float32",)),
+    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
+    "truncation": ("truncate_prompt_tokens", (False,)),
+    "messages": ("input", ([],)),
+    "images": ("input", ([],)),
+    "input_type": ("input", ()),
+    "prompt_name": ("input", ()),
+    "task": ("input", ("embed",)),
+}
+
+
+def _not_too_long(inputs: list[Prompt]) -> list[Prompt]:
+    num_chars = sum(len(each) for each in inputs if isinstance(each, str))
+    if num_chars > MAX_CHARS:
+        raise PydanticCustomError("too_long", f"{num_chars} characters together are more than {MAX_CHARS}")
+    return inputs
+
+
+class EmbeddingRequest(QueuedBody):
+    """The body of POST /v1/embeddings."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{name: neutral for name, (_, neutral) in _OF_PEERS.items()},
+        "endianness": ("native", "little"),
+        "truncation_side": ("right",),
+        "add_special_tokens": (True,),
+        "padding": ("do_not_pad",),
+        "normalize": (True,),
+        "normalized": (True,),
+        "use_activation": (True,),
+        "late_chunking": (False,),
+        "mm_processor_kwargs": ({},),
+    }
+    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in _OF_PEERS.items()}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # nothing of an input is kept
+
+    input: Annotated[
+        list[Prompt],
+        prompts_of(MAX_INPUTS),
+        AfterValidator(_not_too_long),
+        Field(description="a text, a list of token ids, or a list of one of these; each gets a vector"),
+    ]
+    dimensions: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_INT32,
+            examples=[32],
+            description="the vectors are cut to this number of values, for models that were trained for it",
+        ),
+    ] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        Field(examples=["base64"], description="base64: the bytes of float32 numbers, little-endian"),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        declared(
+            "truncate_prompt_tokens",
+            examples=[3],
+            description="each input keeps only this number of its first tokens, and the tokenizer's end tokens; "
+            "-1: as many as the context window has",
+        ),
+    ] = None

@@ -1,0 +1,108 @@
+"""Embeddings requests to generation requests, and vectors to the answer."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from frontend.errors import InvalidRequest, UnsupportedValue
+from frontend.protocol.answers import Embedding, EmbeddingList
+from frontend.protocol.embeddings import EmbeddingRequest
+from frontend.translate.reply import WholeReply
+from frontend.translate.requests import check_prompt_size
+from frontend.triton.models import ModelName
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, Params, TextPrompt, TokenPrompt
+
+
+def embedding_to_requests(body: EmbeddingRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
+    """Return a request for each input.
+
+    Args:
+        request_id: for logs.
+
+    Raises:
+        UnsupportedValue: the model was not trained for vectors of the wanted length.
+        ContextLengthExceeded: an input is longer than the context window.
+    """
+    _check_dimensions(body.dimensions, name)
+    requests = []
+    for index, text_or_ids in enumerate(body.input):
+        if body.truncate_prompt_tokens is None:
+            check_prompt_size(text_or_ids, place_of_input(body, index), name.model)
+        prompt = TextPrompt(text_or_ids) if isinstance(text_or_ids, str) else TokenPrompt(tuple(text_or_ids))
+        params = Params(
+            max_tokens=1,  # as every request has; there is no completion
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            cancel_key=secrets.token_hex(16),
+            has_timing=True,
+        )
+        requests.append(GenerationRequest(prompt=prompt, params=params, request_id=request_id))
+    return requests
+
+
+def place_of_input(body: EmbeddingRequest, index: int) -> str:
+    """Return the place of an input in the body."""
+    return f"input[{index}]" if len(body.input) > 1 else "input"
+
+
+def _check_dimensions(dimensions: int | None, name: ModelName) -> None:
+    smallest = name.model.parameters.min_dimensions
+    if dimensions is None or 0 < smallest <= dimensions:
+        return
+    rule = f"the vectors of {name.requested} have no part that could stand for the whole (no Matryoshka training)"
+    if smallest:
+        rule = f"the vectors of {name.requested} have at least {smallest} values"
+    raise UnsupportedValue(f"dimensions={dimensions}: {rule}", param="dimensions")
+
+
+class EmbeddingReply(WholeReply):
+    """Writes the answer to one embeddings request."""
+
+    num_per_prompt = 1
+
+    def __init__(self, body: EmbeddingRequest, name: ModelName) -> None:
+        self.id = f"embd-{secrets.token_hex(16)}"
+        self._body = body
+        self._name = name
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> EmbeddingList:
+        """Return the vectors in the order of the inputs.
+
+        Raises:
+            InvalidRequest: the model's vectors are shorter than wanted.
+        """
+        num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
+        data: list[Embedding] = [
+            {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding or b"")}
+            for index, chunk in enumerate(chunks)
+        ]
+        answer: EmbeddingList = {
+            "id": self.id,
+            "object": "list",
+            "data": data,
+            "model": self._name.requested,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        if (tier := self._body.tier()) is not None:
+            answer["service_tier"] = tier
+        return answer
+
+    def _written(self, embedding: bytes) -> Any:
+        """Return a vector as the client wants it; an array becomes a list of numbers with few digits."""
+        if self._body.dimensions is not None:
+            embedding = self._shortened(np.frombuffer(embedding, "<f4"), self._body.dimensions).tobytes()
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(embedding).decode()
+        return np.frombuffer(embedding, "<f4")
+
+    def _shortened(self, vector: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:
+        if length > len(vector):
+            rule = f"the vectors of {self._name.requested} have {len(vector)} values"
+            raise InvalidRequest(f"dimensions={length}: {rule}", param="dimensions")
+        return vector[:length] / (np.linalg.norm(vector[:length]) or 1.0)
