@@ -21,13 +21,15 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
         visible: special tokens that are text: those of the tool-call format.
 
     Raises:
-        UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece with byte fallback nor WordPiece.
+        UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece nor WordPiece.
     """
     model = description.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):  # of a unigram model: each token with its score
+        vocab = {token: token_id for token_id, (token, _) in enumerate(vocab)}
     if not isinstance(vocab, dict) or not vocab:
         kind = model.get("type") if isinstance(model, dict) else model
-        raise UnsupportedCheckpoint(f"tokenizer.json: model {kind}: expected BPE with a vocabulary")
+        raise UnsupportedCheckpoint(f"tokenizer.json: model {kind}: expected a vocabulary")
     to_bytes = _token_decoder(description.get("decoder"))
     table = [b""] * max(vocab_size, max(vocab.values()) + 1)
     for token, token_id in vocab.items():
@@ -57,11 +59,15 @@ def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
             return _byte_level_bytes
         case [{"type": "WordPiece", "prefix": str(prefix)}]:
             return functools.partial(_word_piece_bytes, prefix)
+        case [{"type": "Metaspace", "replacement": str(space)}]:
+            return functools.partial(_sentencepiece_bytes, [(space, " ")])
         case [*replaces, {"type": "ByteFallback"}, {"type": "Fuse"}]:
             return functools.partial(_sentencepiece_bytes, list(map(_replacement, replaces)))
         case _:
             types = [step["type"] for step in steps]
-            rule = "expected ByteLevel, WordPiece, or Replace with ByteFallback and Fuse, and Strip only at the start"
+            rule = (
+                "expected ByteLevel, WordPiece, Metaspace, or Replace with ByteFallback, Fuse, and Strip at the start"
+            )
             raise UnsupportedCheckpoint(f"tokenizer.json: decoder {types}: {rule}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ Keys = gguf.Keys.Tokenizer
 
 type _Json = dict[str, Any]
 
+_NORMALIZER = "tokenizer.ggml.normalizer"  # newer than the package gguf
 _REMEDY = "give its folder with --tokenizer"
 _SPACE = "\u2581"  # SentencePiece writes a space as this character
 # llama.cpp ends generation at these tokens: of a turn, a text or a message, and those between files of code.
@@ -41,6 +43,7 @@ _CONFIGURED = {"bos_token": Keys.BOS_ID, "eos_token": Keys.EOS_ID, "unk_token": 
 _DEFAULT_IDS = {  # of a file without them, by its kind of tokenizer
     "llama": {Keys.BOS_ID: 1, Keys.EOS_ID: 2, Keys.UNK_ID: 0},
     "bert": {Keys.BOS_ID: 101, Keys.SEP_ID: 102, Keys.UNK_ID: 100},
+    "t5": {Keys.EOS_ID: 1, Keys.UNK_ID: 2},
 }
 
 
@@ -217,9 +220,11 @@ def _tokenizer(header: _Header, tokens: _Tokens) -> _Json:
         case "gemma4":
             steps, adds_bos = _sentencepiece(tokens, _listed_merges(header, tokens), False), True
         case "bert":
-            steps, adds_bos = _word_piece(tokens), True
+            steps, adds_bos = _word_piece(header, tokens), True
+        case "t5":
+            steps, adds_bos = _unigram(header, tokens), False
         case kind:
-            raise header.refusal(Keys.MODEL, repr(kind), "expected gpt2, llama, gemma4 or bert")
+            raise header.refusal(Keys.MODEL, repr(kind), "expected gpt2, llama, gemma4, bert or t5")
     return {
         "version": "1.0",
         "truncation": None,
@@ -255,19 +260,22 @@ def _sentencepiece(tokens: _Tokens, merges: Sequence[tuple[str, str]], has_prefi
     """Return the steps of SentencePiece with byte fallback."""
     prepend = [{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    restore = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
-    decoders = [restore, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
     unknown = tokens.configured().get("unk_token")
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
+        "decoder": _sentencepiece_decoder(has_prefix),
         "model": _bpe(tokens, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True),
     }
 
 
-def _word_piece(tokens: _Tokens) -> _Json:
+def _sentencepiece_decoder(has_prefix: bool) -> _Json:
+    restore = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_prefix else []
+    return {"type": "Sequence", "decoders": [restore, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]}
+
+
+def _word_piece(header: _Header, tokens: _Tokens) -> _Json:
     """Return the steps of WordPiece. A file marks the starts of words, in place of the other pieces."""
     special = {gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN}
     words = {text: row for text, row in tokens.ids.items() if tokens.types[row] not in special}
@@ -279,8 +287,8 @@ def _word_piece(tokens: _Tokens) -> _Json:
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": True,
-            "strip_accents": None,
-            "lowercase": is_lowercase,
+            "strip_accents": header.value(f"{_NORMALIZER}.strip_accents", bool),  # None: as `lowercase`
+            "lowercase": header.value(f"{_NORMALIZER}.lowercase", bool, is_lowercase),
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
@@ -290,6 +298,36 @@ def _word_piece(tokens: _Tokens) -> _Json:
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100,
             "vocab": pieces | {text: row for text, row in tokens.ids.items() if tokens.types[row] in special},
+        },
+    }
+
+
+def _unigram(header: _Header, tokens: _Tokens) -> _Json:
+    """Return the steps of SentencePiece's unigram model, which finds the likeliest tokens of a whole text."""
+    scores = header.array(Keys.SCORES, len(tokens.texts))
+    charsmap = bytes(value % 256 for value in header.value(Keys.PRECOMPILED_CHARSMAP, list, []))
+    removes_spaces = header.value(Keys.REMOVE_EXTRA_WS, bool, False)
+    characters = [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}]
+    spaces = [(" +", " "), (r"\A | \z", "")] if removes_spaces else []
+    has_prefix = removes_spaces or header.value(Keys.ADD_PREFIX, bool, False)
+    steps = [
+        *(characters if charsmap else []),
+        *({"type": "Replace", "pattern": {"Regex": found}, "content": content} for found, content in spaces),
+        *([{"type": "Prepend", "prepend": _SPACE}] if has_prefix else []),
+        {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
+    ]
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
+        "pre_tokenizer": None,
+        "decoder": _sentencepiece_decoder(has_prefix),
+        "model": {
+            "type": "Unigram",
+            "unk_id": tokens.special_ids[Keys.UNK_ID],
+            # The id is the place in the list: an unused row has an empty text, which no text has.
+            "vocab": [
+                (text if row == tokens.ids.get(text) else "", float(score))
+                for row, (text, score) in enumerate(zip(tokens.texts, scores, strict=True))
+            ],
         },
     }
 
@@ -342,10 +380,11 @@ def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json |
         BuildError: the file names no such token.
     """
     before = _added_token(header, tokens, Keys.BOS_ID, header.value(Keys.ADD_BOS, bool, adds_bos))
-    if header.value(Keys.MODEL, str) == "bert":
+    kind = header.value(Keys.MODEL, str)
+    if kind == "bert":
         behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
     else:
-        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, False))
+        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, kind == "t5"))
     if not before and not behind:
         return None
 

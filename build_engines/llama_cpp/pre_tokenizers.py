@@ -56,20 +56,22 @@ _DEEPSEEK_LETTERS = (
 _PRE_TOKENIZERS = (
     PreTokenizer("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", _THREE_DIGITS)),
     PreTokenizer(
-        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
         (_words("{1,3}"),),
         ignores_merges=True,
         adds_bos=True,
     ),
     PreTokenizer("glm4 glm5", (_words("{1,3}"),), ignores_merges=True),
     PreTokenizer("dbrx smaug-bpe chatglm-bpe", (_words("{1,3}"),)),
-    PreTokenizer("qwen2 deepseek-r1-qwen", (_words(""),), normalizes=True),
+    PreTokenizer("qwen2 deepseek-r1-qwen f2llmv2", (_words(""),), normalizes=True),
     PreTokenizer("qwen35", (_words("", r"\p{L}\p{M}"),), normalizes=True),
     PreTokenizer("stablelm2 hunyuan megrez kormo solar-open grok-2", (_words(""),)),
     PreTokenizer(
-        "gpt-2 phi-2 mpt olmo jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling",
+        "gpt-2 phi-2 mpt olmo jais gigachat a.x-4.0 mellum exaone4 trillion granite-docling"
+        " roberta-bpe jina-v1-en jina-v2-es jina-v2-de jina-v2-code jina-es jina-de",
         (_GPT_2,),
     ),
+    PreTokenizer("modern-bert", (_GPT_2,), normalizes=True),
     PreTokenizer(
         "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2",
         (r"\p{N}", _GPT_2),
@@ -90,5 +92,6 @@ _PRE_TOKENIZERS = (
     PreTokenizer("deepseek-v3 hunyuan-dense joyai-llm", _DEEPSEEK_3),
     PreTokenizer("tekken", (_words_by_case("", ""),), ignores_merges=True, adds_bos=True),
     PreTokenizer("gpt-4o llama4 kanana2 minimax-m2", (_words_by_case("{1,3}", f"{_CONTRACTIONS}?"),)),
+    PreTokenizer("granite-embed-multi-97m", (_words_by_case("{1,3}", f"{_CONTRACTIONS}?"),), ignores_merges=True),
 )
 PRE_TOKENIZERS = {name: pre_tokenizer for pre_tokenizer in _PRE_TOKENIZERS for name in pre_tokenizer.names.split()}

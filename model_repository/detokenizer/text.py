@@ -35,6 +35,8 @@ class Decoding:
         match description.get("decoder"):
             case {"decoders": [*_, {"type": "Strip", "content": " ", "start": start}]}:
                 return cls(special_tokens, start)
+            case {"type": "Metaspace", **options} if options.get("prepend_scheme") != "never":
+                return cls(special_tokens, 1)
         return cls(special_tokens)
 
 

@@ -165,9 +165,12 @@ def _without_tokens(description: dict[str, Any], tokens: frozenset[str]) -> dict
     description["post_processor"] = None
     # A vocabulary may also contain them as ordinary tokens, reached by merges or as whole words.
     model, hidden = description["model"], secrets.token_hex()
-    model["vocab"] = {
-        token + hidden if token in tokens else token: token_id for token, token_id in model["vocab"].items()
-    } | {token["content"]: token["id"] for token in kept}  # only tokens in this list keep their ids
+    if model["type"] == "Unigram":
+        model["vocab"] = [(token + hidden if token in tokens else token, score) for token, score in model["vocab"]]
+    else:
+        model["vocab"] = {
+            token + hidden if token in tokens else token: token_id for token, token_id in model["vocab"].items()
+        } | {token["content"]: token["id"] for token in kept}  # only tokens in this list keep their ids
     if "merges" in model:  # WordPiece has none
         model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in tokens]
     if model.get("unk_token") in tokens:

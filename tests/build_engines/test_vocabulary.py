@@ -92,7 +92,12 @@ def test_a_decoder_that_no_table_of_bytes_represents_is_refused(steps: list[dict
         token_bytes(SENTENCEPIECE | {"decoder": {"type": "Sequence", "decoders": steps}}, 0)
 
 
-def test_a_vocabulary_with_scores_is_refused() -> None:
-    model = {"type": "Unigram", "vocab": [["<unk>", 0.0], ["a", -1.0]]}
-    with pytest.raises(UnsupportedCheckpoint, match="model Unigram: expected BPE"):
-        token_bytes(SENTENCEPIECE | {"model": model}, 0)
+@pytest.mark.parametrize("decoder", [SENTENCEPIECE["decoder"], {"type": "Metaspace", "replacement": "\u2581"}])
+def test_the_place_of_a_token_with_a_score_is_its_id(decoder: dict[str, Any]) -> None:
+    model = {"type": "Unigram", "vocab": [["<s>", 0.0], ["\u2581the", -1.0], ["", -2.0]]}
+    assert token_bytes(SENTENCEPIECE | {"decoder": decoder, "model": model}, 0) == [b"", b" the", b""]
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(UnsupportedCheckpoint, match="model Unigram: expected a vocabulary"):
+        token_bytes(SENTENCEPIECE | {"model": {"type": "Unigram", "vocab": []}}, 0)

@@ -146,6 +146,8 @@ class Vocab:
                 writer.add_string(f"tokenizer.ggml.{key}", value)
             elif isinstance(value, bool):
                 writer.add_bool(f"tokenizer.ggml.{key}", value)
+            elif isinstance(value, bytes):
+                writer.add_array(f"tokenizer.ggml.{key}", value)
             else:
                 writer.add_uint32(f"tokenizer.ggml.{key}", value)
         matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -208,6 +210,67 @@ def scored() -> Vocab:
     )
 
 
+CHARACTERS = {  # of a text, by what the normalizer makes of them
+    **dict.fromkeys(("\t", "\n", "\r", "\u00a0", "\u3000", "\u2009"), " "),
+    "\ufb01": "fi",
+    "\uff21": "A",
+    "\u2460": "1",
+    "e\u0301": "é",
+    "\u200b": "",
+}
+NORMALIZED = [
+    *("\ufb01ne \ufb01 \uff21\u2460", "\u200b\u200ba", "e\u0301e \u3000 \n b"),
+    *("[PAD5]", "<s>a</s> <mask> b", "\u2581a"),
+]
+
+
+def charsmap(replacements: Mapping[str, str]) -> bytes:
+    """Return SentencePiece's form of replacements: a trie in a double array, and the texts, each with a zero behind."""
+    units, bases, texts = {0: 0}, {0}, bytearray()
+
+    def place(keys: Mapping[bytes, str], node: int) -> None:
+        labels = {key[0] if key else 0: None for key in keys}
+        free = (base for base in range(2**16) if base not in bases)
+        base = next(base for base in free if not any(base ^ label in units for label in labels))
+        bases.add(base)
+        units.update({base ^ label: label for label in labels})
+        units[node] |= (node ^ base) << 10 | (b"" in keys) << 8
+        for label in labels:
+            below = {key[1:]: text for key, text in keys.items() if key[:1] == bytes([label])}
+            if below:
+                place(below, base ^ label)
+        if b"" in keys:
+            units[base] = 1 << 31 | len(texts)
+            texts.extend(keys[b""].encode() + b"\0")
+
+    place({key.encode(): text for key, text in replacements.items()}, 0)
+    array = np.zeros(max(units) | 255 + 1, "<u4")
+    array[list(units)] = list(units.values())
+    return len(array.tobytes()).to_bytes(4, "little") + array.tobytes() + bytes(texts)
+
+
+@pytest.fixture(scope="module")
+def unigram() -> Vocab:
+    """Of XLM-RoBERTa's form, as a GGUF file of bge-m3 has it."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", SPACE), normalizers.Prepend(SPACE)])
+    trainer = trainers.UnigramTrainer(vocab_size=400, show_progress=False, unk_token="<unk>")
+    tokenizer.train_from_iterator([text.replace("|", "") for text in (*TEXTS, *CHARACTERS.values())] * 3, trainer)
+    learned = [(text, score) for text, score in json.loads(tokenizer.to_str())["model"]["vocab"] if text != "<unk>"]
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "[PAD5]")
+    return Vocab(
+        tokens=[*special, *(text for text, _ in learned)],
+        types=[*[KIND.CONTROL] * 3, KIND.UNKNOWN, KIND.CONTROL, KIND.UNUSED, *[KIND.NORMAL] * len(learned)],
+        scores=[*[0.0] * 5, -10000.0, *(score for _, score in learned)],
+        keys={
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "unknown_token_id": 3,
+            "add_bos_token": True,
+        },
+    )
+
+
 def llama_cpp_model(path: Path) -> llama.LlamaModel:
     llama.disable_logging()
     llama.ggml_backend_load_all()
@@ -227,16 +290,17 @@ def differing_texts(path: Path, texts: Sequence[str] = TEXTS) -> list[str]:
     return differing
 
 
-# The tokenizers of Qwen compose characters (NFC), and llama.cpp does not.
+# The tokenizers of Qwen and ModernBERT compose characters (NFC), and llama.cpp does not.
 NFC = [DECOMPOSED]
 # llama.cpp counts letters outside of ASCII as both cases, and marks as no part of a word.
 CASES = [DECOMPOSED, MARKS, CAPITALS_INSIDE]
 # llama.cpp counts other spaces as ASCII ones, which the expression for CJK does not have.
 SPACES = [WIDE_SPACES]
 KNOWN_DIFFERENCES = {
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "qwen35"), NFC),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "f2llmv2", "qwen35", "modern-bert"), NFC),
     **dict.fromkeys(("tekken", "gpt-4o", "llama4", "kanana2", "minimax-m2"), CASES),
     **dict.fromkeys(("deepseek-llm", "deepseek-coder"), SPACES),
+    "granite-embed-multi-97m": [CAPITALS_INSIDE],
 }
 
 
@@ -260,6 +324,27 @@ def test_tokens_with_scores_are_those_of_llama_cpp(
     model: str, keys: dict[str, Any], scored: Vocab, tmp_path: Path
 ) -> None:
     assert differing_texts(scored.write(tmp_path / "model.gguf", model, **keys)) == []
+
+
+# `tokenizers` normalizes both characters of a line's end as one, which shows where spaces are kept.
+LINE_ENDS = [text for text in TEXTS if "\r\n" in text]
+
+
+@pytest.mark.parametrize(
+    ("keys", "differing"),
+    [
+        ({"add_space_prefix": True, "remove_extra_whitespaces": True}, []),
+        ({"remove_extra_whitespaces": True, "add_bos_token": False, "add_eos_token": False}, []),
+        ({"remove_extra_whitespaces": True, "precompiled_charsmap": b""}, []),
+        ({}, LINE_ENDS),
+    ],
+)
+def test_the_likeliest_tokens_are_those_of_llama_cpp(
+    keys: dict[str, Any], differing: list[str], unigram: Vocab, tmp_path: Path
+) -> None:
+    keys = {"precompiled_charsmap": charsmap(CHARACTERS)} | keys
+    path = unigram.write(tmp_path / "model.gguf", "t5", **{name: value for name, value in keys.items() if value != b""})
+    assert differing_texts(path, [*TEXTS, *NORMALIZED]) == differing
 
 
 @pytest.mark.parametrize(("adds_bos", "adds_eos"), [(True, True), (False, True)])
@@ -363,6 +448,18 @@ def test_unused_rows_have_no_token_and_the_others_keep_their_ids(writer: gguf.GG
     assert read_json(tmp_path / "generation_config.json") == {"eos_token_id": [260]}
 
 
+def test_a_file_says_whether_word_pieces_have_capitals(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    writer.add_tokenizer_model("bert")
+    for key in ("bos_token_id", "seperator_token_id", "unknown_token_id"):
+        writer.add_uint32(f"tokenizer.ggml.{key}", 260)
+    writer.add_bool("tokenizer.ggml.normalizer.lowercase", True)
+    writer.add_bool("tokenizer.ggml.normalizer.strip_accents", False)
+    write_and_close(writer)
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    normalizer = read_json(tmp_path / "tokenizer.json")["normalizer"]
+    assert normalizer.items() >= {"lowercase": True, "strip_accents": False}.items()
+
+
 def test_named_chat_templates_are_read(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -384,8 +481,9 @@ def test_a_file_that_was_cut_off_is_refused_as_that(length: int, writer: gguf.GG
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "tokenizer.ggml.model None: expected gpt2, llama, gemma4 or bert"),
-        ({"model": "t5"}, "tokenizer.ggml.model 't5': expected gpt2, llama, gemma4 or bert"),
+        ({}, "tokenizer.ggml.model None: expected gpt2, llama, gemma4, bert or t5"),
+        ({"model": "whitespace"}, "tokenizer.ggml.model 'whitespace': expected gpt2, llama, gemma4, bert or t5"),
+        ({"model": "t5"}, "tokenizer.ggml.scores with 0 values: expected 262, one for each token"),
         ({"model": "gpt2"}, "tokenizer.ggml.pre None: the expression that splits text into words is not known"),
         ({"model": "gpt2", "pre": "kimi-k2"}, "tokenizer.ggml.pre 'kimi-k2': the expression that splits"),
         ({"model": "gpt2", "pre": "llama-bpe"}, "tokenizer.ggml.bos_token_id missing: texts begin or end with"),

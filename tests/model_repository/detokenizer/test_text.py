@@ -137,3 +137,6 @@ def test_decoding_is_read_from_the_tokenizer(tmp_path: Path) -> None:
     assert Decoding.load(path) == Decoding({7: "<｜end｜>".encode()}, 2)  # noqa: RUF001
     path.write_text("{}", encoding="utf-8")
     assert Decoding.load(path) == Decoding({})
+    for scheme, num_spaces in (("always", 1), ("never", 0)):
+        path.write_text(json.dumps({"decoder": {"type": "Metaspace", "prepend_scheme": scheme}}), encoding="utf-8")
+        assert Decoding.load(path) == Decoding({}, num_spaces)

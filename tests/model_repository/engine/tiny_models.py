@@ -112,7 +112,18 @@ _MEAN: Keys = {"pooling_type": gguf.PoolingType.MEAN, "attention.causal": False,
 ENCODERS: dict[str, Keys] = {
     "bert": _MEAN,
     "nomic-bert": {**_MEAN, "rope.freq_base": 1e3},
+    "nomic-bert-moe": {
+        **_MEAN,
+        "rope.freq_base": 1e4,
+        "moe_every_n_layers": 2,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        "expert_gating_func": 1,
+    },
     "jina-bert-v2": _MEAN,
+    "jina-bert-v3": {**_MEAN, "rope.freq_base": 2e4},
+    "neo-bert": _MEAN,
+    "eurobert": {**_MEAN, "rope.freq_base": 25e4},
     "modern-bert": {**_MEAN, **_SLIDING, "rope.freq_base": 1e4, "rope.freq_base_swa": 1e4},
     "gemma-embedding": {**_MEAN, **_SLIDING, "block_count": 6},  # one layer without a window
 }

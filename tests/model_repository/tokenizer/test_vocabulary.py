@@ -149,6 +149,15 @@ def test_without_their_places_the_tokens_are_the_same(space: str, bos: bool, pie
         assert vocab.encode(text, add_special_tokens=add_special_tokens) == with_offsets.ids
 
 
+def test_a_vocabulary_with_scores_does_not_give_its_special_tokens_to_text() -> None:
+    special = byte_level(["<s>"])["added_tokens"][0] | {"id": 1}
+    scored = [("<unk>", 0.0), ("<s>", 0.0), ("<", -1.0), ("s", -1.0), (">", -1.0)]
+    model = {"type": "Unigram", "unk_id": 0, "vocab": scored}
+    vocab = vocabulary({"version": "1.0", "added_tokens": [special], "model": model})
+    assert strings(vocab, vocab.encode("<s>")) == ["<s>"]
+    assert strings(vocab, vocab.encode_plain("<s>")) == ["<", "s", ">"]
+
+
 def test_a_vocabulary_of_whole_words_does_not_give_its_special_tokens_to_text() -> None:
     description = byte_level(ignore_merges=True, unk_token="<s>")
     special_id = len(description["model"]["vocab"])
