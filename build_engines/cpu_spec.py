@@ -170,9 +170,10 @@ class CpuSpec:
                 raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
         sampling = facts.sampling or self.sampling
         write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
-        sequence_memory = _write_model(self, checkpoint, folder, facts.pooling)
+        context_window = _context_window(self, facts)
+        sequence_memory = _write_model(self, checkpoint, folder, facts.pooling, context_window)
         return Contents(
-            context_window=_context_window(self, facts),
+            context_window=context_window,
             eos_token_ids=facts.eos_token_ids,
             sampling={name: value for name, value in sampling.items() if name in capabilities},
             precision=self.precision,
@@ -205,8 +206,10 @@ class ModelFacts:
     pooling: str  # see EngineConfig
 
 
-def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path, pooling: str) -> SequenceMemory | None:
-    """Write the weights and the adapters, and return the memory of a sequence, if it is known."""
+def _write_model(
+    spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path, pooling: str, window: int
+) -> SequenceMemory | None:
+    """Write the weights and the adapters, and return the memory of a sequence or a step, if it is known."""
     adapters = {name: LoraAdapter.load(source) for name, source in spec.adapters.items()}
     _write_weights(spec, checkpoint, folder)
     if spec.projector is not None:
@@ -216,7 +219,8 @@ def _write_model(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path, poo
         return None
     model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # the first part
     name, is_f32 = str(spec.gguf or spec.checkpoint), spec.precision == "f32"
-    sequence_memory = check_loads(name, model, projector if projector.exists() else None, pooling, is_f32=is_f32)
+    found = projector if projector.exists() else None
+    sequence_memory = check_loads(name, model, found, pooling, window, is_f32=is_f32)
     if adapters:
         base = read_gguf_base(model)
         (folder / "adapters").mkdir()

@@ -29,19 +29,22 @@ class ModelDemand:
     @property
     def can_shrink(self) -> bool:
         """Whether it may get less."""
-        return not self.is_fixed and self.sequence_memory is not None
+        return not self.is_fixed and self.sequence_memory is not None and not self.sequence_memory.step_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """The size of the KV cache, 0 if it is unknown."""
-        return 0 if self.sequence_memory is None else self.num_sequences * self.sequence_memory.num_bytes(self.window)
+        """The size of the KV cache, 0 if it is unknown; of a model that embeds that of its largest step."""
+        memory = self.sequence_memory
+        return 0 if memory is None else memory.step_bytes + self.num_sequences * memory.num_bytes(self.window)
 
     def text(self, num_sequences: int, window: int) -> str:
         """Describe the memory of the model with these numbers of sequences and tokens; empty if it is unknown."""
         if self.sequence_memory is None:
             return ""
-        num_bytes = self.weight_bytes + num_sequences * self.sequence_memory.num_bytes(window)
-        return f"{num_sequences} x {window:,} tokens, {num_bytes / 1e9:.1f} GB with the weights"
+        step_bytes = self.sequence_memory.step_bytes
+        num_bytes = self.weight_bytes + step_bytes + num_sequences * self.sequence_memory.num_bytes(window)
+        size = f"{num_bytes / 1e9:.1f} GB with the weights"
+        return f"prompts of {window:,} tokens, {size}" if step_bytes else f"{num_sequences} x {window:,} tokens, {size}"
 
 
 def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> list[tuple[int, int]]:

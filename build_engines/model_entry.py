@@ -16,7 +16,9 @@ from build_engines.gpus import GPUS, Gpu
 from build_engines.listed_classes import releases_with
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.serving import Serving, check_id
+from model_repository.engine.runtime import Pooling
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.model_parameters import Task
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.fill_in_middle import FAMILIES
 from model_repository.tool_formats import TOOL_FORMATS
@@ -104,6 +106,7 @@ class ModelEntry:
     architecture: Architecture
     gguf: GgufReference | None = None  # for a CPU; None: the checkpoint is converted
     context_window: Count
+    pooling: Pooling | None = None  # None: the model generates
     max_seq_len: Count | None = None  # limit of the engine, if it is below the context window
     default_max_seq_len: Count | None = None  # planned by default; None: the limit
     default_max_batch_size: Count | None = None  # planned by default; None: the planner's default
@@ -152,12 +155,28 @@ class ModelEntry:
         return self.model_id.rpartition("/")[2]
 
     @property
+    def task(self) -> Task:
+        """The work of the model."""
+        return Task.of(self.pooling or "")
+
+    def check_generates(self) -> None:
+        """Check that the model can run on GPUs.
+
+        Raises:
+            BuildError: it has another task.
+        """
+        if self.task != Task.GENERATE:
+            cpu = f"`conch build {self.model_id} --runtime llama_cpp` serves it on a CPU"
+            raise BuildError(f"{self.model_id}: the model's task is {self.task}, and models on GPUs generate: {cpu}")
+
+    @property
     def backends(self) -> tuple[Backend, ...]:
         """Those of TensorRT-LLM that have it, the default first."""
+        generates = self.task == Task.GENERATE
         has = {
             # That of a model that reads images would need a second engine for the vision transformer.
-            Backend.ENGINE: self.family is not None and self.architecture.vision is None,
-            Backend.PYTORCH: bool(releases_with(self.architecture.class_name)),
+            Backend.ENGINE: generates and self.family is not None and self.architecture.vision is None,
+            Backend.PYTORCH: generates and bool(releases_with(self.architecture.class_name)),
         }
         return tuple(backend for backend in Backend if has[backend])
 

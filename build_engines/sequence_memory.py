@@ -1,4 +1,4 @@
-"""The memory that one sequence keeps between two steps."""
+"""The memory that one sequence keeps between two steps, or a step of a model that keeps nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class SequenceMemory:
     window: int = 0  # tokens that the layers with a sliding window keep
     bytes_per_window_token: int = 0  # layers with a sliding window
     state_bytes: int = 0  # recurrent layers
+    step_bytes: int = 0  # of a model that embeds: its largest step, for all sequences together
 
     def num_bytes(self, num_tokens: int) -> int:
         """Return the size of a sequence with this number of tokens."""

@@ -77,6 +77,13 @@ class Task(StrEnum):
     EMBED = "embed"
     SCORE = "score"
 
+    @classmethod
+    def of(cls, pooling: str) -> Task:
+        """Return the work of a model that pools so; see EngineConfig."""
+        if not pooling:
+            return cls.GENERATE
+        return cls.SCORE if pooling == Pooling.RANK else cls.EMBED
+
 
 class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     """All parameters of a served model: as JSON, the one parameter in config.pbtxt of its ensembles and stages."""
@@ -110,9 +117,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     @property
     def task(self) -> Task:
         """The work of the model."""
-        if not self.pooling:
-            return Task.GENERATE
-        return Task.SCORE if self.pooling == Pooling.RANK else Task.EMBED
+        return Task.of(self.pooling)
 
     def to_config(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt."""

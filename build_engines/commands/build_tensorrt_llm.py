@@ -133,6 +133,7 @@ class BuildOptions:
     def entry(self) -> ModelEntry:
         """The model: of the catalog, or its checkpoint."""
         entry = find_entry(Catalog.load(*self.options.catalog), self.options.model, self.options.checkpoint)
+        entry.check_generates()
         if not entry.backends:
             check_listed(self.options.model, entry.architecture.class_name)
         return entry

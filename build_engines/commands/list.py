@@ -15,10 +15,11 @@ from build_engines.model_source import on_this_cpu
 from build_engines.progress import size_text
 from build_engines.store import Stored, stored
 from build_engines.tables import text_table
+from model_repository.model_parameters import Task
 from model_repository.system.home import add_home
 
-_STORE_HEADER = ("model", "artifact", "size", "context", "runtime", "aliases, defaults", "served at")
-_HEADER = ("model", "short name", "params", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
+_STORE_HEADER = ("model", "artifact", "size", "task", "context", "runtime", "aliases, defaults", "served at")
+_HEADER = ("model", "short name", "params", "task", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
 TOO_LARGE = "no: too large"
 _EXAMPLES = """\
 examples:
@@ -52,7 +53,11 @@ def _list(options: argparse.Namespace) -> None:
     if options.json:
         models = [
             dataclasses.asdict(entry)
-            | {"num_parameters": entry.architecture.num_parameters, "on_this_cpu": on_this_cpu(entry)}
+            | {
+                "num_parameters": entry.architecture.num_parameters,
+                "task": entry.task,
+                "on_this_cpu": on_this_cpu(entry),
+            }
             for entry in entries
         ]
         print(json.dumps({"artifacts": [_object(each) for each in artifacts], "models": models}, indent=2))
@@ -69,9 +74,10 @@ def _list(options: argparse.Namespace) -> None:
 def _store_row(artifact: Stored) -> tuple[str, ...]:
     manifest, begin = artifact.manifest, (artifact.model_id, artifact.folder.name, size_text(artifact.size_bytes))
     if manifest is None:
-        return (*begin, "", "", artifact.error, "")
+        return (*begin, "", "", "", artifact.error, "")
     return (
         *begin,
+        Task.of(manifest.pooling),
         str(manifest.context_window),
         f"{manifest.runtime} {manifest.precision}",
         " ".join((*manifest.serving.aliases, *assignments(manifest.defaults))),
@@ -83,7 +89,8 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
     return (
         entry.model_id,
         next((alias for alias in entry.aliases if ":" in alias), ""),
-        f"{entry.architecture.num_parameters / 1e9:.1f} B",
+        weights_text(entry.architecture.num_parameters),
+        entry.task,
         str(entry.seq_len_limit),
         on_this_cpu(entry) or TOO_LARGE,
         on_gpus(entry),
@@ -96,6 +103,11 @@ def _row(entry: ModelEntry) -> tuple[str, ...]:
 def assignments(values: Mapping[str, object]) -> list[str]:
     """Return defaults as `--default` takes them."""
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+
+
+def weights_text(num_weights: int) -> str:
+    """Return a number of weights with its unit."""
+    return f"{num_weights / 1e9:.1f} B" if num_weights >= 1e9 else f"{num_weights / 1e6:.1f} M"
 
 
 def on_gpus(entry: ModelEntry) -> str:

@@ -11,11 +11,12 @@ from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import find_entry
 from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS
-from build_engines.model_entry import Precision
+from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
 from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.report import plan_lines, plan_object
 from build_engines.tables import text_table
+from model_repository.model_parameters import Task
 
 TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allows in a node)"
 _EXAMPLES = """\
@@ -95,13 +96,14 @@ def _plan(options: argparse.Namespace) -> None:
         "max_batch_size": options.max_batch_size,
     }
     if options.model is not None and options.gpu is not None:
-        found = plan(find_entry(catalog, options.model, None), GPUS[options.gpu], **settings)
+        found = plan(_entry(catalog, options.model), GPUS[options.gpu], **settings)
         if options.json:
             print(json.dumps(plan_object(found, options.gpus), indent=2))
         else:
             print("\n".join(plan_lines(found, shutil.get_terminal_size().columns, options.gpus)))
         return
-    entries = catalog if options.model is None else [find_entry(catalog, options.model, None)]
+    generating = (entry for entry in catalog if entry.task == Task.GENERATE)
+    entries = generating if options.model is None else [_entry(catalog, options.model)]
     gpus = GPUS.values() if options.gpu is None else [GPUS[options.gpu]]
     table = list(outcomes(entries, gpus, **settings))
     if all(outcome.plan is None for outcome in table):
@@ -110,6 +112,12 @@ def _plan(options: argparse.Namespace) -> None:
         print(json.dumps([_outcome_object(outcome) for outcome in table], indent=2))
     else:
         _print_table(table)
+
+
+def _entry(catalog: Catalog, model: str) -> ModelEntry:
+    entry = find_entry(catalog, model, None)
+    entry.check_generates()
+    return entry
 
 
 def _refusal_of_all(table: list[Outcome]) -> str:

@@ -10,7 +10,7 @@ from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import named_sampling, read_chat_templates, read_json
 from build_engines.commands.build import fault_of_templates
-from build_engines.commands.list import TOO_LARGE, assignments, on_gpus
+from build_engines.commands.list import TOO_LARGE, assignments, on_gpus, weights_text
 from build_engines.commands.plan import add_catalog_option
 from build_engines.cpu_spec import GGUF_NAME
 from build_engines.digests import Digests
@@ -24,6 +24,7 @@ from build_engines.progress import size_text
 from build_engines.render import ServeOptions, demand_of
 from build_engines.store import Stored, find
 from build_engines.text_files import detected_tool_call_format
+from model_repository.model_parameters import Task
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.home import add_home
 
@@ -80,6 +81,8 @@ def _of_artifact(artifact: Stored) -> Facts:
 
 
 def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
+    task = Task.of(manifest.pooling)
+    yield "task", f"{task}, by {manifest.pooling}" if manifest.pooling else task
     yield "runtime", manifest.runtime
     weights = min(folder.glob(f"{GGUF_NAME}*.gguf"), default=None)  # the first part
     if weights is None:
@@ -91,20 +94,22 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
     yield "context", f"{manifest.context_window:,} tokens"
     demand = demand_of(folder, manifest, ServeOptions())
     [(num_sequences, window)] = fit([demand], memory_bytes(), num_physical_cores())
-    yield "sequences", str(num_sequences)
+    yield "sequences", str(num_sequences) if task == Task.GENERATE else ""
     yield "memory", demand.text(num_sequences, window)
     yield "aliases", ", ".join(manifest.serving.aliases)
     yield "adapters", ", ".join(manifest.adapters)
     yield "defaults", ", ".join(assignments(manifest.defaults))
-    yield "tools", manifest.tool_call_format
-    yield "thinking", manifest.reasoning_format
-    yield "images", "yes" if manifest.has_images else ""
-    yield "chat template", fault_of_templates(folder / "tokenizer") or "yes"
+    if task == Task.GENERATE:
+        yield "tools", manifest.tool_call_format
+        yield "thinking", manifest.reasoning_format
+        yield "images", "yes" if manifest.has_images else ""
+        yield "chat template", fault_of_templates(folder / "tokenizer") or "yes"
 
 
 def _of_entry(entry: ModelEntry) -> Facts:
     yield "model", entry.model_id
     yield "names", ", ".join(entry.aliases)
+    yield "task", f"{entry.task}, by {entry.pooling}" if entry.pooling else entry.task
     yield "artifact", "none: `conch pull` makes one"
     yield "size", f"{size_text(entry.checkpoint_bytes)} in 16 bit"
     yield "architecture", _architecture(entry.architecture.class_name, entry.architecture.num_parameters)
@@ -141,4 +146,4 @@ def _of_hub(reference: HubReference, digests: Digests) -> Facts:
 
 
 def _architecture(name: str, num_weights: int) -> str:
-    return f"{name}, {num_weights / 1e9:.1f} B" if num_weights >= 1e9 else f"{name}, {num_weights / 1e6:.1f} M"
+    return f"{name}, {weights_text(num_weights)}"

@@ -380,11 +380,11 @@ def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json |
         BuildError: the file names no such token.
     """
     before = _added_token(header, tokens, Keys.BOS_ID, header.value(Keys.ADD_BOS, bool, adds_bos))
-    kind = header.value(Keys.MODEL, str)
-    if kind == "bert":
+    if header.value(Keys.MODEL, str) == "bert":
         behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
     else:
-        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, kind == "t5"))
+        adds_eos = header.value(Keys.MODEL, str) == "t5"
+        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, adds_eos))
     if not before and not behind:
         return None
 

@@ -1,7 +1,7 @@
 """Tries whether llama.cpp loads a model, in a process of its own: some files make the library end the process.
 
-Run as a program: `python -m build_engines.llama_cpp.trial_load f16|f32 MODEL [PROJECTOR]`. It prints the memory of a
-sequence in JSON.
+Run as a program: `python -m build_engines.llama_cpp.trial_load f16|f32 MODEL POOLING WINDOW [PROJECTOR]`. It prints the
+memory of a sequence, or with a POOLING that of a step, in JSON.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.sequence_memory import SequenceMemory
+from model_repository.engine.runtime import Pooling
 
 _ERROR = 4  # ggml.h: enum ggml_log_level
 # A window longer than those of layers with a sliding window, and enough sequences for sizes of many hundredths of MiB.
 NUM_SEQUENCES, WINDOW = 16, 16384
 # llama.cpp's log has one line for each cache: of keys and values with the tokens of a sequence, or of states.
 _CACHE = re.compile(r"llama_(kv_cache|memory_recurrent): size = +([\d.]+) MiB \( *(\d+) cells")
+# The buffers of a step, and the KV cache of a decoder that embeds.
+_BUFFER = re.compile(r"(?:compute|KV) buffer size = +([\d.]+) MiB")
 
 
 def check_loads(
-    name: str, model: Path, projector: Path | None, pooling: str = "", *, is_f32: bool = False
+    name: str, model: Path, projector: Path | None, pooling: str = "", window: int = WINDOW, *, is_f32: bool = False
 ) -> SequenceMemory | None:
-    """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence.
-
-    A model that embeds keeps nothing between two steps: None.
+    """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence or of a step.
 
     Neither weights nor caches are allocated.
 
@@ -39,6 +40,7 @@ def check_loads(
         model: a GGUF file, or the first of a split model.
         projector: a GGUF file with which the model reads images.
         pooling: see EngineConfig.
+        window: tokens of the longest prompt that the model embeds.
         is_f32: the KV cache is in f32, not in f16.
 
     Raises:
@@ -46,7 +48,8 @@ def check_loads(
     """
     if importlib.util.find_spec("cyllama") is None:
         return None
-    arguments = ["f32" if is_f32 else "f16", str(model), *([] if projector is None else [str(projector)])]
+    precision, projectors = "f32" if is_f32 else "f16", [] if projector is None else [str(projector)]
+    arguments = [precision, str(model), pooling, str(window), *projectors]
     command = [sys.executable, "-P", "-m", __name__, *arguments]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
@@ -54,13 +57,13 @@ def check_loads(
         lines = [f"status {done.returncode}", *filter(None, done.stderr.splitlines())]
         reason = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{name}: llama.cpp does not load it: {reason}")
-    return None if pooling else SequenceMemory(**json.loads(done.stdout))
+    return SequenceMemory(**json.loads(done.stdout))
 
 
-def _load(precision: str, model: str, projector: str | None = None) -> SequenceMemory:
+def _load(precision: str, model: str, pooling: str, window: str, projector: str | None = None) -> SequenceMemory:
     from cyllama.llama import llama_cpp as llama
 
-    from model_repository.engine.llama_cpp.context import context_params
+    from model_repository.engine.llama_cpp.context import context_params, embedding_params
 
     logged = []
 
@@ -79,7 +82,11 @@ def _load(precision: str, model: str, projector: str | None = None) -> SequenceM
         from model_repository.engine.llama_cpp.image_prompts import load_projector
 
         load_projector(Path(projector), loaded, 1)
-    llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=precision == "f32"))
+    is_f32 = precision == "f32"
+    if pooling:
+        llama.LlamaContext(loaded, embedding_params(int(window), NUM_SEQUENCES, Pooling(pooling), is_f32=is_f32))
+        return SequenceMemory(step_bytes=round(sum(map(float, _BUFFER.findall("".join(logged)))) * 2**20))
+    llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=is_f32))
     return sequence_memory_of("".join(logged))
 
 

@@ -49,7 +49,9 @@ def test_todays_models_are_before_older_ones_and_those_that_fit_first(
         ("qwen3:8b", "GGUF Q4_K_M|pytorch: bf16, fp8, nvfp4|hermes|think|Apache-2.0"),
         ("gpt-oss:120b", "no: too large|pytorch: mxfp4|harmony|harmony|Apache-2.0"),
         ("gemma4:e4b", "GGUF Q4_K_M|pytorch: bf16 (TensorRT-LLM 1.3.0rc29)|gemma4|gemma4|Apache-2.0"),
-        ("lfm2.5:1.2b", "GGUF Q4_K_M|no|lfm2|LFM open license"),
+        ("lfm2.5:1.2b", "generate|32768|GGUF Q4_K_M|no|lfm2|LFM open license"),
+        ("bge-m3:567m", "558.0 M|embed|8192|GGUF F16|no|MIT"),
+        ("qwen3-embedding:0.6b", "595.8 M|embed|32768|converted, f16|no|Apache-2.0"),
         ("llama3.1:8b", "converted, q8_0|engine, pytorch: bf16, fp8, nvfp4|llama3_json|Llama 3.1 community, gated"),
         ("gemma2:9b", "GGUF of the hub|engine: bf16, fp8|plain|Gemma terms, gated"),
     ],
@@ -75,7 +77,7 @@ def test_the_store_is_first_with_names_values_and_the_server(
     _, other, tiny = store.splitlines()
     names_and_values = ["gpt-4o", "temperature=0.6", "top_k=20"]
     assert tiny.split()[:2] == ["tiny", folder.name]
-    assert tiny.split()[3:] == ["MB", "1024", "llama_cpp", "f16", *names_and_values, url]
+    assert tiny.split()[3:] == ["MB", "generate", "1024", "llama_cpp", "f16", *names_and_values, url]
     assert url not in other
     assert [(each["model_id"], each["url"]) for each in artifacts] == [("other", None), ("tiny", url)]
 

@@ -28,6 +28,7 @@ LARGE = demand(5, 131_072, bytes_per_token=131_072)  # 17 GB a sequence
 # 4.4 GB a sequence. Without the sliding window of three quarters of its layers it would be 17 GB, too.
 SLIDING = demand(5, 131_072, bytes_per_token=32_768, window=1024, bytes_per_window_token=98_304)
 RECURRENT = demand(1, 131_072, state_bytes=100_000_000)
+EMBEDDER = demand(1, 8192, step_bytes=2 * GB)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,7 @@ RECURRENT = demand(1, 131_072, state_bytes=100_000_000)
         (RECURRENT, 4, (10, 131_072)),
         (dataclasses.replace(LARGE, sequence_memory=None), 1, (16, 131_072)),
         (dataclasses.replace(LARGE, is_fixed=True), 1, (16, 131_072)),
+        (EMBEDDER, 1, (16, 8192)),
         (dataclasses.replace(LARGE, window=512), 7, (8, 512)),
     ],
 )
@@ -81,6 +83,11 @@ def test_models_share_the_memory() -> None:
     fixed = dataclasses.replace(SMALL, is_fixed=True)  # 6.4 GB of KV cache, and the weights have 6 GB
     assert fit([fixed, LARGE], 32 * GB, 64) == [(16, 32_768), (4, 15_104)]
     assert fit([fixed, LARGE], 20 * GB, 64) == [(16, 32_768), (4, 6656)]
+
+
+def test_the_step_of_a_model_that_embeds_is_not_shared() -> None:
+    assert fit([EMBEDDER, RECURRENT], 6 * GB, 64) == [(16, 8192), (8, 131_072)]
+    assert EMBEDDER.text(16, 8192) == "prompts of 8,192 tokens, 3.0 GB with the weights"
 
 
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from build_engines import model_source
+from build_engines import cpu_spec, model_source
 from build_engines.__main__ import main
+from build_engines.sequence_memory import SequenceMemory
 from tests.build_engines.serving_home import serving
+from tests.build_engines.tiny_embedders import write_embedder
 
 
 def shown(capsys: pytest.CaptureFixture[str], home: Path, model: str) -> list[dict[str, str]]:
@@ -30,6 +32,7 @@ def test_an_artifact_has_its_facts(checkpoint: Path, tmp_path: Path, capsys: pyt
         "model": "tiny",
         "artifact": str(artifact),
         "size": "0.1 MB",
+        "task": "generate",
         "runtime": "llama_cpp",
         "architecture": "llama, 0.1 M",
         "precision": "q8_0, KV cache f16",
@@ -62,6 +65,19 @@ def test_a_model_of_the_catalog_has_its_facts(
     [facts] = shown(capsys, tmp_path, "llama3.1:8b")
     assert facts["model"] == "meta-llama/Meta-Llama-3.1-8B-Instruct"
     assert (facts["size"], facts["on this CPU"]) == ("16.1 GB in 16 bit", "converted, q4_k_m")
+
+
+def test_a_model_that_embeds_has_its_pooling_and_the_memory_of_its_longest_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_spec, "check_loads", lambda *_, **__: SequenceMemory(step_bytes=2 * 10**9))
+    checkpoint = write_embedder(tmp_path / "checkpoint", "bert")
+    assert main(["pull", "tiny", "--checkpoint", str(checkpoint), "--home", str(tmp_path)]) == 0
+    capsys.readouterr()
+    [facts], [of_catalog] = (shown(capsys, tmp_path, name) for name in ("tiny", "embeddinggemma:300m"))
+    assert (facts["task"], facts["memory"]) == ("embed, by mean", "prompts of 256 tokens, 2.0 GB with the weights")
+    assert not facts.keys() & {"sequences", "tools", "chat template"}
+    assert (of_catalog["task"], of_catalog["on GPUs"]) == ("embed, by mean", "no")
 
 
 def test_a_damaged_artifact_is_shown_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

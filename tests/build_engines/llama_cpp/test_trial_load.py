@@ -112,6 +112,16 @@ def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Pat
     assert abs(memory.state_bytes - 2 * layer_bytes) <= _ROUNDING
 
 
+@pytest.mark.parametrize("name", ["bert", "gemma-embedding"])
+def test_a_model_that_embeds_has_the_buffers_of_its_longest_prompt(name: str, tmp_path: Path) -> None:
+    path, num_tokens = write_model(tmp_path / "model.gguf", name), 2048
+    half, whole = (check_loads(name, path, None, "mean", num_tokens, is_f32=is_f32) for is_f32 in (False, True))
+    assert half is not None and whole is not None
+    mask_bytes, scores_bytes = 2 * num_tokens**2, 3 * 4 * num_tokens**2  # three heads
+    assert mask_bytes < half.step_bytes < scores_bytes < whole.step_bytes < 2 * scores_bytes
+    assert half.num_bytes(num_tokens) == 0
+
+
 def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:
     """llama.cpp, without `swa_full`: the window and a batch, in blocks of 256 tokens."""
     model_params, params = llama.LlamaModelParams(), context_params(NUM_SEQUENCES, WINDOW, is_f32=False)

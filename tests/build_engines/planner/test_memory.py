@@ -201,6 +201,23 @@ def test_the_weights_of_todays_models_are_those_published(model: str, billions: 
     assert round(CATALOG.find(model).architecture.num_parameters / 1e9, 2) == billions
 
 
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        ("all-minilm:22m", 22_713_216),
+        ("bge-small:33m", 33_400_000),
+        ("bge-m3:567m", 568_000_000),
+        ("nomic-embed-text:137m", 136_731_648),
+        ("snowflake-arctic-embed:110m", 109_482_240),
+        ("qwen3-embedding:0.6b", 595_776_512),
+        ("embeddinggemma:300m", 307_581_696),
+    ],
+)
+def test_the_weights_of_models_that_embed_are_those_published(model: str, published: int) -> None:
+    """But for positions, and for EmbeddingGemma's layers behind the pooling."""
+    assert 0.98 * published < CATALOG.find(model).architecture.num_parameters <= published
+
+
 def test_mxfp4_is_of_experts_alone() -> None:
     architecture = CATALOG.find("gpt-oss:20b").architecture
     [terms] = stage_weights(architecture, Parallelism(), Precision.MXFP4)

@@ -69,6 +69,10 @@ def test_the_pytorch_backend_has_no_commands(capsys: pytest.CaptureFixture[str])
             ["lfm2.5:1.2b", "--gpu", "h100"],
             "lfm2.5:1.2b: the PyTorch backend of TensorRT-LLM 1.2.1 and 1.3.0rc29 lists no Lfm2ForCausalLM: `conch bui",
         ),
+        (  # TensorRT-LLM has its class
+            ["qwen3-embedding:0.6b", "--gpu", "h100"],
+            "Qwen/Qwen3-Embedding-0.6B: the model's task is embed, and models on GPUs generate: `conch build ",
+        ),
         (["qwen2.5:7b", "--gpu", "h100", "--max-sequences", "129"], "max_sequences=129: Qwen/Qwen2.5-7B-Instruct is"),
     ],
 )
