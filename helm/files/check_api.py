@@ -1,4 +1,4 @@
-"""Requests the list of models, and a chat and a stream from each model. Status 0: every answer is right.
+"""Requests the list of models, and a chat and a stream from each, or an embedding. Status 0: all answers are right.
 
     check_api.py URL [--resting MODEL]... MODEL...
 
@@ -47,18 +47,30 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
         OSError: an answer is missing.
     """
     with _request(url, "/v1/models") as response:
-        served = [model["id"] for model in json.load(response)["data"]]
+        served = {model["id"]: model.get("task", "generate") for model in json.load(response)["data"]}
     if missing := [model for model in models if model not in served]:
         raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are missing in {', '.join(served) or 'an empty list'}")
     print(f"ok: serves {', '.join(served) or 'none'}")
     for model in [*models, *resting]:
         try:
+            if served.get(model) == "embed":
+                print(f"ok: {model} embeds in {_embed(url, model)} dimensions")
+                continue
             print(f"ok: {model} answers {_chat(url, model)!r}")
             print(f"ok: {model} streams {_stream(url, model)} events")
         except NotReady as exc:
             if model not in resting:
                 raise
             print(f"ok: {model} is scaled to zero; retry in {exc.retry_after_s} s")
+
+
+def _embed(url: str, model: str) -> int:
+    """Return the number of dimensions."""
+    with _request(url, "/v1/embeddings", {"model": model, "input": "What is the capital of France?"}) as response:
+        vector = json.load(response)["data"][0]["embedding"]
+    if abs(sum(number * number for number in vector) - 1) > 1e-3:
+        raise CheckFailed(f"embedding by {model}: its length is not 1")
+    return len(vector)
 
 
 def _chat(url: str, model: str) -> str:

@@ -7,7 +7,9 @@
 - {{ .model.servedName | quote }}
 - --runtime={{ .model.engine.runtime }}
 {{- with .model.source.huggingface }}
-{{- if .repo }}
+{{- if .gguf }}
+- --gguf={{ .repo }}@{{ .revision }}:{{ .gguf }}
+{{- else if .repo }}
 - --checkpoint={{ .repo }}@{{ .revision }}
 {{- end }}
 {{- end }}

@@ -98,9 +98,10 @@
 {{- $inClaim := or $source.path $source.gguf $source.artifact $source.tokenizer (values $source.adapters | join ", ") -}}
 {{- if and $inClaim (not $source.existingClaim) }}{{ fail (printf "%s: source.existingClaim: write the name of the claim with %s" .where $inClaim) }}{{ end -}}
 {{- if and $source.existingClaim (not $inClaim) }}{{ fail (printf "%s: source: write the path, gguf, artifact or adapters inside source.existingClaim %s" .where $source.existingClaim) }}{{ end -}}
-{{- if ne (empty $source.gguf) (empty $source.tokenizer) }}{{ fail (printf "%s: source.gguf and source.tokenizer need each other: write both" .where) }}{{ end -}}
+{{- if and $source.tokenizer (not $source.gguf) }}{{ fail (printf "%s: source.tokenizer goes with source.gguf" .where) }}{{ end -}}
+{{- if and $source.huggingface.gguf (not $source.huggingface.repo) }}{{ fail (printf "%s: source.huggingface.gguf: write the repository of the file, source.huggingface.repo" .where) }}{{ end -}}
 {{- if and $source.mmproj (not $source.gguf) }}{{ fail (printf "%s: source.mmproj goes with source.gguf" .where) }}{{ end -}}
-{{- if and $isGpu $source.gguf }}{{ fail (printf "%s: source.gguf is for llama_cpp: write source.huggingface.repo or source.path" .where) }}{{ end -}}
+{{- if and $isGpu (or $source.gguf $source.huggingface.gguf) }}{{ fail (printf "%s: source%s.gguf is for llama_cpp: write source.huggingface.repo alone or source.path" .where (empty $source.gguf | ternary ".huggingface" "")) }}{{ end -}}
 {{- if and $source.adapters $source.artifact }}{{ fail (printf "%s: source.adapters: the artifact has its own: build it with --adapter" .where) }}{{ end -}}
 {{- end -}}
 

@@ -62,8 +62,10 @@ them: names, images, labels of nodes. The manifest of an artifact decides whethe
 */ -}}
 {{- define "conch.model.key" -}}
 {{- $engine := omit .model.engine "llmOptions" -}}
+{{- $source := deepCopy .model.source -}}
+{{- if not $source.huggingface.gguf }}{{ $_ := unset $source.huggingface "gguf" }}{{ end -}}
 {{- $inputs := dict
-    "model" .model.servedName "source" .model.source "engine" $engine
+    "model" .model.servedName "source" $source "engine" $engine
     "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
     "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs -}}
 {{- toJson $inputs | sha256sum | trunc 8 -}}

@@ -16,7 +16,7 @@ EXAMPLE_FILES = tuple(sorted((CHART / "examples").glob("*.yaml")))
 _TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (*CI, *EXAMPLE_FILES)}
 CASES = {Path(name).stem: yaml.safe_load(text) for name, text in {**_TEXTS, **generated.examples()}.items()}
 # Without most examples of the catalog: these differ only in numbers, so one of each form is enough.
-SHAPES = (*(path.stem for path in CI), "mixed", "air-gapped", "llama3-1-405b-h100", "qwen2-5-7b-h200")
+SHAPES = (*(path.stem for path in CI), "mixed", "air-gapped", "retrieval", "llama3-1-405b-h100", "qwen2-5-7b-h200")
 
 
 def case(name: str) -> Rendered:

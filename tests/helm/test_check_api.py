@@ -13,21 +13,24 @@ import pytest
 from helm.files.check_api import CheckFailed, check
 
 CHAT = {"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]}
+EMBEDDING = {"data": [{"embedding": [0.6, 0.8]}]}
 EVENTS = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
 
 
 class _Api(BaseHTTPRequestHandler):
     """Serves `demo`; other models answer as their names say."""
 
-    events = EVENTS
+    events, embedding = EVENTS, EMBEDDING
 
     def do_GET(self) -> None:
-        self._answer({"data": [{"id": "demo"}]})
+        self._answer({"data": [{"id": "demo", "task": "generate"}, {"id": "embedder", "task": "embed"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if body["model"] == "resting":
             self._answer({}, 503, **{"Retry-After": "7"})
+        elif self.path == "/v1/embeddings":
+            self._answer(self.embedding)
         else:
             self._answer(self.events if body.get("stream") else CHAT)
 
@@ -55,18 +58,22 @@ def url() -> Iterator[str]:
 
 
 def test_a_model_answers_and_another_may_be_scaled_to_zero(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(url, ["demo"], ["resting"])
+    check(url, ["demo", "embedder"], ["resting"])
     assert capsys.readouterr().out.splitlines() == [
-        "ok: serves demo",
+        "ok: serves demo, embedder",
         "ok: demo answers 'Paris'",
         "ok: demo streams 1 events",
+        "ok: embedder embeds in 2 dimensions",
         "ok: resting is scaled to zero; retry in 7 s",
     ]
 
 
 def test_a_missing_model_and_an_unfinished_stream_are_failures(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckFailed, match="GET /v1/models: resting are missing in demo"):
+    with pytest.raises(CheckFailed, match="GET /v1/models: resting are missing in demo, embedder"):
         check(url, ["resting"], [])
     monkeypatch.setattr(_Api, "events", EVENTS.replace(b"[DONE]", b"{}"))
     with pytest.raises(CheckFailed, match="stream of demo"):
         check(url, ["demo"], [])
+    monkeypatch.setattr(_Api, "embedding", {"data": [{"embedding": [0.0, 0.0]}]})
+    with pytest.raises(CheckFailed, match="embedding by embedder: its length is not 1"):
+        check(url, ["embedder"], [])

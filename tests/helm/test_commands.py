@@ -116,6 +116,13 @@ def test_a_model_from_a_gguf_file_is_built_of_all_its_files() -> None:
     assert {"--gguf=/source/a.gguf", "--tokenizer=/source/folder", "--mmproj=/source/b.gguf"} <= set(words)
 
 
+def test_a_gguf_file_of_the_hub_is_built_at_its_revision() -> None:
+    source = {"repo": "a/b", "revision": "v2", "gguf": "Q8_0"}
+    values = with_demo(source={"huggingface": source}) | {"cache": {"type": "pvc"}}
+    [words] = [each.words for each in commands(render(values)) if each.words[3:4] == ["build"]]
+    assert "--gguf=a/b@v2:Q8_0" in words and not any(word.startswith("--checkpoint") for word in words)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_built_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in commands(render(CASES[name])):

@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 def test_the_folder_has_only_one_example_of_the_catalog() -> None:
-    assert {path.name for path in EXAMPLE_FILES} == {KEPT, "mixed.yaml", "air-gapped.yaml"}
+    assert {path.name for path in EXAMPLE_FILES} == {KEPT, "mixed.yaml", "air-gapped.yaml", "retrieval.yaml"}
     command = f"python -m helm.generate.examples llama3.1:405b h100 > helm/examples/{KEPT}"
     assert (CHART / "examples" / KEPT).read_text(encoding="utf-8") == generated.examples()[KEPT], f"run `{command}`"
 

@@ -143,7 +143,8 @@ def with_two_models(**second: Any) -> Values:
         (with_demo(servedName="other"), "source: only the demo model needs no source: write source.huggingface.repo"),
         (with_demo(source={"path": "x"}), "source.existingClaim: write the name of the claim with x"),
         (with_demo(source=CLAIM), "write the path, gguf, artifact or adapters inside source.existingClaim c"),
-        (with_demo(source={**CLAIM, "gguf": "x"}), "source.gguf and source.tokenizer need each other"),
+        (with_demo(source={**CLAIM, "path": "x", "tokenizer": "y"}), "source.tokenizer goes with source.gguf"),
+        (with_demo(source={"huggingface": {"gguf": "Q8_0"}}), "source.huggingface.gguf: write the repository"),
         (
             with_demo(source={**CLAIM, "path": "x", "artifact": "y"}),
             "source.path and source.artifact: write only one",
@@ -166,6 +167,10 @@ def with_two_models(**second: Any) -> Values:
         (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write the number on each node, 1"),
         (with_demo(source={**CLAIM, "path": "x", "mmproj": "y"}), "source.mmproj goes with source.gguf"),
         (with_gpu_model(source={**CLAIM, "gguf": "x", "tokenizer": "y"}), "source.gguf is for llama_cpp"),
+        (
+            with_gpu_model(source={"huggingface": {"repo": "a/b", "gguf": "x"}}),
+            "source.huggingface.gguf is for llama_cpp",
+        ),
         (with_gpu_model(source={}), "write source.huggingface.repo, source.path or source.artifact"),
         (with_gpu_model(build={}), "the source of the engine is missing: write build.enabled: true, or"),
         (with_gpu_model() | {"cache": {"type": "none"}}, "cache.type: the models llama need a volume"),
