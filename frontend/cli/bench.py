@@ -99,7 +99,7 @@ class Target:
 
     def __init__(self, connect: Callable[[], ChatClient], model: str) -> None:
         client = connect()
-        models = client.models()
+        models = client.models(model)
         self.connect, self.url = connect, client.url
         self.model = chosen(model, models)
         self._ignore_eos = {"ignore_eos": True} if models[self.model] else {}  # only Conch states a limit of tokens

@@ -16,6 +16,8 @@ from frontend.settings import SettingsError
 from model_repository.system.command_parser import expected_one_of
 
 _CHAT = "/v1/chat/completions"
+_GENERATE = "generate"
+_PATHS = {"embed": "/v1/embeddings", "score": "/v1/rerank"}  # by task
 _DATA = b"data: "
 _SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
@@ -78,19 +80,28 @@ class ChatClient:
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._ssl = ssl.create_default_context() if is_verified else ssl._create_unverified_context()
 
-    def models(self) -> dict[str, int]:
-        """Return how many tokens an answer of each model may have; 0: the server decides.
+    def models(self, model: str = "") -> dict[str, int]:
+        """Return how many tokens an answer of each model that chats may have; 0: the server decides.
 
         Conch ends an answer after 256 tokens if a request names no limit; others go on to the end of the window.
 
+        Args:
+            model: the user has named it; empty: none.
+
         Raises:
-            ChatFailed: the server refuses the request, cannot be reached, or has no models.
+            ChatFailed: the server refuses the request, cannot be reached, has no models, or `model` does not chat.
         """
         with self._understood():
             cards = json.loads(b"".join(self._lines("GET", "/v1/models")))["data"]
             if not cards:
                 raise ChatFailed("the server has no models")
-            return {card["id"]: card["max_model_len"] if card["owned_by"] == "conch" else 0 for card in cards}
+            others = {card["id"]: card["task"] for card in cards if card.get("task", _GENERATE) != _GENERATE}
+            if model in others or len(others) == len(cards):
+                name = model if model in others else next(iter(others))
+                path = _PATHS.get(others[name], "/v1")
+                raise ChatFailed(f"{name} does not chat: its task is {others[name]}, at {self.url}{path}")
+            lengths = {card["id"]: card["max_model_len"] if card["owned_by"] == "conch" else 0 for card in cards}
+            return {name: length for name, length in lengths.items() if name not in others}
 
     def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
         """Yield the pieces of the answer to a request of chat completions.

@@ -61,7 +61,7 @@ class Conversation:
         self._client = client
         self._has_stats = has_stats
         self._clock = clock
-        self._models = client.models()
+        self._models = client.models(model)
         self.model = chosen(model, self._models)
         self._settings: dict[str, Any] = {}
         self._system: list[Message] = []

@@ -125,7 +125,7 @@ def launch(
         ChatFailed: the server cannot be reached, or does not have the model.
         OSError: the program cannot be started.
     """
-    models = client.models()
+    models = client.models(model)
     model = model or next(iter(models))
     if model not in models:
         raise ChatFailed(f"{model=}: the server has {', '.join(models)}")

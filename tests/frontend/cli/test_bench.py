@@ -30,7 +30,7 @@ class Server(ChatClient):
         super().__init__(URL)
         self._before, self._limit, self._bodies = before, limit, [] if bodies is None else bodies
 
-    def models(self) -> dict[str, int]:
+    def models(self, model: str = "") -> dict[str, int]:
         return {"m": self._limit, "n": 0}
 
     def answer(self, body: dict[str, Any]) -> Iterator[Piece]:

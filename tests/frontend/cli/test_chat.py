@@ -21,7 +21,7 @@ class Server(ChatClient):
         self.asked: list[str] = []
         self._pieces = pieces
 
-    def models(self) -> dict[str, int]:
+    def models(self, model: str = "") -> dict[str, int]:
         return {"m": 0}
 
     def answer(self, body: dict[str, Any]) -> Iterator[Piece]:

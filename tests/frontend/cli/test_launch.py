@@ -23,7 +23,7 @@ KEY_VARIABLES = {"claude": "ANTHROPIC_AUTH_TOKEN", "codex": "CONCH_API_KEY", "op
 class Server(ChatClient):
     """A server with two models; the context window of the second one is not known."""
 
-    def models(self) -> dict[str, int]:
+    def models(self, model: str = "") -> dict[str, int]:
         """Return both."""
         return {BIG: 65536, "small": 0}
 
