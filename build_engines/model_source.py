@@ -327,6 +327,8 @@ def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
         return f"{architecture} is not converted"
     if "tokenizer.json" not in names:
         return "no tokenizer.json, and no other kind of tokenizer is converted"
+    if not any(name.endswith(".safetensors") for name in names):
+        return "no safetensors, and no other kind of weights is converted"
     try:
         read_model(config)
     except UnsupportedCheckpoint as exc:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from build_engines.errors import UnsupportedCheckpoint
 
 Keys = gguf.Keys.Tokenizer
 
+_UNUSED_SCORE = -10_000.0  # as llama.cpp's converter writes it
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -30,11 +32,14 @@ _PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
 class GgufVocabulary:
     """The tokens of a model, one for each row of its embedding."""
 
-    kind: str  # llama.cpp's word: `gpt2` is byte-level BPE, `llama` SentencePiece with byte fallback, `bert` WordPiece
+    kind: (
+        str  # llama.cpp's word: `gpt2` byte-level BPE, `llama` SentencePiece, `bert` WordPiece, `t5` its unigram model
+    )
     tokens: list[str]
     types: list[gguf.TokenType]
     merges: list[str]  # two tokens separated by a space; the first merge goes first
-    scores: list[float]  # the highest score is merged first
+    scores: list[float]  # the highest score is merged first; of a unigram model the logarithm of its probability
+    charsmap: bytes  # SentencePiece's normalization of a unigram model; empty: none
     special_ids: Mapping[str, int]  # key: GGUF's name
     pre_tokenizer: str
     has_space_prefix: bool
@@ -50,14 +55,19 @@ class GgufVocabulary:
         """
         description = read_json(checkpoint.folder / "tokenizer.json")
         model, decoder = description["model"], json.dumps(description.get("decoder"))
-        kinds = {"BPE": (("ByteLevel", "gpt2"), ("ByteFallback", "llama")), "WordPiece": (("WordPiece", "bert"),)}
+        kinds = {
+            "BPE": (("ByteLevel", "gpt2"), ("ByteFallback", "llama")),
+            "WordPiece": (("WordPiece", "bert"),),
+            "Unigram": (("Metaspace", "t5"),),
+        }
         kind = next((kind for mark, kind in kinds.get(model.get("type"), ()) if mark in decoder), None)
         if kind is None:
-            raise UnsupportedCheckpoint("tokenizer.json: expected byte-level BPE, BPE with byte fallback, or WordPiece")
+            expected = "byte-level BPE, BPE with byte fallback, WordPiece, or Unigram with Metaspace"
+            raise UnsupportedCheckpoint(f"tokenizer.json: expected {expected}")
         tokens, types = _tokens(description, int(checkpoint.config["vocab_size"]))
         merges = [item if isinstance(item, str) else " ".join(item) for item in model.get("merges", ())]
         special_ids = _special_ids(checkpoint, tokens)
-        unknown = _id_of(model.get("unk_token"), tokens)
+        unknown = _id_of(model.get("unk_token"), tokens) if kind != "t5" else model.get("unk_id")
         if unknown is not None:
             special_ids[Keys.UNK_ID] = unknown
             types[unknown] = gguf.TokenType.UNKNOWN
@@ -67,7 +77,8 @@ class GgufVocabulary:
             tokens=tokens,
             types=types,
             merges=merges,
-            scores=_scores(tokens, merges),
+            scores=_scores(tokens, merges) if kind != "t5" else _unigram_scores(model["vocab"], len(tokens)),
+            charsmap=_charsmap(description),
             special_ids=special_ids,
             pre_tokenizer=next((name for pattern, name in _PRE_TOKENIZERS.items() if pattern in splits), "default"),
             has_space_prefix=_has_space_prefix(description),
@@ -86,6 +97,12 @@ class GgufVocabulary:
         elif self.kind == "llama":
             writer.add_token_scores(self.scores)
             writer.add_add_space_prefix(self.has_space_prefix)
+        elif self.kind == "t5":
+            writer.add_token_scores(self.scores)
+            writer.add_add_space_prefix(self.has_space_prefix)
+            writer.add_remove_extra_whitespaces(True)
+            if self.charsmap:
+                writer.add_array(Keys.PRECOMPILED_CHARSMAP, self.charsmap)
         for key, token_id in self.special_ids.items():
             writer.add_uint32(key, token_id)
         writer.add_add_bos_token(self.adds_bos)
@@ -102,7 +119,9 @@ def _phantom(token: str, kind: gguf.TokenType) -> str:
 
 def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], list[gguf.TokenType]]:
     """Return token and type of every row of the embedding."""
-    vocab: dict[str, int] = description["model"]["vocab"]
+    vocab = description["model"]["vocab"]
+    if isinstance(vocab, list):  # of a unigram model: each token with its score
+        vocab = {token: token_id for token_id, (token, _) in enumerate(vocab)}
     if max(vocab.values()) >= vocab_size:
         rule = f"config.json says vocab_size={vocab_size}"
         raise UnsupportedCheckpoint(f"tokenizer.json: the model has token {max(vocab.values())}; {rule}")
@@ -129,6 +148,16 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
     return [-float(ranks.get(token, len(merges))) for token in tokens]
 
 
+def _unigram_scores(vocab: list[tuple[str, float]], num_tokens: int) -> list[float]:
+    scores = [score for _, score in vocab]
+    return scores + [_UNUSED_SCORE] * (num_tokens - len(scores))
+
+
+def _charsmap(description: dict[str, Any]) -> bytes:
+    parts = _parts(description.get("normalizer"))
+    return next((b64decode(part["precompiled_charsmap"]) for part in parts if part["type"] == "Precompiled"), b"")
+
+
 def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
     """Return the ids of the configured special tokens by their keys in GGUF."""
     configured = read_json(checkpoint.folder / "tokenizer_config.json", is_optional=True)
@@ -142,8 +171,8 @@ def _special_ids(checkpoint: Checkpoint, tokens: list[str]) -> dict[str, int]:
         if token_id is not None and 0 <= token_id < len(tokens):
             special_ids[key] = token_id
     # llama.cpp ends generation at each of these three. GGUF has no more; the artifact's manifest lists all.
-    ends = dict.fromkeys(checkpoint.eos_token_ids)
     first = _id_of(configured.get("eos_token"), tokens)
+    ends = dict.fromkeys(checkpoint.eos_token_ids or ([] if first is None else [first]))  # an encoder names none
     ordered = sorted(ends, key=lambda token_id: token_id != first)
     return special_ids | dict(zip((Keys.EOS_ID, Keys.EOT_ID, Keys.EOM_ID), ordered, strict=False))
 

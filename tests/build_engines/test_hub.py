@@ -281,6 +281,9 @@ def test_a_later_build_takes_the_same_gguf_file(hub: Hub, gguf_folder: Path, gem
     [
         (FP8, "", "config.json: quantization_config={'quant_method': 'fp8'}: expected None"),
         ({"architectures": ["MistralForCausalLM"]}, "tokenizer.json", "no tokenizer.json, and no other kind of"),
+        ({"architectures": ["MistralForCausalLM"]}, "model.safetensors", "no safetensors, and no other kind of"),
+        ({"architectures": ["XLMRobertaModel"]}, "", "XLMRobertaModel is not converted"),  # bge-m3
+        ({"architectures": ["NomicBertModel"]}, "", "NomicBertModel is not converted"),
     ],
 )
 def test_a_gguf_file_is_taken_before_the_weights_of_a_checkpoint_are_downloaded(

@@ -79,7 +79,7 @@ def _bert_weights(seed: int) -> Weights:
     return {name: each.astype(np.float32) for name, each in weights.items()}
 
 
-def _added_around(before: dict[str, int], behind: dict[str, int]) -> dict[str, Any]:
+def added_around(before: dict[str, int], behind: dict[str, int]) -> dict[str, Any]:
     """Return the step of a tokenizer.json that adds tokens, with these ids, to a text."""
     first, last = ([{"SpecialToken": {"id": token, "type_id": 0}} for token in part] for part in (before, behind))
     added = [*first, {"Sequence": {"id": "A", "type_id": 0}}, *last]
@@ -89,7 +89,7 @@ def _added_around(before: dict[str, int], behind: dict[str, int]) -> dict[str, A
 
 def byte_level_description() -> dict[str, Any]:
     """Return a tokenizer.json of Qwen3-Embedding's kind: it puts an end token behind a text."""
-    return tokenizer_description(merges=[("t", "h")]) | {"post_processor": _added_around({}, {ADDED_TOKENS[-1]: 258})}
+    return tokenizer_description(merges=[("t", "h")]) | {"post_processor": added_around({}, {ADDED_TOKENS[-1]: 258})}
 
 
 def word_piece_description() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def word_piece_description() -> dict[str, Any]:
             "lowercase": True,
         },
         "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": _added_around({"[CLS]": 2}, {"[SEP]": 3}),
+        "post_processor": added_around({"[CLS]": 2}, {"[SEP]": 3}),
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {
             "type": "WordPiece",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from cyllama.llama import llama_cpp as llama
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from build_engines.__main__ import main
+from build_engines.artifact import Manifest
 from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
@@ -23,8 +26,9 @@ from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 from build_engines.vocabulary import token_bytes
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
-from tests.build_engines.tiny_embedders import write_embedder
+from tests.build_engines.tiny_embedders import CONFIGS, added_around, write_embedder
 from tests.gguf_writing import write_and_close
+from tests.model_repository.engine.tiny_models import write_model
 
 DEMO = Path("build_engines/demo/checkpoint")
 KIND = gguf.TokenType
@@ -108,6 +112,31 @@ def test_word_pieces_survive_their_conversion(capital: list[str], tmp_path: Path
         assert ours.encode(text).ids == theirs.encode(text).ids
     assert ours.encode("Fox").tokens[1:-1] == (capital or ["fox"])
     assert ours.encode("").tokens == ["[CLS]", "[SEP]"]
+
+
+def test_the_likeliest_tokens_survive_their_conversion(unigram: Vocab, tmp_path: Path) -> None:
+    """With the steps of XLM-RoBERTa's tokenizer.json, as multilingual BERT models of today have it."""
+    checkpoint, metaspace = write_embedder(tmp_path / "checkpoint", "bert"), {"type": "Metaspace", "replacement": SPACE}
+    scored = list(zip(unigram.tokens, unigram.scores, strict=True))
+    scored[5] = ("\u2581zebra", -20.0)  # a checkpoint has no unused row before the last
+    description = read_json(checkpoint / "tokenizer.json") | {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap(CHARACTERS)).decode()},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": 3, "vocab": scored[: CONFIGS["bert"]["vocab_size"] - 2]},
+    }
+    added = description["added_tokens"]
+    description["added_tokens"] = [added[0] | {"id": row, "content": unigram.tokens[row]} for row in (0, 1, 2, 4)]
+    description["post_processor"] = added_around({"<s>": 0}, {"</s>": 2})
+    (checkpoint / "tokenizer.json").write_text(json.dumps(description))
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"cls_token": "<s>", "eos_token": "</s>"}))
+    write_gguf(Checkpoint.load(checkpoint), tmp_path / "model.gguf")
+    texts = [text for text in (*TEXTS, *NORMALIZED) if not text.startswith(SPACE)]  # which would get no other one
+    assert differing_texts(tmp_path / "model.gguf", texts) == []
+    theirs = TokenizerFiles.load(checkpoint).tokenizer
+    ours = TokenizerFiles.load(tmp_path / "model").tokenizer
+    for text in texts:
+        assert ours.encode(text).ids == theirs.encode(text).ids
 
 
 # --- against llama.cpp ------------------------------------------------------------------------------------------------
@@ -253,7 +282,7 @@ def charsmap(replacements: Mapping[str, str]) -> bytes:
 def unigram() -> Vocab:
     """Of XLM-RoBERTa's form, as a GGUF file of bge-m3 has it."""
     tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", SPACE), normalizers.Prepend(SPACE)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(vocab_size=400, show_progress=False, unk_token="<unk>")
     tokenizer.train_from_iterator([text.replace("|", "") for text in (*TEXTS, *CHARACTERS.values())] * 3, trainer)
     learned = [(text, score) for text, score in json.loads(tokenizer.to_str())["model"]["vocab"] if text != "<unk>"]
@@ -345,6 +374,17 @@ def test_the_likeliest_tokens_are_those_of_llama_cpp(
     keys = {"precompiled_charsmap": charsmap(CHARACTERS)} | keys
     path = unigram.write(tmp_path / "model.gguf", "t5", **{name: value for name, value in keys.items() if value != b""})
     assert differing_texts(path, [*TEXTS, *NORMALIZED]) == differing
+
+
+def test_a_gguf_file_with_a_unigram_model_is_built(unigram: Vocab, tmp_path: Path) -> None:
+    keys = {"remove_extra_whitespaces": True, "precompiled_charsmap": charsmap(CHARACTERS)}
+    path = write_model(tmp_path / "model.gguf", "bert", unigram.write(tmp_path / "vocab.gguf", "t5", **keys))
+    assert main(["build", "tiny", "--gguf", str(path), "--home", str(tmp_path)]) == 0
+    [artifact] = tmp_path.glob("artifacts/tiny-*/")
+    assert Manifest.load(artifact).pooling == "mean"
+    vocabulary, model = Vocabulary(TokenizerFiles.load(artifact / "tokenizer").tokenizer), llama_cpp_model(path)
+    assert vocabulary.encode("Hello, world!") == list(model.get_vocab().tokenize("Hello, world!", True, True))
+    model.close()
 
 
 @pytest.mark.parametrize(("adds_bos", "adds_eos"), [(True, True), (False, True)])

@@ -114,8 +114,11 @@ def test_all_ends_of_generation_are_ends_for_llama_cpp_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        (tokenizer_description(type="Unigram"), "expected byte-level BPE, BPE with byte fallback, or WordPiece"),
-        (tokenizer_description() | {"decoder": None}, "expected byte-level BPE, BPE with byte fallback, or WordPiece"),
+        (tokenizer_description(type="Unigram"), "expected byte-level BPE, BPE with byte fallback, WordPiece, or Uni"),
+        (
+            tokenizer_description() | {"decoder": None},
+            "expected byte-level BPE, BPE with byte fallback, WordPiece, or Uni",
+        ),
         (tokenizer_description(merges=[(str(n), str(n)) for n in range(9)] * 4), "has token 291; .* vocab_size=288"),
     ],
     ids=["unigram", "no decoder", "too many tokens"],
