@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import gguf
 
 from build_engines.errors import BuildError
 from model_repository.engine.runtime import Pooling
+
+logger = logging.getLogger(__name__)
 
 _ARCHITECTURE, _FILE_TYPE = gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
@@ -25,6 +28,8 @@ _SAMPLING = {
     "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
 }
 _EMBEDDING = "token_embd.weight"
+# llama.cpp's converter leaves out EmbeddingGemma's last layers without --sentence-transformers-dense-modules.
+_WITH_DENSE, _DENSE = "gemma-embedding", "dense_2.weight"
 _MAGIC = b"GGUF"
 PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -87,6 +92,9 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
             raise BuildError(f"{path}: ends with token {token_id}: the model has tokens 0 to {embedding[0] - 1}")
+    if architecture == _WITH_DENSE and _DENSE not in _shapes(readers):
+        rule = "its vectors are not those of the model; newer files of it have these layers"
+        logger.warning("warning: %s: no layers behind the pooling (%s): %s", path, _DENSE, rule)
     named = {name: readers[0].fields[key].contents() for name, key in _SAMPLING.items() if key in readers[0].fields}
     return GgufFacts(
         context_length=context_length,

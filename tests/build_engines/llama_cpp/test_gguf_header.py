@@ -17,6 +17,7 @@ from build_engines.llama_cpp.gguf_header import GgufFacts, gguf_parts, part_name
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from tests.build_engines.llama_cpp_logits import PROMPT, llama_cpp_logits
 from tests.gguf_writing import write_and_close
+from tests.model_repository.engine.tiny_models import write_model
 
 
 @pytest.fixture
@@ -210,3 +211,12 @@ def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:
     path = pooled_file(tmp_path / "model.gguf", 9, is_causal=None)
     with pytest.raises(BuildError, match=r"bert\.pooling_type is 9: expected one of mean, cls, last, rank"):
         read_gguf_facts(path)
+
+
+def test_embeddinggemma_without_its_last_layers_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_model(tmp_path / "model.gguf", "gemma-embedding")
+    read_gguf_facts(path)
+    assert caplog.text == ""
+    path.write_bytes(path.read_bytes().replace(b"dense_2.weight", b"dense_x.weight"))
+    read_gguf_facts(path)
+    assert "model.gguf: no layers behind the pooling (dense_2.weight): its vectors are not those of" in caplog.text

@@ -125,7 +125,13 @@ ENCODERS: dict[str, Keys] = {
     "neo-bert": _MEAN,
     "eurobert": {**_MEAN, "rope.freq_base": 25e4},
     "modern-bert": {**_MEAN, **_SLIDING, "rope.freq_base": 1e4, "rope.freq_base_swa": 1e4},
-    "gemma-embedding": {**_MEAN, **_SLIDING, "block_count": 6},  # one layer without a window
+    "gemma-embedding": {
+        **_MEAN,
+        **_SLIDING,
+        "block_count": 6,  # one layer without a window
+        **dict.fromkeys(("dense_2_feat_in", "dense_3_feat_out"), CONFIG["hidden_size"]),
+        **dict.fromkeys(("dense_2_feat_out", "dense_3_feat_in"), 64),
+    },
 }
 _ARCHITECTURES = FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | ENCODERS
 
