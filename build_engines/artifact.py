@@ -45,6 +45,7 @@ class Contents:
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False
     pooling: str = ""
+    min_dimensions: int = 0
     sequence_memory: SequenceMemory | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -75,6 +76,7 @@ class Manifest:
     template_fields: tuple[str, ...]  # see ModelParameters
     has_images: bool = False  # the model reads images
     pooling: str = ""  # see EngineConfig
+    min_dimensions: int = 0  # see ModelParameters
     sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256

@@ -94,6 +94,20 @@ class Checkpoint:
         """Tokens of prompt and completion together."""
         return int(self.config["max_position_embeddings"])
 
+    @property
+    def min_dimensions(self) -> int:
+        """The length of the shortest useful beginning of a vector; 0: none is useful.
+
+        Raises:
+            UnsupportedCheckpoint: the field is malformed.
+        """
+        lengths = self.config.get("matryoshka_dimensions")
+        if not lengths:
+            return int(self.config.get("is_matryoshka") is True)
+        if not isinstance(lengths, list):
+            raise UnsupportedCheckpoint(f"config.json: matryoshka_dimensions={lengths!r:.80}: expected a list")
+        return min(whole_number("config.json: matryoshka_dimensions", each) for each in lengths)
+
 
 def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return config.json of a language model; of a model that reads images that of its language model, and the whole.

@@ -99,6 +99,7 @@ class CpuSpec:
     adapters: dict[str, Path] = field(default_factory=dict)  # name to folder in PEFT's format
     tool_call_format: str | None = None  # None: that of the chat template
     sampling: dict[str, float] = field(default_factory=dict)  # the author's, where the source names no values
+    min_dimensions: int = 0  # see ModelParameters; 0: the source decides
     serving: Serving = field(default_factory=Serving)
 
     def __post_init__(self) -> None:
@@ -154,6 +155,7 @@ class CpuSpec:
             "options": self.options,
             "tool_call_format": self._tool_call_format,
             "sampling": self.sampling,
+            "min_dimensions": self.min_dimensions,
         }
 
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
@@ -184,6 +186,7 @@ class CpuSpec:
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
             pooling=facts.pooling,
+            min_dimensions=facts.min_dimensions or self.min_dimensions,
             sequence_memory=sequence_memory,
         )
 
@@ -204,6 +207,7 @@ class ModelFacts:
     sampling: dict[str, float]
     vocab_size: int
     pooling: str  # see EngineConfig
+    min_dimensions: int = 0  # see ModelParameters
 
 
 def _write_model(
@@ -261,6 +265,7 @@ def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
         sampling=checkpoint.sampling,
         vocab_size=int(checkpoint.config["vocab_size"]),
         pooling=checkpoint.pooling or "",
+        min_dimensions=checkpoint.min_dimensions,
     )
 
 

@@ -118,6 +118,7 @@ class ModelEntry:
     tool_call_format: str = ""  # empty: unknown
     reasoning_format: str = ""  # of thinking; empty: it does not think
     sampling: Mapping[str, int | float] = Field(default_factory=dict)  # the author's, for a GGUF file that names none
+    min_dimensions: Count | None = None  # of a model that embeds, if its files do not say it: see ModelParameters
     fill_in_middle: FillInMiddleTokens | None = None
     license: Text
     is_gated: Flag = False

@@ -66,6 +66,7 @@ class ModelSource:
     adapters: dict[str, Path] = field(default_factory=dict)
     precision: str  # the KV cache's, and a checkpoint's matrices'
     sampling: dict[str, float] = field(default_factory=dict)  # the author's values, for a GGUF file that names none
+    min_dimensions: int = 0  # see ModelParameters; 0: the files decide
 
 
 def model_id_of(model: str) -> str:
@@ -115,19 +116,23 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
     if path.is_file():
         raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
     entry = _entry(model)
-    if entry is not None and entry.gguf is not None:
-        reference = HubReference.find(entry.gguf)
-        assert reference is not None
-        return replace(_of_hub(model, reference, precision, digests), sampling=dict(entry.sampling))
     if entry is not None:
-        reference = HubReference(entry.model_id, "main")
-        if entry.architecture.class_name not in _CONVERTED:
-            reason = f"{entry.architecture.class_name} is not converted"
-            return _of_quantized(model, reference, reason, precision, digests)
-        return _of_hub(model, reference, precision, digests)
+        return replace(_of_entry(model, entry, precision, digests), min_dimensions=entry.min_dimensions or 0)
     if found is None:
         raise CatalogError(f"{model}: no such folder, nor OWNER/NAME of the hub")
     return _of_hub(model_id, found, precision, digests)
+
+
+def _of_entry(model: str, entry: ModelEntry, precision: str | None, digests: Digests) -> ModelSource:
+    if entry.gguf is not None:
+        reference = HubReference.find(entry.gguf)
+        assert reference is not None
+        return replace(_of_hub(model, reference, precision, digests), sampling=dict(entry.sampling))
+    reference = HubReference(entry.model_id, "main")
+    if entry.architecture.class_name not in _CONVERTED:
+        reason = f"{entry.architecture.class_name} is not converted"
+        return _of_quantized(model, reference, reason, precision, digests)
+    return _of_hub(model, reference, precision, digests)
 
 
 def _is_gguf(path: Path, found: HubReference | None) -> bool:

@@ -236,6 +236,7 @@ def model_parameters(
         reasoning_format=manifest.reasoning_format,
         template_fields=manifest.template_fields,
         defaults=manifest.defaults,
+        min_dimensions=manifest.min_dimensions,
     )
 
 

@@ -381,6 +381,7 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             adapters=adapters,
             tool_call_format=options.tool_call_format,
             sampling=source.sampling,
+            min_dimensions=source.min_dimensions,
             serving=_serving(options),
         )
         return build(spec, options.home / "artifacts")

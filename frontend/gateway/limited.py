@@ -42,7 +42,7 @@ from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.rules import num_kept_tokens
-from model_repository.model_parameters import Task
+from model_repository.model_parameters import ModelParameters, Task
 
 _LEASE = web.RequestKey("lease", Lease)
 
@@ -120,7 +120,7 @@ class Limits:
             num_tokens=nums_prompt_tokens[0] + max_tokens,
             num_prompt_tokens=nums_prompt_tokens[0],
             num_replicas=max(1, triton.num_ready(name.model_id)),
-            max_sequences=name.model.parameters.max_sequences,
+            max_sequences=_num_places(name.model.parameters),
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
         usages: dict[int, Usage] = {}
@@ -207,6 +207,14 @@ class Limits:
         is_user = KEY_LIMITS in request and request[FACTS].caller.role is KeyRole.USER
         is_high = not is_user if own is None else own > 0
         return Priority.HIGH if is_high else Priority.NORMAL
+
+
+def _num_places(parameters: ModelParameters) -> int:
+    """Return the number of requests that a replica gets at a time: twice those of a step, if a step ends each.
+
+    Otherwise such a model would have nothing to do between two steps.
+    """
+    return parameters.max_sequences * (1 if parameters.task is Task.GENERATE else 2)
 
 
 def _allowed_priority(body: QueuedBody, highest: Priority) -> Priority:

@@ -11,15 +11,14 @@ from aiohttp import web
 from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
 from frontend.protocol.answers import ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
-from frontend.triton.models import ModelName
-from model_repository.model_parameters import API_SAMPLING, Task
+from frontend.triton.models import ModelName, in_order
+from model_repository.model_parameters import API_SAMPLING
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models: models that generate come first, since many clients take the first one for their chats."""
-    names = request[FACTS].caller.visible(await request.app[MODELS].names()).values()
-    ordered = sorted(names, key=lambda name: (name.model.parameters.task is not Task.GENERATE, name.requested))
-    answer: ModelList = {"object": "list", "data": [_card(name) for name in ordered]}
+    """GET /v1/models."""
+    names = request[FACTS].caller.visible(await request.app[MODELS].names())
+    answer: ModelList = {"object": "list", "data": [_card(name) for name in in_order(names.values())]}
     return json_response(answer)
 
 

@@ -19,10 +19,11 @@ from typing import Any, TextIO
 
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import EVERY_ADDRESS, Interrupted, Launcher, LauncherSettings
-from frontend.launcher.triton_health import takes_chats
+from frontend.launcher.triton_health import first_task, takes_chats
 from frontend.launcher.triton_server import ADDRESS
 from frontend.settings import Settings
 from frontend.terminal import Colour, coloured
+from model_repository.model_parameters import Task
 from model_repository.system.repeating import repeated
 
 LOG_FILE = "serve.log"
@@ -160,6 +161,9 @@ def _first_steps(url: str, grpc: str, model_ids: list[str], frontend: Settings) 
     if takes_chats(url, model_ids[0]):
         path = "/v1/chat/completions"
         body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
+    elif first_task(url) == Task.EMBED:
+        path = "/v1/embeddings"
+        body["input"] = "The capital of France is Paris."
     else:
         path = "/v1/completions"
         body["prompt"] = "The capital of France is"

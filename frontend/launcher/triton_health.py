@@ -70,6 +70,12 @@ def takes_chats(url: str, model: str) -> bool:
         return True
 
 
+def first_task(url: str) -> str:
+    """Return the task of the first model in the list."""
+    with _opener().open(f"{url}/v1/models", timeout=_READY_TIMEOUT_S) as response:
+        return str(json.load(response)["data"][0]["task"])
+
+
 def _opener() -> OpenerDirector:
     """Return an opener that does not check the certificate of our own child."""
     return build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context()))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from frontend.options import default_text, explanation
-from frontend.protocol.fields import OF_PEERS
 from frontend.reference.parameters import Parameter, Treatment, parameters
 from frontend.settings import GROUPS, SETTINGS, flag_of
 from frontend.telemetry.definitions import METRICS, UNKNOWN
@@ -118,10 +117,7 @@ def _parameters_page() -> str:
     ]
     for endpoint in dict.fromkeys(row.endpoint for row in parameters()):
         rows = [row for row in parameters() if row.endpoint == endpoint]
-        unserved = {
-            treatment: [(f"`{row.name}`", _values(row.schema)) for row in rows if _is_always(row, treatment)]
-            for treatment in (Treatment.REFUSED, Treatment.HINT)
-        }
+        unserved = (Treatment.REFUSED, Treatment.HINT)
         served = [row for row in rows if not any(_is_always(row, treatment) for treatment in unserved)]
         lines += [
             f"## POST {endpoint}",
@@ -130,9 +126,11 @@ def _parameters_page() -> str:
             "",
         ]
         refused = [
-            (name, values, f"`{OF_PEERS[name.strip('`')][0]}`" if name.strip("`") in OF_PEERS else "")
-            for name, values in unserved[Treatment.REFUSED]
+            (f"`{row.name}`", _values(row.schema), f"`{row.instead}`" if row.instead else "")
+            for row in rows
+            if _is_always(row, Treatment.REFUSED)
         ]
+        hints = [(f"`{row.name}`", _values(row.schema)) for row in rows if _is_always(row, Treatment.HINT)]
         lines += [
             "Refused by every runtime, unless:",
             "",
@@ -140,7 +138,7 @@ def _parameters_page() -> str:
             "",
             "Hints without effect: accepted, and listed in `x-ignored-params`, unless:",
             "",
-            *_table(("field", "values that change nothing"), unserved[Treatment.HINT]),
+            *_table(("field", "values that change nothing"), hints),
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"

@@ -18,14 +18,16 @@ from pydantic.fields import FieldInfo
 from frontend.endpoints import ENDPOINTS
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
-from frontend.protocol.fields import GenerationBody
+from frontend.protocol.embeddings import EmbeddingRequest
+from frontend.protocol.fields import QueuedBody
 from frontend.settings import Settings
+from frontend.translate.embeddings import embedding_to_requests
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.contract.request import GenerationRequest
 from model_repository.engine.runtime import RUNTIMES
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 
 
 class Treatment(StrEnum):
@@ -49,23 +51,24 @@ class Parameter:
     body: Mapping[str, Any]  # a request with the field
     description: str = ""
     schema: Mapping[str, Any]  # type and range in JSON schema
+    instead: str = ""  # the field to use in place of a refused one
 
 
-_BODIES = {
-    endpoint.path: (endpoint.body, endpoint.example)
+_ENDPOINTS = {
+    endpoint.path: endpoint
     for endpoint in ENDPOINTS
-    if endpoint.body is not None and issubclass(endpoint.body, GenerationBody)
+    if endpoint.body is not None and issubclass(endpoint.body, QueuedBody)
 }
 
 
 @functools.cache
 def parameters() -> tuple[Parameter, ...]:
-    """Return every known field of both endpoints."""
-    return tuple(row for endpoint in _BODIES for row in (*_served(endpoint), *_unserved(endpoint)))
+    """Return every known field of the endpoints whose requests wait for the model."""
+    return tuple(row for endpoint in _ENDPOINTS for row in (*_served(endpoint), *_unserved(endpoint)))
 
 
 def _served(endpoint: str) -> Iterator[Parameter]:
-    model, base = _BODIES[endpoint]
+    model, base = _body(endpoint), _ENDPOINTS[endpoint].example
     schema = model.model_json_schema(by_alias=True)
     plain = _needs(endpoint, base)
     for name, field in model.model_fields.items():
@@ -78,12 +81,12 @@ def _served(endpoint: str) -> Iterator[Parameter]:
             needed=needed,
             body=body,
             description=field.description or "",
-            schema=_resolved(schema["properties"][name], schema["$defs"]),
+            schema=_resolved(schema["properties"][name], schema.get("$defs", {})),
         )
 
 
 def _unserved(endpoint: str) -> Iterator[Parameter]:
-    model, base = _BODIES[endpoint]
+    model, base = _body(endpoint), _ENDPOINTS[endpoint].example
     for fields, treatment in ((model.refused, Treatment.REFUSED), (model.hints, Treatment.HINT)):
         for name, neutral in fields.items():
             values = [None, *neutral]
@@ -93,6 +96,7 @@ def _unserved(endpoint: str) -> Iterator[Parameter]:
                 treatments=dict.fromkeys(RUNTIMES, treatment),
                 body={**base, name: values[-1]},
                 schema={"enum": values},
+                instead=model.instead.get(name, ""),
             )
 
 
@@ -118,7 +122,8 @@ def _companions(field: FieldInfo) -> dict[str, Any]:
 def _treatment(
     endpoint: str, name: str, body: Mapping[str, Any], needed: frozenset[Capability], runtime: str
 ) -> Treatment:
-    if needed - RUNTIMES[runtime].capabilities:
+    is_of_encoder = Task.GENERATE not in _ENDPOINTS[endpoint].tasks
+    if needed - RUNTIMES[runtime].capabilities or (is_of_encoder and not RUNTIMES[runtime].encoder):
         return Treatment.REFUSED
     if any(needed & HINTS & lost for lost in RUNTIMES[runtime].lost_with.values()):
         return Treatment.HINT
@@ -132,14 +137,22 @@ def _needs(endpoint: str, body: Mapping[str, Any]) -> frozenset[Capability]:
     return frozenset(needed | (HINTS & body.keys()))  # capabilities with the names of fields
 
 
-def _read(endpoint: str, body: Mapping[str, Any]) -> GenerationBody:
-    return _BODIES[endpoint][0].model_validate(body, by_alias=True)
+def _read(endpoint: str, body: Mapping[str, Any]) -> QueuedBody:
+    return _body(endpoint).model_validate(body, by_alias=True)
+
+
+def _body(endpoint: str) -> type[QueuedBody]:
+    body = _ENDPOINTS[endpoint].body
+    assert body is not None and issubclass(body, QueuedBody)
+    return body
 
 
 def _requests(endpoint: str, body: Mapping[str, Any]) -> list[GenerationRequest]:
     request = _read(endpoint, body)
     if isinstance(request, ChatCompletionRequest):
         return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+    if isinstance(request, EmbeddingRequest):
+        return embedding_to_requests(request, _SOME_MODEL)
     assert isinstance(request, CompletionRequest)
     return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
 
@@ -163,6 +176,7 @@ _SOME_MODEL = ModelName(
             reasoning_format="",
             template_fields=(),
             defaults={},
+            min_dimensions=1,
         ),
     ),
 )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from frontend import loop_time
 from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.triton.client import TritonClient
+from frontend.triton.models import in_order
 from model_repository.contract.output import EngineStats
 from model_repository.contract.request import (
     GenerationRequest,
@@ -162,4 +163,5 @@ async def check_health(
         return HealthResult(False, f"{model}: not served")
     if not ensembles:
         return HealthResult(False, "no model is ready", names=())
-    return HealthResult(True, ", ".join(words), names=None if model else tuple(sorted(served.names())))
+    names = tuple(name.requested for name in in_order(served.names().values()))
+    return HealthResult(True, ", ".join(words), names=None if model else names)

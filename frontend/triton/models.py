@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
 from model_repository.contract.tensors import replica_suffix
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,11 @@ class ModelName:
     def model_id(self) -> str:
         """The id of the model."""
         return self.model.id
+
+
+def in_order(names: Iterable[ModelName]) -> list[ModelName]:
+    """Return names with those of models that generate first: many clients chat with the first one of the list."""
+    return sorted(names, key=lambda name: (name.model.parameters.task is not Task.GENERATE, name.requested))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from tests.integration.api import CHAT, COMPLETIONS, DEMO, WEATHER, Answer, Api,
 from tests.integration.stack import ENGINE_MODEL, PACED_MODEL
 from tests.pictures import circle, data_uri
 
+# Another test has those of embeddings: test_retrieval.py.
+ROWS = [row for row in parameters() if row.endpoint in (CHAT, COMPLETIONS)]
+
 type Effect = Callable[[Api, str], None]
 
 EFFECTS: dict[str, Effect] = {}
@@ -35,7 +38,7 @@ def rows(treatment: Treatment, runtime: str) -> list[Any]:
     """Return the rows of the table that a runtime treats so."""
     return [
         pytest.param(row, id=f"{row.endpoint.rpartition('/v1/')[2]}-{row.name}")
-        for row in parameters()
+        for row in ROWS
         if row.treatments[runtime] is treatment
     ]
 
@@ -46,7 +49,7 @@ def proofs(runtime: str) -> list[Any]:
     The double of TensorRT-LLM serves no model that reads images.
     """
     proven: dict[tuple[Effect, str], list[str]] = {}
-    for row in parameters():
+    for row in ROWS:
         is_served = row.treatments[runtime] is not Treatment.REFUSED
         if row.name in EFFECTS and is_served and (row.name, runtime) != ("images", "tensorrt_llm"):
             proven.setdefault((EFFECTS[row.name], row.endpoint), []).append(row.name)
@@ -565,4 +568,4 @@ def test_a_model_of_tensorrt_llm_that_reads_no_images_refuses_them(tensorrt_llm_
 
 def test_every_enforced_field_has_a_proof_and_every_proof_a_field() -> None:
     enforced = rows(Treatment.ENFORCED, "llama_cpp") + rows(Treatment.EMULATED, "llama_cpp")
-    assert {param.values[0].name for param in enforced} <= EFFECTS.keys() <= {row.name for row in parameters()}
+    assert {param.values[0].name for param in enforced} <= EFFECTS.keys() <= {row.name for row in ROWS}

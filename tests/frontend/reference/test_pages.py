@@ -6,14 +6,16 @@ import pytest
 
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
-from frontend.protocol.fields import GenerationBody
+from frontend.protocol.embeddings import EmbeddingRequest
+from frontend.protocol.fields import QueuedBody
 from frontend.reference.pages import pages
 from frontend.reference.parameters import Treatment, parameters
 
 DOCS = Path(__file__).parents[3] / "docs"
-MODELS: dict[str, type[GenerationBody]] = {
+MODELS: dict[str, type[QueuedBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
 }
 
 
