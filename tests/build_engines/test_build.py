@@ -210,6 +210,31 @@ def test_sampling_defaults_of_the_catalog_are_for_a_source_without_values(checkp
     assert artifact.verify(build(spec, artifacts)).sampling == {"top_p": 0.9}
 
 
+@pytest.mark.parametrize(
+    ("config", "of_catalog", "expected"),
+    [
+        ({"matryoshka_dimensions": [256, 32, 64]}, 0, 32),
+        ({"is_matryoshka": True}, 0, 1),
+        ({"is_matryoshka": False}, 16, 16),
+        ({"matryoshka_dimensions": [256, 32]}, 16, 32),
+        ({}, 0, 0),
+    ],
+)
+def test_the_shortest_vector_is_that_of_the_source_or_of_the_catalog(
+    checkpoint: Path, artifacts: Path, config: dict[str, Any], of_catalog: int, expected: int
+) -> None:
+    edit_json(checkpoint / "config.json", **config)
+    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, min_dimensions=of_catalog)
+    assert artifact.verify(build(spec, artifacts)).min_dimensions == expected
+
+
+@pytest.mark.parametrize("value", [256, [0], ["32"], [32.0]])
+def test_lengths_of_vectors_in_another_form_are_refused(checkpoint: Path, artifacts: Path, value: Any) -> None:
+    edit_json(checkpoint / "config.json", matryoshka_dimensions=value)
+    with pytest.raises(BuildError, match=r"^config\.json: matryoshka_dimensions="):
+        build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
+
+
 def test_a_gguf_file_has_sampling_defaults_and_generation_config_goes_before_them(
     checkpoint: Path, artifacts: Path, tmp_path: Path
 ) -> None:

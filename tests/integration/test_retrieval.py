@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
+import os
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import aiohttp
 import numpy as np
 import numpy.typing as npt
+import openai
 import pytest
 from openai import OpenAI
 
-from tests.integration.api import EMBEDDINGS, Api
+from frontend.reference.parameters import Treatment, parameters
+from tests.integration.api import EMBEDDINGS, Answer, Api
 from tests.integration.conftest import build, run_build, running_stack
 from tests.integration.stack import Stack
 from tests.raw_model import real_embedder
+from tests.waiting import wait_until
 
-MODEL = "all-minilm"
+MODEL, SHORTENED = "all-minilm", "all-minilm-shortened"
+ALIAS = "my-"
 NUM_DIMENSIONS = 384
-CONTEXT_WINDOW = 512
 # A query by the number of its document.
 DOCUMENTS = [
     "The Eiffel Tower was built for the world's fair of 1889 in Paris.",
@@ -62,9 +71,18 @@ type Vectors = npt.NDArray[np.float64]
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A server of the model, and of the same one as if it had been trained for shorter vectors."""
     folder = tmp_path_factory.mktemp("retrieval")
-    artifact = build(folder, MODEL, "--checkpoint", str(real_embedder()), "--precision", "f32")
-    run_build("render", artifact, "--repository", str(folder / "repository"))
+    shutil.copytree(real_embedder(), folder / "checkpoint", copy_function=os.symlink)
+    config = json.loads((real_embedder() / "config.json").read_text())
+    (folder / "checkpoint" / "config.json").unlink()
+    (folder / "checkpoint" / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [64, 32]}))
+    sources = {MODEL: real_embedder(), SHORTENED: folder / "checkpoint"}
+    artifacts = [
+        build(folder, name, "--checkpoint", str(source), "--precision", "f32", "--alias", ALIAS + name)
+        for name, source in sources.items()
+    ]
+    run_build("render", *artifacts, "--repository", str(folder / "repository"))
     with running_stack(folder / "repository", tmp_path_factory) as stack:
         yield stack
 
@@ -81,9 +99,14 @@ def api(stack: Stack) -> Api:
 
 
 def embedded(client: OpenAI, inputs: Any, **fields: Any) -> Vectors:
-    answer = client.embeddings.create(model=MODEL, input=inputs, **fields)
+    """Return the vectors of inputs, as the client reads them: it asks for base64 by itself."""
+    answer = client.embeddings.create(**{"model": MODEL, "input": inputs} | fields)
     assert [each.index for each in answer.data] == list(range(len(answer.data)))
     return np.array([each.embedding for each in answer.data])
+
+
+def post(api: Api, inputs: Any = DOCUMENTS[0], **fields: Any) -> Answer:
+    return api.post(EMBEDDINGS, {"model": MODEL, "input": inputs} | fields)
 
 
 def test_a_query_finds_its_document_among_twenty(client: OpenAI) -> None:
@@ -97,10 +120,114 @@ def test_a_batch_has_the_vectors_of_single_inputs(client: OpenAI) -> None:
     assert np.abs(embedded(client, DOCUMENTS) - alone).max() < 1e-4
 
 
-def test_base64_has_the_same_numbers_as_floats(api: Api) -> None:
-    body = {"model": MODEL, "input": DOCUMENTS[0]}
-    numbers, packed = (
-        api.post(EMBEDDINGS, body | {"encoding_format": each}).body["data"][0]["embedding"]
-        for each in ("float", "base64")
-    )
-    assert np.array_equal(np.array(numbers, np.float32), np.frombuffer(base64.b64decode(packed), "<f4"))
+def test_every_input_of_the_largest_body_is_answered(client: OpenAI) -> None:
+    answer = client.embeddings.create(model=MODEL, input=[[101, 2000 + number % 20, 102] for number in range(2048)])
+    assert [each.embedding == answer.data[each.index % 20].embedding for each in answer.data].count(True) == 2048
+
+
+def test_an_input_that_is_too_long_is_named_with_its_number_of_tokens(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        embedded(client, ["short", "word " * 600])
+    assert caught.value.param == "input[1]"
+    assert "maximum context length is 512 tokens: the prompt has 602 tokens" in caught.value.message
+
+
+def test_a_chat_with_the_model_is_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"the task of this model is embed, and .* needs generate"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}])
+
+
+async def test_a_client_that_hangs_up_frees_the_queue(stack: Stack) -> None:
+    before = stack.stats(MODEL).num_finished
+    async with aiohttp.ClientSession() as session:
+        body = {"model": MODEL, "input": [" ".join(DOCUMENTS)] * 500}
+        posted = asyncio.create_task(session.post(stack.url + EMBEDDINGS, json=body))
+        await asyncio.to_thread(wait_until, lambda: stack.stats(MODEL).num_finished > before, "the first has a vector")
+        posted.cancel()
+        await asyncio.gather(posted, return_exceptions=True)
+        await asyncio.to_thread(stack.wait_until_idle, MODEL)
+    assert stack.stats(MODEL).num_finished < before + 500
+
+
+# --- the table of fields ---------------------------------------------------------------------------------------------
+ROWS = [row for row in parameters() if row.endpoint == EMBEDDINGS]
+
+
+def names(treatment: Treatment) -> list[str]:
+    return [row.name for row in ROWS if row.treatments["llama_cpp"] is treatment]
+
+
+def vector(answer: Answer) -> Vectors:
+    assert answer.status == 200, answer.body
+    return np.array(answer.body["data"][0]["embedding"])
+
+
+def _names_the_model(api: Api) -> None:
+    assert post(api, model=ALIAS + MODEL).body["model"] == ALIAS + MODEL
+
+
+def _is_embedded(api: Api) -> None:
+    tokens = api.post("/tokenize", {"model": MODEL, "prompt": DOCUMENTS[0]}).body["tokens"]
+    text, others = vector(post(api)), (tokens, [tokens], [DOCUMENTS[0]])
+    assert all(np.abs(text - vector(post(api, each))).max() < 1e-6 for each in others)
+    assert post(api).body["usage"] == {"prompt_tokens": len(tokens), "total_tokens": len(tokens)}
+
+
+def _shortens_the_vector(api: Api) -> None:
+    whole, part = vector(post(api, model=SHORTENED)), vector(post(api, model=SHORTENED, dimensions=32))
+    assert np.allclose(part, whole[:32] / np.linalg.norm(whole[:32]), atol=1e-6)
+    for fields in ({"dimensions": 32}, {"model": SHORTENED, "dimensions": 31}, {"model": SHORTENED, "dimensions": 385}):
+        assert (post(api, **fields).status, post(api, **fields).error["param"]) == (400, "dimensions")
+
+
+def _has_the_same_numbers_in_base64(api: Api) -> None:
+    packed = post(api, encoding_format="base64").body["data"][0]["embedding"]
+    assert np.array_equal(vector(post(api)).astype("<f4"), np.frombuffer(base64.b64decode(packed), "<f4"))
+
+
+def _keeps_the_first_tokens(api: Api) -> None:
+    whole = post(api, "penguins swim", truncate_prompt_tokens=-1)
+    part = post(api, "penguins swim well in the sea", truncate_prompt_tokens=4)
+    assert part.body["usage"]["prompt_tokens"] == 4
+    assert np.abs(vector(part) - vector(whole)).max() < 1e-4
+
+
+def _is_repeated(api: Api) -> None:
+    assert post(api, priority=-1).body["service_tier"] == "priority"
+    assert post(api, service_tier="flex").body["service_tier"] == "flex"
+
+
+PROOFS = {
+    "model": _names_the_model,
+    "input": _is_embedded,
+    "dimensions": _shortens_the_vector,
+    "encoding_format": _has_the_same_numbers_in_base64,
+    "truncate_prompt_tokens": _keeps_the_first_tokens,
+    "service_tier": _is_repeated,
+    "priority": _is_repeated,
+}
+
+
+@pytest.mark.parametrize("name", names(Treatment.ENFORCED))
+def test_an_enforced_field_has_an_effect(api: Api, name: str) -> None:
+    PROOFS[name](api)
+
+
+def test_fields_without_effect_are_logged_or_listed(api: Api) -> None:
+    assert names(Treatment.LOGGED) == ["user"]
+    assert names(Treatment.HINT) == ["cache_salt"]
+    answer = post(api, user="u-1", cache_salt="a")
+    assert answer.headers["x-ignored-params"] == "cache_salt"
+    assert np.array_equal(vector(answer), vector(post(api)))
+
+
+# Behind the others: the model is loaded again.
+def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack, api: Api) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        before = stack.stats(MODEL).num_finished
+        posted = pool.submit(post, api, [" ".join(DOCUMENTS)] * 500)
+        wait_until(lambda: stack.stats(MODEL).num_finished > before, "the first has a vector")
+        stack.kill_stage(f"{MODEL}__engine")
+        answer = posted.result()
+    assert (answer.status, answer.error["code"]) in ((503, "model_not_ready"), (500, "engine_failed"))
+    wait_until(lambda: post(api).status == 200, "the model embeds again")

@@ -11,16 +11,23 @@ import pytest
 
 from frontend.caller import KeyRole
 from frontend.errors import EngineFailed, InvalidRequest
+from frontend.fan_out import MAX_RUNNING
 from frontend.gateway.key_file import KeyLimits
-from model_repository.contract.output import GenerationChunk
-from tests.fakes import DEMO, FakeTriton, chunks
+from frontend.protocol.embeddings import MAX_INPUTS
+from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.contract.request import GenerationRequest, TextPrompt
+from tests.fakes import DEMO, FakeTriton, Script, chunks, served_model
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, PATHS
+from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, PATHS
 from tests.frontend.conftest import Serve
 from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile.large import spaces
 from tests.waiting import DEADLINE_S
 
+EMBEDDER = served_model(pooling="mean")
+VECTOR = GenerationChunk(
+    text="", finish_reason=FinishReason.STOP, usage=Usage(num_input_tokens=2, num_output_tokens=0), embedding=bytes(4)
+)
 NUM_USED = 12  # tokens of a completion of the fake Triton
 LIMIT = 1000  # tokens per minute
 WINDOW = DEMO.parameters.context_window
@@ -183,6 +190,61 @@ async def test_the_concurrency_of_a_key_is_limited_and_each_end_makes_room(serve
     triton.script = chunks("x")
     for _ in range(3):
         assert (await http.post("/v1/chat/completions", json=CHAT)).status == 200
+
+
+async def test_a_body_of_many_inputs_is_charged_as_a_whole_and_counts_as_one_request(serve: Serve) -> None:
+    http = await serve(
+        FakeTriton([VECTOR], models=[EMBEDDER]), tokens_per_minute=LIMIT, requests_per_minute=9, max_concurrent=1
+    )
+    response = await http.post("/v1/embeddings", json=EMBEDDING | {"input": ["a" * 30] * 40})
+    assert response.status == 200
+    assert response.headers["x-ratelimit-remaining-requests"] == "8"
+    assert LIMIT - remaining(response.headers) == 40 * (10 + 1)
+    assert LIMIT - 40 * 2 <= await left(http) < LIMIT
+    response = await http.post("/v1/embeddings", json=EMBEDDING | {"input": ["a" * 30] * 100})
+    assert (await error_of(response))["code"] == "tokens"
+
+
+async def test_a_model_that_embeds_gets_the_requests_of_two_steps(serve: Serve) -> None:
+    """It would have nothing to do between two steps, since each step ends all of its requests."""
+    sixth = asyncio.Event()
+
+    def script(request: GenerationRequest) -> Script:
+        if len(triton.requests) == 6:
+            sixth.set()
+        return [asyncio.Event()]
+
+    triton = FakeTriton(script, models=[served_model(pooling="mean", max_sequences=3)])
+    http = await serve(triton)
+    request = asyncio.create_task(http.post("/v1/embeddings", json=EMBEDDING | {"input": ["a"] * 20}))
+    await asyncio.wait_for(sixth.wait(), DEADLINE_S)
+    assert (await http.get("/health/live")).status == 200
+    assert triton.num_open == 6
+    request.cancel()
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
+
+
+async def test_another_key_passes_a_body_of_many_inputs(serve: Serve, tmp_path: Path) -> None:
+    """The largest body has as many inputs as the queue has places."""
+    file, gate = KeyFile(tmp_path / "keys.json"), asyncio.Event()
+    file.add("one")
+    file.add("two")
+    triton = FakeTriton([gate, VECTOR], models=[EMBEDDER])
+    http = await serve(triton, key_file=str(file.path), max_in_flight=2)
+
+    def post(key: str, inputs: list[str]) -> asyncio.Task[Any]:
+        body = EMBEDDING | {"input": inputs}
+        return asyncio.create_task(http.post("/v1/embeddings", json=body, headers=file.headers(key)))
+
+    flood = post("one", ["flood"] * MAX_INPUTS)
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
+    others = [post("one", ["later"]), post("two", ["other"])]
+    gate.set()
+    assert [(await each).status for each in (*others, flood)] == [200, 200, 200]
+    texts = [each.prompt.text for each in triton.requests if isinstance(each.prompt, TextPrompt)]
+    assert len(texts) == MAX_INPUTS + 2
+    assert texts.index("other") < MAX_RUNNING  # some were served before it came
+    assert texts.index("later") < 3 * MAX_RUNNING
 
 
 async def test_a_reader_that_does_not_read_holds_no_place_once_its_completion_has_come(serve: Serve) -> None:

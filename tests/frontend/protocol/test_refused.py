@@ -10,9 +10,10 @@ from frontend.errors import UnsupportedValue
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import OF_PEERS
 from frontend.protocol.tokenization import TokenizeRequest
-from tests.frontend.bodies import CHAT, COMPLETION, USER, read, refusal
+from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, USER, read, refusal
 
 HARMFUL: Any = {"other": "value"}  # changes the answer, in any of these fields
 
@@ -20,6 +21,7 @@ HARMFUL: Any = {"other": "value"}  # changes the answer, in any of these fields
 PLACES: dict[type[Body], tuple[type[Body], Any, str]] = {
     ChatCompletionRequest: (ChatCompletionRequest, lambda field: CHAT | field, ""),
     CompletionRequest: (CompletionRequest, lambda field: COMPLETION | field, ""),
+    EmbeddingRequest: (EmbeddingRequest, lambda field: EMBEDDING | field, ""),
     TokenizeRequest: (TokenizeRequest, lambda field: COMPLETION | field, ""),
     ChatMessage: (
         ChatCompletionRequest,
