@@ -79,7 +79,7 @@ class EmbeddingReply(WholeReply):
         """
         num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
         data: list[Embedding] = [
-            {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding or b"")}
+            {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding)}
             for index, chunk in enumerate(chunks)
         ]
         answer: EmbeddingList = {
@@ -93,8 +93,9 @@ class EmbeddingReply(WholeReply):
             answer["service_tier"] = tier
         return answer
 
-    def _written(self, embedding: bytes) -> Any:
+    def _written(self, embedding: bytes | None) -> Any:
         """Return a vector as the client wants it; an array becomes a list of numbers with few digits."""
+        assert embedding is not None, "a model that embeds ends with a vector or an error"
         if self._body.dimensions is not None:
             embedding = self._shortened(np.frombuffer(embedding, "<f4"), self._body.dimensions).tobytes()
         if self._body.encoding_format == "base64":

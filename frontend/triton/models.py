@@ -30,6 +30,7 @@ _COMPARED = (
     "max_sequences",
     "runtime",
     "pooling",
+    "min_dimensions",
     "fingerprint",
     "aliases",
     "capabilities",
