@@ -18,10 +18,8 @@ from pydantic.fields import FieldInfo
 from frontend.endpoints import ENDPOINTS
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
-from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import QueuedBody
 from frontend.settings import Settings
-from frontend.translate.embeddings import embedding_to_requests
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
@@ -151,10 +149,9 @@ def _requests(endpoint: str, body: Mapping[str, Any]) -> list[GenerationRequest]
     request = _read(endpoint, body)
     if isinstance(request, ChatCompletionRequest):
         return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults())
-    if isinstance(request, EmbeddingRequest):
-        return embedding_to_requests(request, _SOME_MODEL)
-    assert isinstance(request, CompletionRequest)
-    return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+    if isinstance(request, CompletionRequest):
+        return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+    return []  # of an encoder, which needs no capability
 
 
 # The needs of a field do not depend on the model.
@@ -176,7 +173,6 @@ _SOME_MODEL = ModelName(
             reasoning_format="",
             template_fields=(),
             defaults={},
-            min_dimensions=1,
         ),
     ),
 )
