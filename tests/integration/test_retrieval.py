@@ -7,8 +7,11 @@ import base64
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -23,10 +26,11 @@ from tests.integration.api import EMBEDDINGS, Answer, Api
 from tests.integration.conftest import build, run_build, running_stack
 from tests.integration.stack import Stack
 from tests.raw_model import real_embedder
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 MODEL, SHORTENED = "all-minilm", "all-minilm-shortened"
 ALIAS = "my-"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "retrieval.py"
 NUM_DIMENSIONS = 384
 # A query by the number of its document.
 DOCUMENTS = [
@@ -113,6 +117,13 @@ def test_a_query_finds_its_document_among_twenty(client: OpenAI) -> None:
     documents, queries = embedded(client, DOCUMENTS), embedded(client, list(QUERIES.values()))
     assert documents.shape == (len(DOCUMENTS), NUM_DIMENSIONS)
     assert (queries @ documents.T).argmax(axis=1).tolist() == list(QUERIES)
+
+
+def test_the_example_prints_the_nearest_document_first(stack: Stack) -> None:
+    options = ["--url", f"{stack.url}/v1", "--model", MODEL, "Which animals live in Antarctica?"]
+    command = [sys.executable, str(EXAMPLE), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert "Penguins" in done.stdout.splitlines()[0]
 
 
 def test_a_batch_has_the_vectors_of_single_inputs(client: OpenAI) -> None:
