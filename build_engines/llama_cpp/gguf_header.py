@@ -28,6 +28,7 @@ _SAMPLING = {
     "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
 }
 _EMBEDDING = "token_embd.weight"
+_HEAD, _HEAD_OUTPUT = "cls.weight", "cls.output.weight"
 # llama.cpp's converter leaves out EmbeddingGemma's last layers without --sentence-transformers-dense-modules.
 _WITH_DENSE, _DENSE = "gemma-embedding", "dense_2.weight"
 _MAGIC = b"GGUF"
@@ -102,16 +103,24 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         eos_token_ids=tuple(ends),
         # 0.95 in 32 bits reads as 0.949999988.
         sampling={name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()},
-        pooling=_pooling(readers[0], path, architecture),
+        pooling=_pooling(readers, path, architecture),
     )
 
 
-def _pooling(reader: gguf.GGUFReader, path: Path, architecture: str) -> str:
-    """Return how a model pools. An encoder whose file does not say it has the mean, as in sentence-transformers."""
-    pooling = _number(reader, path, f"{architecture}.pooling_type", gguf.PoolingType.NONE)
+def _pooling(readers: tuple[gguf.GGUFReader, ...], path: Path, architecture: str) -> str:
+    """Return how a model pools.
+
+    An encoder whose file does not say it scores if it has a classification head: llama.cpp's converter names no pooling
+    of cross-encoders. Otherwise it has the mean, as in sentence-transformers.
+    """
+    pooling = _number(readers[0], path, f"{architecture}.pooling_type", gguf.PoolingType.NONE)
     if pooling == gguf.PoolingType.NONE:
-        causal = reader.fields.get(f"{architecture}.attention.causal")
-        return "" if causal is None or causal.contents() else Pooling.MEAN
+        causal = readers[0].fields.get(f"{architecture}.attention.causal")
+        if causal is None or causal.contents():
+            return ""
+        shapes = _shapes(readers)
+        num_rows, width = shapes.get(_HEAD, (0, 0))  # as many as the width: the layer before _HEAD_OUTPUT, or a pooler
+        return Pooling.RANK if _HEAD_OUTPUT in shapes or num_rows != width else Pooling.MEAN
     try:
         return Pooling[gguf.PoolingType(pooling).name]
     except (ValueError, KeyError) as exc:

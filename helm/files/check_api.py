@@ -1,4 +1,4 @@
-"""Requests the list of models, and a chat and a stream from each, or an embedding. Status 0: all answers are right.
+"""Requests the list of models, and a chat and a stream from each, an embedding or scores. Status 0: all are right.
 
     check_api.py URL [--resting MODEL]... MODEL...
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _TIMEOUT_S = 300
+_QUESTION = "What is the capital of France?"
 
 
 class CheckFailed(Exception):
@@ -53,11 +54,14 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
     print(f"ok: serves {', '.join(served) or 'none'}")
     for model in [*models, *resting]:
         try:
-            if served.get(model) == "embed":
-                print(f"ok: {model} embeds in {_embed(url, model)} dimensions")
-                continue
-            print(f"ok: {model} answers {_chat(url, model)!r}")
-            print(f"ok: {model} streams {_stream(url, model)} events")
+            match served.get(model):
+                case "embed":
+                    print(f"ok: {model} embeds in {_embed(url, model)} dimensions")
+                case "score":
+                    print(f"ok: {model} scores {_rerank(url, model)} documents")
+                case _:
+                    print(f"ok: {model} answers {_chat(url, model)!r}")
+                    print(f"ok: {model} streams {_stream(url, model)} events")
         except NotReady as exc:
             if model not in resting:
                 raise
@@ -66,11 +70,21 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
 
 def _embed(url: str, model: str) -> int:
     """Return the number of dimensions."""
-    with _request(url, "/v1/embeddings", {"model": model, "input": "What is the capital of France?"}) as response:
+    with _request(url, "/v1/embeddings", {"model": model, "input": _QUESTION}) as response:
         vector = json.load(response)["data"][0]["embedding"]
     if abs(sum(number * number for number in vector) - 1) > 1e-3:
         raise CheckFailed(f"embedding by {model}: its length is not 1")
     return len(vector)
+
+
+def _rerank(url: str, model: str) -> int:
+    """Return the number of documents with a score."""
+    documents = ["Paris is the capital of France.", "Bananas are yellow."]
+    with _request(url, "/v1/rerank", {"model": model, "query": _QUESTION, "documents": documents}) as response:
+        results = json.load(response)["results"]
+    if sorted(result["index"] for result in results) != [0, 1]:
+        raise CheckFailed(f"scores of {model}: {results}")
+    return len(results)
 
 
 def _chat(url: str, model: str) -> str:
@@ -94,7 +108,7 @@ def _stream(url: str, model: str) -> int:
 
 
 def _chat_body(model: str) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": _QUESTION}]
     return {"model": model, "messages": messages, "max_tokens": 16, "temperature": 0}
 
 

@@ -51,6 +51,7 @@ def test_todays_models_are_before_older_ones_and_those_that_fit_first(
         ("gemma4:e4b", "GGUF Q4_K_M|pytorch: bf16 (TensorRT-LLM 1.3.0rc29)|gemma4|gemma4|Apache-2.0"),
         ("lfm2.5:1.2b", "generate|32768|GGUF Q4_K_M|no|lfm2|LFM open license"),
         ("bge-m3:567m", "558.0 M|embed|8192|GGUF F16|no|MIT"),
+        ("bge-reranker-v2-m3:568m", "558.0 M|score|8192|GGUF Q8_0|no|Apache-2.0"),
         ("qwen3-embedding:0.6b", "595.8 M|embed|32768|converted, f16|no|Apache-2.0"),
         ("llama3.1:8b", "converted, q8_0|engine, pytorch: bf16, fp8, nvfp4|llama3_json|Llama 3.1 community, gated"),
         ("gemma2:9b", "GGUF of the hub|engine: bf16, fp8|plain|Gemma terms, gated"),

@@ -14,16 +14,18 @@ from helm.files.check_api import CheckFailed, check
 
 CHAT = {"choices": [{"message": {"content": "Paris"}, "finish_reason": "stop"}]}
 EMBEDDING = {"data": [{"embedding": [0.6, 0.8]}]}
+SCORES = {"results": [{"index": 1, "relevance_score": 0.9}, {"index": 0, "relevance_score": 0.1}]}
+TASKS = {"demo": "generate", "embedder": "embed", "reranker": "score"}
 EVENTS = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
 
 
 class _Api(BaseHTTPRequestHandler):
     """Serves `demo`; other models answer as their names say."""
 
-    events, embedding = EVENTS, EMBEDDING
+    events, embedding, scores = EVENTS, EMBEDDING, SCORES
 
     def do_GET(self) -> None:
-        self._answer({"data": [{"id": "demo", "task": "generate"}, {"id": "embedder", "task": "embed"}]})
+        self._answer({"data": [{"id": model, "task": task} for model, task in TASKS.items()]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -31,6 +33,8 @@ class _Api(BaseHTTPRequestHandler):
             self._answer({}, 503, **{"Retry-After": "7"})
         elif self.path == "/v1/embeddings":
             self._answer(self.embedding)
+        elif self.path == "/v1/rerank":
+            self._answer(self.scores)
         else:
             self._answer(self.events if body.get("stream") else CHAT)
 
@@ -58,18 +62,19 @@ def url() -> Iterator[str]:
 
 
 def test_a_model_answers_and_another_may_be_scaled_to_zero(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(url, ["demo", "embedder"], ["resting"])
+    check(url, ["demo", "embedder", "reranker"], ["resting"])
     assert capsys.readouterr().out.splitlines() == [
-        "ok: serves demo, embedder",
+        "ok: serves demo, embedder, reranker",
         "ok: demo answers 'Paris'",
         "ok: demo streams 1 events",
         "ok: embedder embeds in 2 dimensions",
+        "ok: reranker scores 2 documents",
         "ok: resting is scaled to zero; retry in 7 s",
     ]
 
 
 def test_a_missing_model_and_an_unfinished_stream_are_failures(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckFailed, match="GET /v1/models: resting are missing in demo, embedder"):
+    with pytest.raises(CheckFailed, match="GET /v1/models: resting are missing in demo, embedder, reranker"):
         check(url, ["resting"], [])
     monkeypatch.setattr(_Api, "events", EVENTS.replace(b"[DONE]", b"{}"))
     with pytest.raises(CheckFailed, match="stream of demo"):
@@ -77,3 +82,6 @@ def test_a_missing_model_and_an_unfinished_stream_are_failures(url: str, monkeyp
     monkeypatch.setattr(_Api, "embedding", {"data": [{"embedding": [0.0, 0.0]}]})
     with pytest.raises(CheckFailed, match="embedding by embedder: its length is not 1"):
         check(url, ["embedder"], [])
+    monkeypatch.setattr(_Api, "scores", {"results": SCORES["results"][:1]})
+    with pytest.raises(CheckFailed, match="scores of reranker"):
+        check(url, ["reranker"], [])

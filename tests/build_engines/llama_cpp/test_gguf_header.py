@@ -186,8 +186,8 @@ def test_a_base_that_does_not_count_its_heads_is_refused(writer: gguf.GGUFWriter
         read_gguf_base(tmp_path / "model.gguf")
 
 
-def pooled_file(path: Path, pooling: int | None, *, is_causal: bool | None) -> Path:
-    """Write the header of a BERT."""
+def pooled_file(path: Path, pooling: int | None, *, is_causal: bool | None, **heads: int) -> Path:
+    """Write the header of a BERT, with the rows of layers of a classification head."""
     writer = gguf.GGUFWriter(str(path), "bert")
     writer.add_context_length(64)
     if pooling is not None:
@@ -195,6 +195,8 @@ def pooled_file(path: Path, pooling: int | None, *, is_causal: bool | None) -> P
     if is_causal is not None:
         writer.add_causal_attention(is_causal)
     writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
+    for name, num_rows in heads.items():
+        writer.add_tensor(f"{name}.weight", np.zeros((num_rows, 4), np.float32))
     write_and_close(writer)
     return path
 
@@ -205,6 +207,15 @@ def pooled_file(path: Path, pooling: int | None, *, is_causal: bool | None) -> P
 )
 def test_a_header_names_the_pooling(pooling: int | None, is_causal: bool | None, found: str, tmp_path: Path) -> None:
     assert read_gguf_facts(pooled_file(tmp_path / "model.gguf", pooling, is_causal=is_causal)).pooling == found
+
+
+@pytest.mark.parametrize(
+    ("heads", "found"), [({"cls": 4, "cls.output": 1}, "rank"), ({"cls": 1}, "rank"), ({"cls": 4}, "mean")]
+)
+def test_a_cross_encoder_is_found_by_its_head(heads: dict[str, int], found: str, tmp_path: Path) -> None:
+    """Files of bge-reranker and Jina's rerankers name no pooling: they were served as embedders."""
+    path = pooled_file(tmp_path / "model.gguf", None, is_causal=False, **heads)
+    assert read_gguf_facts(path).pooling == found
 
 
 def test_an_unknown_pooling_is_refused(tmp_path: Path) -> None:

@@ -207,6 +207,7 @@ def test_the_weights_of_todays_models_are_those_published(model: str, billions: 
         ("all-minilm:22m", 22_713_216),
         ("bge-small:33m", 33_400_000),
         ("bge-m3:567m", 568_000_000),
+        ("bge-reranker-v2-m3:568m", 568_000_000),
         ("nomic-embed-text:137m", 136_731_648),
         ("snowflake-arctic-embed:110m", 109_482_240),
         ("qwen3-embedding:0.6b", 595_776_512),
@@ -214,7 +215,7 @@ def test_the_weights_of_todays_models_are_those_published(model: str, billions: 
     ],
 )
 def test_the_weights_of_models_that_embed_are_those_published(model: str, published: int) -> None:
-    """But for positions, and for EmbeddingGemma's layers behind the pooling."""
+    """But for positions, and for layers behind the pooling."""
     assert 0.98 * published < CATALOG.find(model).architecture.num_parameters <= published
 
 
