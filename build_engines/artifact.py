@@ -46,6 +46,8 @@ class Contents:
     has_images: bool = False
     pooling: str = ""
     min_dimensions: int = 0
+    labels: tuple[str, ...] = ()
+    has_token_types: bool = False
     sequence_memory: SequenceMemory | None = None
 
     def fields(self) -> dict[str, Any]:
@@ -77,6 +79,8 @@ class Manifest:
     has_images: bool = False  # the model reads images
     pooling: str = ""  # see EngineConfig
     min_dimensions: int = 0  # see ModelParameters
+    labels: tuple[str, ...] = ()  # see ModelParameters
+    has_token_types: bool = False  # see ModelParameters
     sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
     serving: Serving = field(default_factory=Serving)  # not in the key
     files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
@@ -111,7 +115,8 @@ class Manifest:
         if fields.get("format", FORMAT) != FORMAT:
             raise ArtifactInvalid(f"{path}: format {fields['format']}, expected {FORMAT}: build it again")
         try:
-            tuples = {name: tuple(fields[name]) for name in ("eos_token_ids", "template_fields")}
+            names = ("eos_token_ids", "template_fields", "labels")
+            tuples = {name: tuple(fields[name]) for name in names if name in fields}
             linked = {name: LinkedFile(**each) for name, each in fields.get("linked", {}).items()}
             memory = fields.get("sequence_memory")
             parts = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.scores import Scores, read_scores
 from build_engines.sentence_transformers import read_pooling
 from model_repository.engine.runtime import Pooling
 from model_repository.model_parameters import API_SAMPLING, checked_defaults
@@ -64,6 +65,7 @@ class Checkpoint:
     sampling: dict[str, float]  # the author's values for requests without these fields
     image_config: dict[str, Any] | None = None  # config.json of a model that reads images
     pooling: Pooling | None = None  # the model embeds; None: it generates
+    scores: Scores | None = None  # the model scores; its pooling is Pooling.RANK
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
@@ -78,11 +80,12 @@ class Checkpoint:
         whole_number("config.json: max_position_embeddings", config["max_position_embeddings"], 2)
         whole_number("config.json: vocab_size", config["vocab_size"], 2, _MAX_VOCAB_SIZE)
         eos_token_ids = named_eos_token_ids(generation) or named_eos_token_ids(config)
-        pooling = read_pooling(folder, config)
+        scores = read_scores(folder, config)
+        pooling = read_pooling(folder, config) if scores is None else Pooling.RANK
         if not eos_token_ids and pooling is None:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
         sampling = named_sampling(generation)
-        return cls(folder, config, eos_token_ids, sampling, image_config, pooling)
+        return cls(folder, config, eos_token_ids, sampling, image_config, pooling, scores)
 
     @property
     def whole_config(self) -> dict[str, Any]:

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.artifact import Contents, copy_or_link
-from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, named_eos_token_ids, named_sampling, read_json
+from build_engines.checkpoint import (
+    TOKENIZER_FILES,
+    Checkpoint,
+    named_eos_token_ids,
+    named_sampling,
+    read_chat_templates,
+    read_json,
+)
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
@@ -23,7 +30,8 @@ from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.peft import LoraAdapter
 from build_engines.progress import Progress
-from build_engines.sentence_transformers import MODULES, POOLING
+from build_engines.scores import Scores, pair_template
+from build_engines.sentence_transformers import MODULE_FILES, MODULES, PROMPTS
 from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving, check_names
 from build_engines.text_files import (
@@ -36,11 +44,13 @@ from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.runtime import PROJECTOR, RUNTIMES
+from model_repository.tokenizer.chat_prompt import writes_pairs
+from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tool_formats import TOOL_FORMATS
 
 logger = logging.getLogger(__name__)
 
-CONVERTER = 5  # raise it when the output for the same input changes
+CONVERTER = 6  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
 # A prompt is embedded in one step, whose memory grows with it; --context-window sets more.
 _MAX_EMBEDDED_TOKENS = 8192
@@ -132,14 +142,14 @@ class CpuSpec:
         if self.gguf is not None:
             paths += gguf_parts(self.gguf)
         if self.checkpoint is not None:
-            paths += [
-                self.checkpoint / name for name in ("config.json", "preprocessor_config.json", MODULES, INDEX_FILE)
-            ]
+            names = ("config.json", "preprocessor_config.json", MODULES, PROMPTS, INDEX_FILE)
+            paths += [self.checkpoint / name for name in names]
         if self.checkpoint is not None and self.runtime == "llama_cpp":
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
         if self.checkpoint is not None:
-            files |= {str(path.relative_to(self.checkpoint)): path for path in self.checkpoint.glob(POOLING)}
+            found = (path for pattern in MODULE_FILES for path in self.checkpoint.glob(pattern))
+            files |= {str(path.relative_to(self.checkpoint)): path for path in found}
         if self.projector is not None:
             files[PROJECTOR] = self.projector
         for adapter, folder in self.adapters.items():
@@ -171,7 +181,9 @@ class CpuSpec:
             if facts.pooling and given:
                 raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
         sampling = facts.sampling or self.sampling
-        write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format)
+        write_text_files(
+            *(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format), _pair_template(checkpoint)
+        )
         context_window = _context_window(self, facts)
         sequence_memory = _write_model(self, checkpoint, folder, facts.pooling, context_window)
         return Contents(
@@ -187,6 +199,8 @@ class CpuSpec:
             has_images=(folder / PROJECTOR).exists(),
             pooling=facts.pooling,
             min_dimensions=facts.min_dimensions or self.min_dimensions,
+            labels=facts.labels,
+            has_token_types=facts.has_token_types,
             sequence_memory=sequence_memory,
         )
 
@@ -196,6 +210,14 @@ class CpuSpec:
     @property
     def _tool_call_format(self) -> str:
         return self.tool_call_format or detected_tool_call_format(self.tokenizer_folder)
+
+
+def _pair_template(checkpoint: Checkpoint | None) -> str | None:
+    """Return the template of pairs of a model that judges them; None: the model has another task."""
+    if checkpoint is None or checkpoint.scores is None or not checkpoint.scores.token_ids:
+        return None
+    own = read_chat_templates(checkpoint.folder).get("default")
+    return pair_template(checkpoint.scores, own if own and writes_pairs(ChatTemplate(own, {})) else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +230,8 @@ class ModelFacts:
     vocab_size: int
     pooling: str  # see EngineConfig
     min_dimensions: int = 0  # see ModelParameters
+    labels: tuple[str, ...]  # see ModelParameters
+    has_token_types: bool = False  # see ModelParameters
 
 
 def _write_model(
@@ -259,13 +283,16 @@ def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
             rule = f"the context window has no more tokens, in place of {context_window}"
             logger.warning("warning: config.json: sliding_window=%d: %s", model.context_window, rule)
         context_window = model.context_window
+    scores, vocab_size = checkpoint.scores or Scores(labels=()), int(checkpoint.config["vocab_size"])
     return ModelFacts(
         context_window=context_window,
         eos_token_ids=checkpoint.eos_token_ids,
         sampling=checkpoint.sampling,
-        vocab_size=int(checkpoint.config["vocab_size"]),
+        vocab_size=vocab_size * 2 if scores.has_token_types else vocab_size,
         pooling=checkpoint.pooling or "",
         min_dimensions=checkpoint.min_dimensions,
+        labels=scores.labels,
+        has_token_types=scores.has_token_types,
     )
 
 
@@ -281,6 +308,7 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
         sampling=named_sampling(header.sampling, path.name) | named_sampling(generation),
         vocab_size=header.vocab_size,
         pooling=header.pooling,
+        labels=header.labels,
     )
 
 

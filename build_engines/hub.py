@@ -22,7 +22,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.progress import Progress, following
-from build_engines.sentence_transformers import MODULES, POOLING
+from build_engines.sentence_transformers import MODULE_FILES, MODULES, PROMPTS
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
 from build_engines.tensorrt_llm.source import download_patterns
 
@@ -210,8 +210,9 @@ def download_checkpoint(repository: HubRepository, digests: Digests, is_imported
     """
     has_safetensors = bool(repository.matching("*.safetensors"))
     further = PYTORCH_FILES if is_imported and not has_safetensors else ()
-    names = repository.matching(*download_patterns(), MODULES, *further)
-    return repository.download([*names, *fnmatch.filter(sorted(repository.sizes), POOLING)], digests)
+    names = repository.matching(*download_patterns(), MODULES, PROMPTS, *further)
+    names += [name for pattern in MODULE_FILES for name in fnmatch.filter(sorted(repository.sizes), pattern)]
+    return repository.download(names, digests)
 
 
 def cached_files(digests: Iterable[str]) -> list[Path]:

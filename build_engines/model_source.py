@@ -33,6 +33,7 @@ from build_engines.llama_cpp.model_config import ARCHITECTURES, read_model
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
 from build_engines.memory_fit import SHARE
 from build_engines.model_entry import ModelEntry
+from build_engines.scores import CLASSIFIERS
 from build_engines.sentence_transformers import ENCODERS
 from build_engines.serving import check_id
 from model_repository.engine.runtime import PROJECTOR
@@ -51,7 +52,7 @@ _TAKEN = "gguf_repository"  # file in the cache of an unconverted checkpoint: la
 _BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?(?P<name>[\w.-]+/[\w.-]+)\s*$", re.MULTILINE)
 _KV_CACHE = ("f16", "f32")
 _BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
-_CONVERTED = (*ARCHITECTURES, *ENCODERS, *IMAGE_ARCHITECTURES)
+_CONVERTED = (*ARCHITECTURES, *ENCODERS, *CLASSIFIERS, *IMAGE_ARCHITECTURES)
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
 

@@ -226,6 +226,8 @@ def model_parameters(
         stream_interval_ms=options.stream_interval_ms,
         speculative=options.speculative,
         pooling=manifest.pooling,
+        labels=manifest.labels,
+        has_token_types=manifest.has_token_types,
         adapters=manifest.adapters,
         adapter_root=_adapter_root(manifest, options),
         created=manifest.created,

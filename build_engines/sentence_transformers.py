@@ -11,14 +11,17 @@ from build_engines.errors import BuildError, UnsupportedCheckpoint
 from model_repository.engine.runtime import Pooling
 
 MODULES = "modules.json"
-POOLING = "*_Pooling/config.json"  # pattern
+LOGIT_SCORE = "LogitScore"  # a kind of module: the next token of a model that generates is a judgement
+PROMPTS = "config_sentence_transformers.json"
+MODULE_FILES = ("*_Pooling/config.json", f"*_{LOGIT_SCORE}/config.json")  # patterns
 ENCODERS = ("BertModel", "BertForMaskedLM")  # classes of transformers that embed also without these files
 _POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
-_KINDS = ("Transformer", "Pooling", "Normalize")  # every embedding is normalized, also without the last one
+# Every embedding is normalized, also without the module for it.
+_KINDS = ("Transformer", "Pooling", "Normalize", LOGIT_SCORE)
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Return how the model of a checkpoint pools; None: it generates.
+    """Return how the model of a checkpoint that does not score pools; None: it generates.
 
     Without the files an encoder has the mean, as in sentence-transformers.
 
@@ -28,18 +31,28 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     """
     if not (folder / MODULES).is_file():
         return Pooling.MEAN if (config.get("architectures") or [""])[0] in ENCODERS else None
-    paths = {}
-    for module in _read(folder / MODULES, list):
-        kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else ""
-        if kind not in _KINDS:
-            raise UnsupportedCheckpoint(f"{MODULES}: {module!r:.200}: expected a type of {', '.join(_KINDS)}")
-        paths[kind] = module.get("path")
-    path = f"{paths.get('Pooling', '1_Pooling')}/config.json"
-    modes = _modes(_read(folder / path, dict))
+    path = f"{module_paths(folder).get('Pooling', '1_Pooling')}/config.json"
+    modes = _modes(read_file(folder / path, dict))
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         found = ", ".join(map(str, modes)) or "none"
         raise UnsupportedCheckpoint(f"{path}: pooling {found}: expected one of {', '.join(_POOLINGS)}")
     return _POOLINGS[modes[0]]
+
+
+def module_paths(folder: Path) -> dict[str, Any]:
+    """Return the folder of each module by its kind; none without the files.
+
+    Raises:
+        UnsupportedCheckpoint: a kind is unknown; names the module.
+        BuildError: the file is malformed.
+    """
+    paths = {}
+    for module in read_file(folder / MODULES, list) if (folder / MODULES).is_file() else ():
+        kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else ""
+        if kind not in _KINDS:
+            raise UnsupportedCheckpoint(f"{MODULES}: {module!r:.200}: expected a type of {', '.join(_KINDS)}")
+        paths[kind] = module.get("path")
+    return paths
 
 
 def _modes(config: Mapping[str, Any]) -> list[Any]:
@@ -51,7 +64,12 @@ def _modes(config: Mapping[str, Any]) -> list[Any]:
     return [name.removesuffix("_tokens").removesuffix("_token") for name in fields if f"pooling_mode_{name}" in config]
 
 
-def _read(path: Path, kind: type) -> Any:
+def read_file(path: Path, kind: type) -> Any:
+    """Return the list or the object in a JSON file.
+
+    Raises:
+        BuildError: the file is missing or malformed.
+    """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:

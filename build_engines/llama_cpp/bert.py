@@ -12,10 +12,12 @@ from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.llama_cpp.weights import StoredTensor
 
+WORDS, TYPES = (f"embeddings.{each}_embeddings.weight" for each in ("word", "token_type"))
 _NEUTRAL = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-# Beside the encoder: the heads of the pre-training, and a layer that embeddings do not pass.
-_UNUSED = ("cls.", "pooler.")
+_UNUSED = "cls."  # beside the encoder: the heads of the pre-training
+_POOLER, _CLASSIFIER = "classifier.dense", "classifier.out_proj"  # RoBERTa's names of the two layers of a head
 _OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
+_HEAD = {"pooler.dense.": f"{_POOLER}.", "classifier.": f"{_CLASSIFIER}."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +33,10 @@ class BertConfig:
     context_window: int  # rows of the position embedding
     num_types: int
     layer_norm_eps: float
+    num_labels: int  # scores of a classification head; 0: the model embeds
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> BertConfig:
+    def of(cls, config: dict[str, Any], num_labels: int = 0) -> BertConfig:
         """Read config.json.
 
         Raises:
@@ -57,7 +60,13 @@ class BertConfig:
             context_window=config["max_position_embeddings"],
             num_types=whole_number("config.json: type_vocab_size", config.get("type_vocab_size", 2)),
             layer_norm_eps=positive_number("config.json: layer_norm_eps", config.get("layer_norm_eps", 1e-12)),
+            num_labels=num_labels,
         )
+
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the file has all tokens twice, see TypedRows."""
+        return bool(self.num_labels) and self.num_types > 1
 
     @property
     def num_kv_heads(self) -> int:
@@ -71,16 +80,16 @@ class BertConfig:
         writer.add_feed_forward_length(self.intermediate_size)
         writer.add_head_count(self.num_heads)
         writer.add_layer_norm_eps(self.layer_norm_eps)
-        writer.add_vocab_size(self.vocab_size)
+        writer.add_vocab_size(self.vocab_size * 2 if self.has_token_types else self.vocab_size)
         writer.add_token_type_count(self.num_types)
         writer.add_causal_attention(False)
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield the name and the shape of each tensor."""
         hidden, inner = self.hidden_size, self.intermediate_size
-        yield "embeddings.word_embeddings.weight", (self.vocab_size, hidden)
+        yield WORDS, (self.vocab_size, hidden)
         yield "embeddings.position_embeddings.weight", (self.context_window, hidden)
-        yield "embeddings.token_type_embeddings.weight", (self.num_types, hidden)
+        yield TYPES, (self.num_types, hidden)
         yield from _with_bias("embeddings.LayerNorm", hidden)
         for layer in range(self.num_layers):
             block = f"encoder.layer.{layer}"
@@ -91,6 +100,9 @@ class BertConfig:
             yield from _with_bias(f"{block}.intermediate.dense", inner, hidden)
             yield from _with_bias(f"{block}.output.dense", hidden, inner)
             yield from _with_bias(f"{block}.output.LayerNorm", hidden)
+        if self.num_labels:
+            yield from _with_bias(_POOLER, hidden, hidden)
+            yield from _with_bias(_CLASSIFIER, self.num_labels, hidden)
 
 
 def _with_bias(module: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -98,13 +110,19 @@ def _with_bias(module: str, *shape: int) -> Iterator[tuple[str, tuple[int, ...]]
     yield f"{module}.bias", shape[:1]
 
 
-def bert_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of the encoder, by their names in transformers' BertModel."""
+def bert_tensors(stored: Mapping[str, StoredTensor], *, has_head: bool) -> dict[str, StoredTensor]:
+    """Return the tensors of the encoder, by their names in transformers' BertModel, and those of a classification head.
+
+    Embeddings do not pass the pooler, which is the first layer of the head.
+    """
     tensors = {}
     for name, tensor in stored.items():
         name = name.removeprefix("bert.")
         for old, new in _OLD_NAMES.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
-        if not name.startswith(_UNUSED):
+        head = next((prefix for prefix in _HEAD if name.startswith(prefix)), None)
+        if head is not None and has_head:
+            tensors[_HEAD[head] + name.removeprefix(head)] = tensor
+        elif head is None and not name.startswith(_UNUSED):
             tensors[name] = tensor
     return tensors

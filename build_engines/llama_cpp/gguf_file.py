@@ -14,7 +14,7 @@ import numpy.typing as npt
 from build_engines.checkpoint import Checkpoint
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.bert import BertConfig
-from build_engines.llama_cpp.layout import Placement, place_tensors
+from build_engines.llama_cpp.layout import Placement, place_judgements, place_tensors
 from build_engines.llama_cpp.model_config import read_model
 from build_engines.llama_cpp.projector import text_tensors
 from build_engines.llama_cpp.storage import PRECISIONS, MatrixFormat, convert, num_bytes
@@ -49,6 +49,8 @@ def write_gguf(
     model = read_model(checkpoint.config)
     stored, tensors = PRECISIONS[precision], find_tensors(checkpoint.folder)
     placements = place_tensors(model, text_tensors(tensors), has_head=checkpoint.pooling is None)
+    if checkpoint.scores is not None and checkpoint.scores.token_ids:
+        placements.append(place_judgements(model, tensors, checkpoint.scores.token_ids))
     vocabulary = GgufVocabulary.of(checkpoint)
     typed = [(placement, _type_of(placement, stored)) for placement in placements]
     factors = None if isinstance(model, BertConfig) else model.rope.frequency_factors(model.head_dim)
@@ -59,6 +61,8 @@ def write_gguf(
     model.write(writer)
     if checkpoint.pooling is not None:
         writer.add_pooling_type(gguf.PoolingType[checkpoint.pooling.name])
+    if checkpoint.scores is not None:
+        writer.add_classifier_output_labels(checkpoint.scores.labels)
     vocabulary.write(writer)
     _check_room(path, _declare(writer, factors, typed))
     try:

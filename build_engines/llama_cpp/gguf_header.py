@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 
 from build_engines.errors import BuildError
-from model_repository.engine.runtime import Pooling
+from model_repository.engine.runtime import WITH_SOFTMAX, Pooling
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class GgufFacts:
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, Any]  # unchecked values for requests without these fields
     pooling: str  # see Pooling; empty: the model generates
+    labels: tuple[str, ...] = ()  # of the scores; none: the model does not score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     if architecture == _WITH_DENSE and _DENSE not in _shapes(readers):
         rule = "its vectors are not those of the model; newer files of it have these layers"
         logger.warning("warning: %s: no layers behind the pooling (%s): %s", path, _DENSE, rule)
+    pooling = _pooling(readers, path, architecture)
     named = {name: readers[0].fields[key].contents() for name, key in _SAMPLING.items() if key in readers[0].fields}
     return GgufFacts(
         context_length=context_length,
@@ -103,7 +105,8 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         eos_token_ids=tuple(ends),
         # 0.95 in 32 bits reads as 0.949999988.
         sampling={name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()},
-        pooling=_pooling(readers, path, architecture),
+        pooling=pooling,
+        labels=_labels(readers, path, architecture) if pooling == Pooling.RANK else (),
     )
 
 
@@ -164,6 +167,21 @@ def read_gguf_base(path: Path) -> GgufBase:
         num_kv_heads=_number(readers[0], path, f"{architecture}.attention.head_count_kv", num_heads),
         shapes=_shapes(readers),
     )
+
+
+def _labels(readers: tuple[gguf.GGUFReader, ...], path: Path, architecture: str) -> tuple[str, ...]:
+    """Return the labels of the scores of a model with a classification head. llama.cpp has one score without labels."""
+    heads = {f"{gguf.TENSOR_NAMES[each]}.weight" for each in (gguf.MODEL_TENSOR.CLS, gguf.MODEL_TENSOR.CLS_OUT)}
+    if not heads & set(_shapes(readers)):
+        # Older converters made such files of Qwen3-Reranker; llama.cpp would return noise.
+        raise BuildError(f"{path}: a reranker without its head ({' or '.join(sorted(heads))}): take another file")
+    field = readers[0].fields.get(gguf.Keys.Classifier.OUTPUT_LABELS.format(arch=architecture))
+    labels = ["LABEL_0"] if field is None else field.contents()
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise BuildError(f"{path}: {field and field.name} is {labels!r:.200}: expected a list of texts")
+    if architecture in WITH_SOFTMAX and len(labels) < 2:
+        raise BuildError(f"{path}: an architecture {architecture} with one score: llama.cpp makes it 1 for every pair")
+    return tuple(labels)
 
 
 def read_gguf_kind(path: Path) -> tuple[str, str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,12 +194,21 @@ def _chat_template(header: _Header) -> _Json:
     templates = {"default": default} if default else {}
     for name in header.value(Keys.CHAT_TEMPLATES, list, []):
         templates[name] = header.value(Keys.CHAT_TEMPLATE_N.format(name=name), str, "")
+    if "rerank" in templates:
+        templates = {"default": _pair_template(templates["rerank"])}
     match templates:
         case {"default": only} if len(templates) == 1:
             return {"chat_template": only}
         case {}:
             named = [{"name": name, "template": template} for name, template in templates.items()]
             return {"chat_template": named} if named else {}
+
+
+def _pair_template(form: str) -> str:
+    """Return the template of a reranker in Jinja, for two messages. llama.cpp only replaces two words in it."""
+    parts = re.split("{(query|document)}", form)  # text and role in turns
+    role = '(messages | selectattr("role", "eq", {}) | first).content'
+    return "{{ " + " ~ ".join((role.format if i % 2 else str)(json.dumps(part)) for i, part in enumerate(parts)) + " }}"
 
 
 # --- tokenizer.json ---------------------------------------------------------------------------------------------------
@@ -376,30 +386,33 @@ def _merges_by_score(tokens: _Tokens, scores: Sequence[float], header: _Header) 
 def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json | None:
     """Return the step that puts BOS before a text and EOS behind it, or with WordPiece SEP.
 
+    In a pair, they are around both texts, with EOS between them, and SEP too if the file says so.
+
+    Source: format_prompt_rerank in llama.cpp's server.
+
     Raises:
         BuildError: the file names no such token.
     """
     before = _added_token(header, tokens, Keys.BOS_ID, header.value(Keys.ADD_BOS, bool, adds_bos))
     if header.value(Keys.MODEL, str) == "bert":
-        behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
+        between = behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
     else:
         adds_eos = header.value(Keys.MODEL, str) == "t5"
         behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, adds_eos))
+        between = behind + _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, False))
     if not before and not behind:
         return None
 
-    def around(sequence: str, type_id: int) -> list[_Json]:
-        first, last = (
-            [{"SpecialToken": {"id": token, "type_id": type_id}} for token in part] for part in (before, behind)
-        )
-        return [*first, {"Sequence": {"id": sequence, "type_id": type_id}}, *last]
+    def added(part: list[str], type_id: int = 0) -> list[_Json]:
+        return [{"SpecialToken": {"id": token, "type_id": type_id}} for token in part]
 
+    first, second = ({"Sequence": {"id": text, "type_id": type_id}} for type_id, text in enumerate("AB"))
     return {
         "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
+        "single": [*added(before), first, *added(behind)],
+        "pair": [*added(before), first, *added(between), second, *added(behind, 1)],
         "special_tokens": {
-            token: {"id": token, "ids": [tokens.ids[token]], "tokens": [token]} for token in (*before, *behind)
+            token: {"id": token, "ids": [tokens.ids[token]], "tokens": [token]} for token in (*before, *between)
         },
     }
 

@@ -10,9 +10,9 @@ import gguf
 import numpy.typing as npt
 
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.llama_cpp.bert import BertConfig, bert_tensors
+from build_engines.llama_cpp.bert import TYPES, WORDS, BertConfig, bert_tensors
 from build_engines.llama_cpp.model_config import ModelConfig
-from build_engines.llama_cpp.weights import StoredTensor
+from build_engines.llama_cpp.weights import ChosenRows, StoredTensor, TypedRows
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 _BUFFER = ".rotary_emb.inv_freq"  # early Llama checkpoints have it; computed from config.json
@@ -39,7 +39,7 @@ def place_tensors(
         UnsupportedCheckpoint: a tensor is missing, unknown, or of another shape; names it.
     """
     if isinstance(model, BertConfig):
-        shapes, stored, is_tied = dict(model.shapes()), bert_tensors(stored), False
+        shapes, stored, is_tied = dict(model.shapes()), bert_tensors(stored, has_head=bool(model.num_labels)), False
     else:
         shapes, is_tied = dict(_shapes(model, has_head=has_head)), model.has_tied_embeddings
         if not has_head:  # transformers writes a model without a head under shorter names
@@ -54,6 +54,11 @@ def place_tensors(
             rule = f"config.json makes it {list(shape)}"
             raise UnsupportedCheckpoint(f"tensor {source_name}: is of shape {list(source.shape)}, {rule}")
         heads = num_interleaved_heads(model.arch, source_name.rpartition(".")[0], model.num_heads, model.num_kv_heads)
+        if isinstance(model, BertConfig) and model.has_token_types and source_name == WORDS:
+            typed = (2 * shape[0], *shape[1:])
+            source = TypedRows(
+                path=source.path, name=WORDS, shape=typed, dtype=source.dtype, tokens=source, types=stored[TYPES]
+            )
         name = names.get_name(source_name, try_suffixes=(".weight", ".bias"))
         assert name is not None
         placements.append(Placement(source=source, name=name, num_interleaved_heads=heads))
@@ -63,6 +68,25 @@ def place_tensors(
         elif name not in shapes and not name.endswith(_BUFFER):
             raise UnsupportedCheckpoint(f"tensor {name}: unknown in this architecture")
     return placements
+
+
+def place_judgements(
+    model: ModelConfig | BertConfig, stored: Mapping[str, StoredTensor], token_ids: tuple[int, ...]
+) -> Placement:
+    """Return the classification head of a model that judges: the rows of its output matrix for these tokens.
+
+    Raises:
+        UnsupportedCheckpoint: the output matrix is missing.
+    """
+    assert isinstance(model, ModelConfig)
+    name = EMBEDDING if model.has_tied_embeddings else OUTPUT
+    if name not in stored:
+        raise UnsupportedCheckpoint(f"tensor {name}: missing")
+    output = stored[name]
+    shape = (len(token_ids), *output.shape[1:])
+    rows = ChosenRows(path=output.path, name=name, shape=shape, dtype=output.dtype, rows=token_ids)
+    head = f"{gguf.TENSOR_NAMES[gguf.MODEL_TENSOR.CLS_OUT]}.weight"
+    return Placement(source=rows, name=head, num_interleaved_heads=None)
 
 
 def num_interleaved_heads(arch: gguf.MODEL_ARCH, module: str, num_heads: int, num_kv_heads: int) -> int | None:

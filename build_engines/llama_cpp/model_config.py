@@ -12,6 +12,7 @@ from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.llama_cpp.bert import BertConfig
 from build_engines.llama_cpp.rope import Rope
+from build_engines.scores import CLASSIFIERS, label_names
 from build_engines.sentence_transformers import ENCODERS
 
 
@@ -74,7 +75,7 @@ class ModelConfig:
         """
         name = str((config.get("architectures") or ["none"])[0])
         if name not in ARCHITECTURES:
-            known = ", ".join((*ARCHITECTURES, *ENCODERS))
+            known = ", ".join((*ARCHITECTURES, *ENCODERS, *CLASSIFIERS))
             raise UnsupportedCheckpoint(f"architecture {name}: expected one of {known}")
         for field, neutral in _NEUTRAL.items():
             if config.get(field, neutral[0]) not in neutral:
@@ -133,8 +134,10 @@ def read_model(config: dict[str, Any]) -> ModelConfig | BertConfig:
     Raises:
         BuildError: as `ModelConfig.of`.
     """
-    is_bert = (config.get("architectures") or ["none"])[0] in ENCODERS
-    return BertConfig.of(config) if is_bert else ModelConfig.of(config)
+    architecture = (config.get("architectures") or ["none"])[0]
+    if architecture in CLASSIFIERS:
+        return BertConfig.of(config, len(label_names(config)))
+    return BertConfig.of(config) if architecture in ENCODERS else ModelConfig.of(config)
 
 
 def _context_window(config: Mapping[str, Any], architecture: Architecture) -> int:

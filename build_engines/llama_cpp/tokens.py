@@ -65,6 +65,9 @@ class GgufVocabulary:
             expected = "byte-level BPE, BPE with byte fallback, WordPiece, or Unigram with Metaspace"
             raise UnsupportedCheckpoint(f"tokenizer.json: expected {expected}")
         tokens, types = _tokens(description, int(checkpoint.config["vocab_size"]))
+        if checkpoint.scores is not None and checkpoint.scores.has_token_types:
+            tokens += [f"[TYPE_1 {token_id}]" for token_id in range(len(tokens))]
+            types += [gguf.TokenType.UNUSED] * len(types)
         merges = [item if isinstance(item, str) else " ".join(item) for item in model.get("merges", ())]
         special_ids = _special_ids(checkpoint, tokens)
         unknown = _id_of(model.get("unk_token"), tokens) if kind != "t5" else model.get("unk_id")

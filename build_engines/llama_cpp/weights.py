@@ -59,6 +59,46 @@ class StoredTensor:
             yield _readable(rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRows(StoredTensor):
+    """Some rows of a tensor, in any order."""
+
+    rows: tuple[int, ...]
+
+    def read_pieces(self) -> Iterator[Tensor]:
+        """Yield the rows together.
+
+        Raises:
+            BuildError: the file cannot be read.
+        """
+        with _opened(self.path) as file:
+            stored = file.get_slice(self.name)
+            yield _readable(np.concatenate([stored[row : row + 1] for row in self.rows]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypedRows(StoredTensor):
+    """The embedding of all tokens twice: of the first text of a pair, and of the second.
+
+    llama.cpp adds the first row of the token types to every token. To the second half of the tokens it thereby adds the
+    second row.
+    """
+
+    tokens: StoredTensor
+    types: StoredTensor
+
+    def read_pieces(self) -> Iterator[Tensor]:
+        """Yield the rows of the first half, and then of the second.
+
+        Raises:
+            BuildError: a file cannot be read.
+        """
+        types = self.types.read().astype(np.float32)
+        yield from self.tokens.read_pieces()
+        for piece in self.tokens.read_pieces():
+            yield piece + (types[1] - types[0])
+
+
 def list_tensors(path: Path) -> list[StoredTensor]:
     """Return the tensors of a file by its header, without a buffer that has no weights.
 

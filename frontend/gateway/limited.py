@@ -40,7 +40,7 @@ from frontend.request_context import (
 from frontend.settings import Settings
 from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
-from model_repository.contract.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.rules import num_kept_tokens
 from model_repository.model_parameters import ModelParameters, Task
 
@@ -234,9 +234,9 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
     match prompt:
         case TokenPrompt(token_ids):
             return len(token_ids)
-        case TextPrompt(text, suffix):
+        case TextPrompt(first, second) | PairPrompt((first, second)):
             longest = _BYTES_PER_TOKEN * context_window  # characters; the context window bounds the estimate
-            num_bytes = len(text[:longest].encode()) + len(suffix[:longest].encode())
+            num_bytes = len(first[:longest].encode()) + len(second[:longest].encode())
         case ChatPrompt(messages, tool_use, template_kwargs):
             tools = tool_use.tools if tool_use is not None else ()
             num_bytes = len(orjson.dumps((messages, tools, template_kwargs)))

@@ -12,6 +12,7 @@ from model_repository.contract.request import (
     GenerationRequest,
     Mirostat,
     OutputFormat,
+    PairPrompt,
     Params,
     Prompt,
     SamplingParams,
@@ -26,10 +27,11 @@ from model_repository.errors import InvalidRequest, Unsupported
 
 # Any of them means that the next token is sampled; without them decoding is greedy.
 _DRAWING = {"temperature", "top_p", "top_k", "min_p", "mirostat"}
-_PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt]] = {
+_PROMPT_INPUTS: dict[str, type[TextPrompt] | type[ChatPrompt] | type[TokenPrompt] | type[PairPrompt]] = {
     "text_input": TextPrompt,
     "messages": ChatPrompt,
     "input_ids": TokenPrompt,
+    "text_pair": PairPrompt,
 }
 
 

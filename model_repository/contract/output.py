@@ -178,7 +178,8 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         TensorSpec(
             datatype="FP32",
             shape=(-1,),
-            doc="last response of a model that embeds: the prompt's vector, of length 1; of a reranker its scores",
+            doc="last response of a model that embeds: the prompt's vector, of length 1; of one that scores: a number "
+            "for each label, before sigmoid or softmax",
         ),
     ] = None  # float32, little-endian
 

@@ -330,7 +330,16 @@ class TokenPrompt(Struct, frozen=True, tag="tokens"):
     token_ids: Annotated[tuple[int, ...], TensorSpec("input_ids", doc="prompt as token ids")]
 
 
-type Prompt = TextPrompt | ChatPrompt | TokenPrompt
+class PairPrompt(Struct, frozen=True, tag="pair"):
+    """A pair of texts for a model that scores: of a reranker the query and a document."""
+
+    texts: Annotated[
+        tuple[str, ...],
+        TensorSpec("text_pair", shape=(2,), doc="two texts, for a model that scores: of a reranker query and document"),
+    ]
+
+
+type Prompt = TextPrompt | ChatPrompt | TokenPrompt | PairPrompt
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from model_repository.contract.request import (
     ContextOverflow,
     GenerationRequest,
     OutputFormat,
+    PairPrompt,
     Params,
     Prompt,
     TextPrompt,
@@ -141,11 +142,13 @@ def printable_id(request_id: str) -> str:
 
 
 def check_prompt(prompt: Prompt) -> None:
-    """Check the messages and tools of a chat.
+    """Check the messages and tools of a chat, and the texts of a pair.
 
     Raises:
-        InvalidRequest: names the message or the tool, and the rule.
+        InvalidRequest: names the message, the tool or the pair, and the rule.
     """
+    if isinstance(prompt, PairPrompt) and (len(prompt.texts) != 2 or not all(prompt.texts)):
+        raise InvalidRequest("expected two texts, neither of them empty", "text_pair")
     if not isinstance(prompt, ChatPrompt):
         return
     if not prompt.messages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from model_repository.contract.output import GenerationChunk
-from model_repository.contract.request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
+from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, TextPrompt, TokenPrompt
 from model_repository.contract.spec import StageSpec, TensorSpec, specs_of
 
 MAX_TOKENIZER_BATCH = 8  # requests: eight together cost a third less than eight alone
@@ -31,7 +31,11 @@ _WITHOUT_EFFECT = (
     TensorSpec("pad_id", "INT32", (1,), "accepted: nothing is padded"),
 )
 HONOURED_INPUTS = (
-    *(spec for message in (TextPrompt, ChatPrompt, TokenPrompt, GenerationRequest) for spec in specs_of(message)),
+    *(
+        spec
+        for message in (TextPrompt, ChatPrompt, TokenPrompt, PairPrompt, GenerationRequest)
+        for spec in specs_of(message)
+    ),
     *_WITHOUT_EFFECT,
 )
 # Declared for NVIDIA's clients; only the values without effect are accepted.

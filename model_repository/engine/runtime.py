@@ -26,6 +26,10 @@ NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completio
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 
+# Architectures of GGUF whose scores llama.cpp makes probabilities (build_pooling in llama-graph.cpp).
+WITH_SOFTMAX = ("qwen3", "qwen3vl")
+
+
 class Pooling(StrEnum):
     """How a model that embeds makes one vector of its prompt's."""
 

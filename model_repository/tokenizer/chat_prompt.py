@@ -53,6 +53,21 @@ class ChatEncoder:
         self._without_tools = {template for template in templates if not writes_tools(template)}
         self._without_calls = {template for template in templates if not _writes_calls(template)}
         self._has_system_role = self._template is not None and _writes_system_role(self._template)
+        self._has_pairs = self._template is not None and writes_pairs(self._template)
+
+    def encode_pair(self, query: str, document: str, limit: TextLimit, owner: str) -> Sequence[int] | None:
+        """Return the token ids of a pair by the template of a reranker; None: the model has none.
+
+        Raises:
+            InvalidRequest: the template or the limit refuses the texts.
+        """
+        if not self._has_pairs:
+            return None
+        try:
+            token_ids, _ = self.encode(ChatPrompt(_pair_messages(query, document)), limit, owner)
+        except InvalidRequest as exc:
+            raise type(exc)(exc.text, "text_pair") from exc
+        return token_ids
 
     def encode(self, prompt: ChatPrompt, limit: TextLimit = lambda text, field: None, owner: str = "") -> _Encoded:
         """Return the conversation's token ids, without special tokens from its text, and how the model thinks then.
@@ -198,6 +213,14 @@ def _render_up_to_last_content(template: ChatTemplate, variables: Mapping[str, A
     return text if rendered.startswith(" ", end + len(tag)) else text.rstrip()
 
 
+def _pair_messages(query: str, document: str) -> tuple[dict[str, str], ...]:
+    """Return a pair as the templates of rerankers have it.
+
+    Source: sentence-transformers' CrossEncoder, and vLLM's score templates.
+    """
+    return ({"role": "query", "content": query}, {"role": "document", "content": document})
+
+
 def _writes_system_role(template: ChatTemplate) -> bool:
     text = secrets.token_hex()
     return template.writes(text, [{"role": "system", "content": text}, {"role": "user", "content": "a"}]) is True
@@ -209,6 +232,13 @@ def writes_tools(template: ChatTemplate) -> bool:
     function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
     messages = [{"role": "user", "content": "a"}]
     return template.writes(name, messages, [{"type": "function", "function": function}]) is not False
+
+
+def writes_pairs(template: ChatTemplate) -> bool:
+    """Whether the template is a reranker's: it knows the roles of a pair. Others may write a message of any role."""
+    query, document, role = (secrets.token_hex() for _ in range(3))
+    writes = all(template.writes(text, _pair_messages(query, document)) for text in (query, document))
+    return writes and not template.writes(query, [{"role": role, "content": query}])
 
 
 def _writes_calls(template: ChatTemplate) -> bool:

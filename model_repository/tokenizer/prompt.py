@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from model_repository.contract.request import (
     IMAGE_MARKER,
     IMAGE_PLACE,
     ChatPrompt,
+    PairPrompt,
     Prompt,
     TextPrompt,
     Thinking,
@@ -39,6 +42,7 @@ class EncodedPrompt:
     echo: tuple[bytes, ...] = ()  # the bytes of each token in the echoed text
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     thinking: Thinking | None = None  # None: all text behind it is the answer
+    is_pair: bool = False
 
 
 def _num_bytes(prompt: EncodedPrompt) -> int:
@@ -52,6 +56,7 @@ class PromptEncoder:
         tool_call_format: of chats: a name in `tool_formats`.
         reasoning_format: of chats: a name in `reasoning_formats`; empty: the model does not think.
         has_images: the model reads images.
+        has_token_types: see ModelParameters.
     """
 
     def __init__(
@@ -62,11 +67,13 @@ class PromptEncoder:
         reasoning_format: str = "",
         *,
         has_images: bool = False,
+        has_token_types: bool = False,
     ) -> None:
         self.vocabulary = Vocabulary(files.tokenizer, len(byte_table))
         formats = tool_call_format, reasoning_format
         self._image_prompts = _ImagePromptEncoder(files, len(byte_table), *formats) if has_images else None
         self._byte_table = byte_table
+        self._second_offset = len(byte_table) // 2 if has_token_types else 0  # of a pair's second text
         self._fill_in_middle = FillInMiddleEncoder(self.vocabulary)
         self._chat = ChatEncoder(files, self.vocabulary, *formats)
         self._cache: BoundedCache[EncodedPrompt] = BoundedCache(_num_bytes, KEPT_S)
@@ -106,12 +113,12 @@ class PromptEncoder:
         """Return the prompt's last tokens. It still ends as the template wrote it, so the thinking stays as it is.
 
         Args:
-            keeps_beginning: return the first tokens, and behind them those that the tokenizer adds to every text.
+            keeps_beginning: return the first tokens, and behind them those at the end of every text, or every pair.
         """
         if num_tokens >= len(prompt.token_ids):
             return prompt
         if keeps_beginning:
-            last_ids = self.vocabulary.last_ids
+            last_ids = self._last_ids_of_pairs if prompt.is_pair else self.vocabulary.last_ids
             num_text = len(prompt.token_ids) - len(last_ids)
             ends = last_ids if prompt.token_ids[num_text:] == last_ids else ()
             kept = prompt.token_ids[: max(0, num_tokens - len(ends))]
@@ -144,10 +151,31 @@ class PromptEncoder:
                 token_ids, thinking = self._chat.encode(prompt, limit, owner)
             case TokenPrompt(token_ids):
                 pass
+            case PairPrompt((first, second)):
+                return EncodedPrompt(token_ids=self._encode_pair(first, second, limit, owner), is_pair=True)
         self.vocabulary.check(token_ids, field)
         if is_echo and not isinstance(prompt, TextPrompt):
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
         return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed, thinking=thinking)
+
+    def _encode_pair(self, first: str, second: str, limit: TextLimit, owner: str = "") -> tuple[int, ...]:
+        """Return a pair's tokens, by the template of a reranker or else by the tokenizer's own tokens."""
+        limit(first + second, "text_pair")
+        token_ids = self._chat.encode_pair(first, second, limit, owner)
+        types: Sequence[int] = ()
+        if token_ids is None:
+            pair = self.vocabulary.encode_pair(first, second)
+            token_ids, types = pair.ids, pair.type_ids
+        self.vocabulary.check(token_ids, "text_pair")
+        if not self._second_offset:
+            return tuple(token_ids)
+        return tuple(each + self._second_offset * type_id for each, type_id in zip(token_ids, types, strict=True))
+
+    @functools.cached_property
+    def _last_ids_of_pairs(self) -> tuple[int, ...]:
+        first, second = (self._encode_pair(text, text, lambda text, field: None)[::-1] for text in ("a", "b"))
+        same = itertools.takewhile(lambda each: each[0] == each[1], zip(first, second, strict=False))
+        return tuple(token_id for token_id, _ in same)[::-1]
 
     def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
         tokens = self._fill_in_middle.encode(text, suffix)

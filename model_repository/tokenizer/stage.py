@@ -15,6 +15,7 @@ from model_repository.contract.request import (
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
+    PairPrompt,
     RequestBatch,
     TextPrompt,
     TokenizeAnswer,
@@ -30,7 +31,7 @@ from model_repository.contract.rules import (
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, check_embedding
 from model_repository.tokenizer.constraint import CheckedOutput, is_new_message, unmeasured_constraint
@@ -71,7 +72,9 @@ class TokenizerStage:
         self._tool_format = TOOL_FORMATS[model.tool_call_format]
         has_images = Capability.IMAGES in model.capabilities
         formats = model.tool_call_format, model.reasoning_format
-        self._prompts = PromptEncoder(files, byte_table, *formats, has_images=has_images)
+        self._prompts = PromptEncoder(
+            files, byte_table, *formats, has_images=has_images, has_token_types=model.has_token_types
+        )
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(model.context_window, tokens)
         self._truncated_limit = truncated_limit(self._limit)
@@ -199,6 +202,8 @@ class TokenizerStage:
         check_capabilities(request, self._model.capabilities, self._model.runtime)
         if self._model.pooling:
             check_embedding(request)
+        if isinstance(request.prompt, PairPrompt) and self._model.task is not Task.SCORE:
+            raise Unsupported("this model does not score pairs", "text_pair")
         for name, token_ids in token_ids_of(request.params):
             self._prompts.vocabulary.check(token_ids, name)
         can_think = self._model.reasoning_format and isinstance(request.prompt, ChatPrompt)

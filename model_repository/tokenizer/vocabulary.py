@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from model_repository.errors import InvalidRequest
+from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.tokenizer.borders import MIN_CHARS, Borders
 from model_repository.tokenizer.bounded_cache import BoundedCache
 
@@ -121,6 +121,21 @@ class Vocabulary:
             add_space: add the leading space that the tokenizer adds to a prompt.
         """
         return _token_ids(self._plain if add_space else self._without_space, text)
+
+    def encode_pair(self, first: str, second: str) -> Encoding:
+        """Return the tokens of two texts with the tokenizer's own tokens around them, as in `[CLS] A [SEP] B [SEP]`.
+
+        Strings of added tokens in them are plain text: a text cannot end before its end.
+
+        Raises:
+            Unsupported: the tokenizer has no tokens for pairs.
+        """
+        query, document = self._plain.encode_batch([first, second], add_special_tokens=False)
+        pair = self._tokenizer.post_process(query, document)
+        inside = "".join(map(str, pair.special_tokens_mask)).strip("1")
+        if "1" not in inside:
+            raise Unsupported("this model's tokenizer has no token between the texts of a pair", "text_pair")
+        return pair
 
     def token_ids(self, tokens: Iterable[str]) -> list[int]:
         """Return the ids of tokens in the vocabulary's own form; unknown tokens are left out."""

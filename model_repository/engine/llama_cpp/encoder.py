@@ -15,7 +15,7 @@ from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.llama_cpp.context import MAX_STEP_TOKENS, embedding_params
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import WITH_SOFTMAX, EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, Unsupported
 from model_repository.system.cores import num_physical_cores
 
@@ -51,6 +51,8 @@ class LlamaCppEncoder:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._batch = llama.LlamaBatch(n_tokens=params.n_batch, embd=0, n_seq_max=1)
         self._config = config
+        architecture = self._model.meta_val_str("general.architecture")
+        self._has_probabilities = pooling is Pooling.RANK and architecture in WITH_SOFTMAX
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
         self._num_active = 0  # prompts of the step in progress
@@ -112,7 +114,9 @@ class LlamaCppEncoder:
 
     def _embedding(self, slot: int) -> bytes:
         vector = np.array(self._context.get_embeddings_seq(slot))
-        if self._config.pooling != Pooling.RANK:
+        if self._has_probabilities:
+            vector = np.log(np.maximum(vector, np.finfo(np.float32).tiny))
+        elif self._config.pooling != Pooling.RANK:
             vector /= np.linalg.norm(vector) or 1.0
         return vector.astype("<f4").tobytes()
 

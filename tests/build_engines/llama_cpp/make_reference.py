@@ -15,18 +15,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, SmolVLMForConditionalGeneration
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    SmolVLMForConditionalGeneration,
+)
 
 from tests.build_engines.llama_cpp.reference import (
     FOLDER,
     EmbeddingReference,
     ImageReference,
     Reference,
+    ScoreReference,
     digest_of,
     write_reference_checkpoint,
 )
 from tests.build_engines.tiny_checkpoint import CONFIG, random_weights
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
+from tests.build_engines.tiny_scorers import FALSE_ID, LABELS, TRUE_ID, classifier_weights, write_scorer
 from tests.build_engines.tiny_smolvlm import (
     NUM_TILE_TOKENS,
     PIXELS,
@@ -181,6 +189,53 @@ def make_embeddings(name: str) -> EmbeddingReference:
     )
 
 
+PAIRS = [("the red fox", "a green house"), ("run", "the the"), ("foxes running [SEP]", "the house runs")]
+
+
+def make_scores(name: str) -> ScoreReference:
+    """Run a model that scores on pairs: a judge on token ids, since its template is not transformers'."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_scorer(Path(folder) / name, name, SEED)
+        options = {"dtype": torch.float32, "attn_implementation": "eager"}
+        if name not in LABELS:
+            model = AutoModelForCausalLM.from_pretrained(path, **options)
+            ids = [np.random.default_rng(SEED).integers(0, 250, length).tolist() for length in (3, 40, 100)]
+            encoded = [{"input_ids": each, "token_type_ids": [0] * len(each)} for each in ids]
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(path, split_special_tokens=True)
+            model = AutoModelForSequenceClassification.from_pretrained(path, **options)
+            encoded = [tokenizer(*pair) for pair in PAIRS]
+
+    def scores() -> list[list[float]]:
+        found = []
+        for each in encoded:
+            inputs = {key: torch.tensor([each[key]]) for key in ("input_ids", "token_type_ids")}
+            with torch.inference_mode():
+                if name in LABELS:
+                    logits = model(**inputs).logits[0]
+                else:
+                    logits = model(inputs["input_ids"]).logits[0, -1].log_softmax(0)[[TRUE_ID, FALSE_ID]]
+            found.append(logits.numpy().round(6).tolist())
+        return found
+
+    exact = scores()
+    for layer in model.bert.encoder.layer if name in LABELS else ():
+        del layer.intermediate.intermediate_act_fn  # a module
+        layer.intermediate.intermediate_act_fn = f16_gelu
+    return ScoreReference(
+        seed=SEED,
+        weights_sha256=digest_of(
+            classifier_weights(SEED, len(LABELS[name])) if name in LABELS else weights_of("qwen3", SEED)
+        ),
+        pairs=PAIRS,
+        token_ids=[each["input_ids"] for each in encoded],
+        types=[each["token_type_ids"] for each in encoded],
+        scores=exact,
+        with_f16_gelu=scores(),
+        made_with={package: version(package) for package in ("torch", "transformers", "numpy")},
+    )
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, config in CASES.items():
@@ -189,3 +244,5 @@ if __name__ == "__main__":
     ImageReference.PATH.write_text(json.dumps(asdict(images)) + "\n", encoding="utf-8")
     embeddings = {name: asdict(make_embeddings(name)) for name in CONFIGS}
     EmbeddingReference.PATH.write_text(json.dumps(embeddings) + "\n", encoding="utf-8")
+    scores = {name: asdict(make_scores(name)) for name in (*LABELS, "judge")}
+    ScoreReference.PATH.write_text(json.dumps(scores) + "\n", encoding="utf-8")

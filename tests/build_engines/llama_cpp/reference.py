@@ -88,6 +88,27 @@ class EmbeddingReference:
         return cls(**json.loads(cls.PATH.read_text(encoding="utf-8"))[name])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreReference:
+    """The scores of a tiny model that scores pairs, before sigmoid or softmax, all in F32."""
+
+    PATH: ClassVar[Path] = FOLDER.parent / "score_reference.json"
+
+    seed: int  # of the weights
+    weights_sha256: str
+    pairs: list[tuple[str, str]]
+    token_ids: list[list[int]]
+    types: list[list[int]]  # of each token
+    scores: list[list[float]]  # [num_pairs, num_labels]; of a judge log probabilities
+    with_f16_gelu: list[list[float]]  # the same with llama.cpp's GELU in place of the exact one
+    made_with: Mapping[str, str]  # versions
+
+    @classmethod
+    def load(cls, name: str) -> ScoreReference:
+        """Read the fixture of a model of tiny_scorers.py."""
+        return cls(**json.loads(cls.PATH.read_text(encoding="utf-8"))[name])
+
+
 def write_reference_checkpoint(
     folder: Path, config: Mapping[str, Any], weights: Weights, tokenizer: str, num_shards: int = 1
 ) -> Path:

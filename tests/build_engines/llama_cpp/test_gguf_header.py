@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +91,45 @@ def test_a_model_that_llama_cpp_does_not_serve_is_refused(
     write_and_close(writer)
     with pytest.raises(BuildError, match=rf"model\.gguf: {message}"):
         read_gguf_facts(tmp_path / "model.gguf")
+
+
+def reranker(folder: Path, architecture: str, labels: Sequence[str], *heads: str) -> Path:
+    writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
+    add_embedding(writer, 4)
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    if labels:
+        writer.add_classifier_output_labels(labels)
+    for head in heads:
+        writer.add_tensor(head, np.zeros((max(1, len(labels)), 64), dtype=np.float32))
+    write_and_close(writer)
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "labels", "head", "expected"),
+    [
+        ("bert", (), "cls.weight", ("LABEL_0",)),
+        ("bert", ("good", "bad"), "cls.output.weight", ("good", "bad")),
+        ("qwen3", ("yes", "no"), "cls.output.weight", ("yes", "no")),
+    ],
+)
+def test_a_reranker_has_labels(
+    architecture: str, labels: Sequence[str], head: str, expected: Sequence[str], tmp_path: Path
+) -> None:
+    facts = read_gguf_facts(reranker(tmp_path, architecture, labels, head))
+    assert (facts.pooling, facts.labels) == ("rank", expected)
+
+
+def test_a_reranker_without_its_head_is_refused(tmp_path: Path) -> None:
+    """llama.cpp's scores were noise: many conversions of Qwen3-Reranker are such files."""
+    with pytest.raises(BuildError, match=r"a reranker without its head \(cls\.output\.weight or cls\.weight\)"):
+        read_gguf_facts(reranker(tmp_path, "qwen3", ("yes", "no")))
+
+
+def test_a_reranker_whose_only_score_is_always_1_is_refused(tmp_path: Path) -> None:
+    """llama.cpp makes probabilities of the scores of a Qwen3."""
+    with pytest.raises(BuildError, match=r"an architecture qwen3 with one score: llama\.cpp makes it 1 for every pair"):
+        read_gguf_facts(reranker(tmp_path, "qwen3", (), "cls.output.weight"))
 
 
 @pytest.mark.parametrize(

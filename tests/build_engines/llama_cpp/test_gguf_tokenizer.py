@@ -24,6 +24,8 @@ from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 from build_engines.vocabulary import token_bytes
+from model_repository.tokenizer.chat_prompt import writes_pairs
+from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.vocabulary import Vocabulary
 from tests.build_engines.tiny_embedders import CONFIGS, added_around, write_embedder
@@ -507,6 +509,39 @@ def test_named_chat_templates_are_read(writer: gguf.GGUFWriter, tmp_path: Path) 
     write_and_close(writer)
     write_tokenizer(tmp_path / "model.gguf", tmp_path)
     assert read_chat_templates(tmp_path) == {"default": "D", "tool_use": "T"}
+
+
+@pytest.mark.parametrize(("flags", "between"), [({}, "<|im_end|>"), ({"add_sep_token": True}, "<|im_end|><sep>")])
+def test_a_pair_has_the_tokens_that_llama_cpps_server_adds(
+    flags: dict[str, bool], between: str, byte_level: Vocab, tmp_path: Path
+) -> None:
+    vocab = replace(byte_level, tokens=[*byte_level.tokens, "<sep>"], types=[*byte_level.types, KIND.CONTROL])
+    keys = {"pre": "llama-bpe", "add_bos_token": True, "add_eos_token": True, **flags}
+    separator = {"seperator_token_id": len(byte_level.tokens)}  # spelled as in llama.cpp
+    write_tokenizer(vocab.write(tmp_path / "model.gguf", "gpt2", **separator, **keys), tmp_path)
+    tokens = TokenizerFiles.load(tmp_path).tokenizer.encode("a", "b").tokens
+    assert "".join(tokens) == f"<|im_start|>a{between}b<|im_end|>"
+
+
+def test_a_pair_of_word_pieces_begins_once(tmp_path: Path) -> None:
+    write_gguf(Checkpoint.load(write_embedder(tmp_path / "checkpoint", "bert")), tmp_path / "model.gguf")
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    pair = TokenizerFiles.load(tmp_path).tokenizer.encode("red", "fox")
+    assert (pair.tokens, pair.type_ids) == (["[CLS]", "red", "[SEP]", "fox", "[SEP]"], [0, 0, 0, 1, 1])
+
+
+def test_the_form_of_a_reranker_becomes_its_template(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    """A query with the other word of the form stays as it is."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    forms = {"default": "chat", "rerank": 'Is "{document}"\n an answer to {query}? {{ %}\n\n'}
+    writer.add_chat_template([{"name": name, "template": form} for name, form in forms.items()])
+    write_and_close(writer)
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    template = ChatTemplate(read_chat_templates(tmp_path)["default"], {})
+    pair = [{"role": "query", "content": "{document}"}, {"role": "document", "content": "D"}]
+    assert writes_pairs(template)
+    assert template.render({"messages": pair}) == 'Is "D"\n an answer to {document}? {{ %}\n\n'
 
 
 @pytest.mark.parametrize("length", [100, 3000])

@@ -181,7 +181,7 @@ def test_log_probabilities_of_a_prompt_have_rules_of_their_own(
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 FORMATS = "must be one of json, json_schema, regex, choice, ebnf_grammar"
-ONE_PROMPT = "text_input: expected exactly one of text_input, messages, input_ids"
+ONE_PROMPT = "text_input: expected exactly one of text_input, messages, input_ids, text_pair"
 NO_LIST = "tools: expected a JSON list"
 NO_CONTENT = "messages[0]: expected `content` to be a string or a list of text parts"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from model_repository.contract.request import (
     EngineRequestBatch,
     GenerationRequest,
     OutputFormat,
+    PairPrompt,
     Params,
     Prompt,
     RequestBatch,
@@ -43,6 +45,7 @@ from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.build_engines.tiny_embedders import word_piece_description
+from tests.build_engines.tiny_scorers import cross_encoder_description
 from tests.fakes import served_model
 from tests.model_repository.tokenizer.models import (
     DEMO_BYTES,
@@ -354,3 +357,86 @@ def test_token_ids_are_truncated_at_their_end(embedder: TokenizerStage) -> None:
 def test_a_field_of_completions_is_refused(params: dict[str, Any], field: str, embedder: TokenizerStage) -> None:
     rule = f"{field}: this model embeds its prompt: there is no completion"
     assert refusal(request(TextPrompt("a"), **params), Unsupported, embedder) == rule
+
+
+# --- models that score pairs ------------------------------------------------------------------------------------------
+
+JUDGE = (
+    '{{ "<|im_start|>" }}{{ messages | selectattr("role", "eq", "query") | map(attribute="content") | first }}\n'
+    '{{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}{{ "<|im_end|>" }}!'
+)
+
+
+def scorer(**changes: Any) -> TokenizerStage:
+    """The stage of a cross-encoder, with a window of eight tokens."""
+    files_of_bert = files(cross_encoder_description())
+    parameters = replace(MODEL, pooling="rank", context_window=8, capabilities=frozenset({"temperature"}), **changes)
+    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters)
+
+
+def pair_pieces(first: str, second: str, **params: Any) -> str:
+    encoded = scorer().encode(request(PairPrompt((first, second)), **params))
+    return " ".join(TOKENS_OF_BERT[token_id] for token_id in encoded.prompt_token_ids)
+
+
+def test_a_pair_has_the_tokenizers_tokens_around_its_texts() -> None:
+    assert pair_pieces("the fox", "runs") == "[CLS] the fox [SEP] run ##s [SEP]"
+
+
+def test_a_text_of_a_pair_cannot_end_the_pair() -> None:
+    assert pair_pieces("[SEP]", "a", truncate_prompt_tokens=8).count("[SEP]") == 2
+
+
+def test_the_second_half_of_a_vocabulary_of_two_halves_is_for_the_second_text() -> None:
+    files_of_bert = files(cross_encoder_description())
+    table = byte_table(files_of_bert.tokenizer)
+    parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}), has_token_types=True)
+    stage = TokenizerStage(files_of_bert, table * 2, parameters)
+    ids = stage.encode(request(PairPrompt(("a", "a")))).prompt_token_ids
+    assert ids == (2, 5, 3, 5 + len(table), 3 + len(table))
+
+
+def test_a_long_pair_is_refused_or_loses_the_end_of_its_second_text() -> None:
+    rule = f"text_pair: {prompt_too_long(8, '9 tokens')}"
+    assert refusal(request(PairPrompt(("a b", "c d e f"))), PromptTooLong, scorer()) == rule
+    assert pair_pieces("a b", "c d e f", truncate_prompt_tokens=-1) == "[CLS] a b [SEP] c d e [SEP]"
+
+
+def test_a_rerankers_template_writes_its_pairs() -> None:
+    """The texts stay text, and a truncated pair keeps the template behind the document."""
+    judge = dataclasses.replace(DEMO_FILES, chat_template=JUDGE)
+    parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
+    stage = TokenizerStage(judge, DEMO_BYTES, parameters)
+
+    def text(**params: Any) -> str:
+        asked = request(PairPrompt(("red<|im_end|>", "a green house")), **params)
+        ids = stage.encode(asked).prompt_token_ids
+        names = {token_id: name for name, token_id in SPECIAL_IDS.items()}
+        return b"".join(names[each].encode() if each in names else DEMO_BYTES[each] for each in ids).decode()
+
+    whole = text()
+    assert whole == "<|im_start|>red<|im_end|>\na green house<|im_end|>!"
+    num_tokens = len(stage.encode(request(PairPrompt(("red<|im_end|>", "a green house")))).prompt_token_ids)
+    assert SPECIAL_IDS["<|im_end|>"] in stage.encode(request(PairPrompt(("a", "b")))).prompt_token_ids
+    shorter = text(truncate_prompt_tokens=num_tokens - 1)
+    assert len(shorter) < len(whole)
+    assert shorter.endswith("<|im_end|>!")
+
+
+def test_pairs_need_a_model_that_scores(embedder: TokenizerStage) -> None:
+    for stage in (STAGE, embedder):
+        rule = "text_pair: this model does not score pairs"
+        assert refusal(request(PairPrompt(("a", "b"))), Unsupported, stage) == rule
+
+
+def test_a_tokenizer_without_tokens_for_pairs_is_named() -> None:
+    parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
+    stage = TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=None), DEMO_BYTES, parameters)
+    rule = "text_pair: this model's tokenizer has no token between the texts of a pair"
+    assert refusal(request(PairPrompt(("a", "b"))), Unsupported, stage) == rule
+
+
+@pytest.mark.parametrize("texts", [("a",), ("a", "b", "c"), ("a", "")], ids=str)
+def test_a_pair_is_of_two_texts(texts: tuple[str, ...]) -> None:
+    rule = "text_pair: expected two texts, neither of them empty"
+    assert refusal(request(PairPrompt(texts)), stage=scorer()) == rule
