@@ -10,10 +10,10 @@ from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.sentence_transformers import LOGIT_SCORE, PROMPTS, module_paths, read_file
+from model_repository.model_parameters import JUDGEMENTS
 
 CLASSIFIERS = ("BertForSequenceClassification",)  # classes of transformers
 _JUDGES = ("Qwen3ForCausalLM",)  # a class that generates: its next token is the judgement
-JUDGEMENTS = ("yes", "no")
 
 # Qwen3-Reranker's, by its model card, for messages as its own template in sentence-transformers' form has them.
 _TEMPLATE = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, embeddings, messages, models, responses, tokenization
+from frontend.handlers import completions, embeddings, messages, models, responses, scores, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
 from frontend.protocol import answers, response_objects
@@ -20,6 +20,7 @@ from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
+from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from model_repository.model_parameters import Task
 
@@ -99,7 +100,8 @@ class Endpoint:
         return await answer_call(request, self.body, self.call, tasks=self.tasks, is_counted=self.cost is Cost.REQUEST)
 
 
-_GENERATE = (Task.GENERATE,)
+_GENERATE, _SCORE = (Task.GENERATE,), (Task.SCORE,)
+_RERANK = {"model": "reranker", "query": "Where is Paris?", "documents": ["Paris is in France.", "Apples are fruit."]}
 
 ENDPOINTS = (
     Endpoint(
@@ -175,6 +177,42 @@ ENDPOINTS = (
         body=EmbeddingRequest,
         answer=answers.EmbeddingList,
         example={"model": "embedder", "input": "The capital of France is Paris."},
+    ),
+    *(
+        Endpoint(
+            path=path,
+            summary=summary,
+            cost=Cost.TOKENS,
+            call=scores.rerank,
+            tasks=_SCORE,
+            body=RerankRequest,
+            answer=answers.Ranking,
+            example=_RERANK,
+        )
+        for path, summary in (
+            ("/v1/rerank", "Documents by their relevance for a query"),
+            ("/v2/rerank", "The same, by Cohere's path"),
+        )
+    ),
+    Endpoint(
+        path="/v1/score",
+        summary="Scores of pairs of texts",
+        cost=Cost.TOKENS,
+        call=scores.score,
+        tasks=_SCORE,
+        body=ScoreRequest,
+        answer=answers.Scores,
+        example={"model": "reranker", "text_1": "Where is Paris?", "text_2": ["In France.", "An apple."]},
+    ),
+    Endpoint(
+        path="/v1/classify",
+        summary="Labels of texts",
+        cost=Cost.TOKENS,
+        call=scores.classify,
+        tasks=_SCORE,
+        body=ClassifyRequest,
+        answer=answers.Classifications,
+        example={"model": "classifier", "input": "This was fun."},
     ),
     Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
     Endpoint(

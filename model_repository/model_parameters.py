@@ -70,6 +70,10 @@ class RequestDefaults:
         return dataclasses.replace(self, **defaults) if defaults else self
 
 
+# The labels of a model that judges a pair by its next token: the scores are log probabilities of these tokens.
+JUDGEMENTS = ("yes", "no")
+
+
 class Task(StrEnum):
     """The work of a model."""
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from frontend.errors import InvalidRequest
 from frontend.handlers.call import Call
-from frontend.handlers.generation import Generation, admitted_to
+from frontend.handlers.generation import answer_each
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.request_context import FACTS
 from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests, place_of_input
@@ -14,10 +13,7 @@ from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests,
 
 async def embed(call: Call[EmbeddingRequest]) -> web.StreamResponse:
     """POST /v1/embeddings: each input is a prompt of its own, in a place of its own."""
-    generations = embedding_to_requests(call.body, call.name, call.request[FACTS].request_id)
-    async with admitted_to(call, generations) as admitted:
-        try:
-            return await Generation(call, admitted, EmbeddingReply(call.body, call.name)).whole()
-        except InvalidRequest as exc:
-            exc.blame("prompt", place_of_input(call.body, exc.index))
-            raise
+    body = call.body
+    requests = embedding_to_requests(body, call.name, call.request[FACTS].request_id)
+    reply = EmbeddingReply(body, call.name)
+    return await answer_each(call, requests, reply, lambda index: place_of_input(body.input, index))

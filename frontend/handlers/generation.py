@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
-from frontend.errors import GenerationTimeout
+from frontend.errors import GenerationTimeout, InvalidRequest
 from frontend.fan_out import Stream, merged
 from frontend.handlers.call import Call
 from frontend.request_context import FACTS, LIMITS, SETTINGS, TRITON, Admitted, json_response
@@ -42,6 +42,22 @@ async def admitted_to(
             return
         async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
             yield admitted
+
+
+async def answer_each(
+    call: Call[Any], generations: Sequence[GenerationRequest], reply: WholeReply, place_of: Callable[[int], str]
+) -> web.StreamResponse:
+    """Answer a body of many prompts, each with a generation of its own.
+
+    Args:
+        place_of: returns the place of a prompt in the body, for the error of one.
+    """
+    async with admitted_to(call, generations) as admitted:
+        try:
+            return await Generation(call, admitted, reply).whole()
+        except InvalidRequest as exc:
+            exc.blame("prompt", place_of(exc.index))
+            raise
 
 
 class Generation[Writer: WholeReply]:

@@ -431,6 +431,68 @@ class EmbeddingList(TypedDict):
     usage: EmbeddingUsage
 
 
+class ScoringAnswer(TypedDict):
+    """The part that the answers of models that score share."""
+
+    id: str
+    model: str
+    service_tier: NotRequired[ServiceTier]  # if the request has one
+    usage: EmbeddingUsage
+
+
+class RankedText(TypedDict):
+    """The text of a ranked document."""
+
+    text: str
+
+
+class RankedDocument(TypedDict):
+    """One document of a ranking."""
+
+    index: int  # in the request
+    relevance_score: float
+    document: NotRequired[RankedText]  # with return_documents
+
+
+class Ranking(ScoringAnswer):
+    """The answer of /v1/rerank, the best document first."""
+
+    results: list[RankedDocument]
+
+
+class Score(TypedDict):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Scores(ScoringAnswer):
+    """The answer of /v1/score, in the order of the pairs."""
+
+    object: Literal["list"]
+    created: int
+    data: list[Score]
+
+
+class Classification(TypedDict):
+    """The label of one input."""
+
+    index: int
+    label: str
+    probs: list[float]  # of each label
+    num_classes: int
+
+
+class Classifications(ScoringAnswer):
+    """The answer of /v1/classify, in the order of the inputs."""
+
+    object: Literal["list"]
+    created: int
+    data: list[Classification]
+
+
 # --- the other endpoints ---------------------------------------------------------------------------------------------
 class ModelCard(TypedDict):
     """One model in /v1/models."""

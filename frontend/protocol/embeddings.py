@@ -32,7 +32,8 @@ _OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-def _not_too_long(inputs: list[Prompt]) -> list[Prompt]:
+def not_too_long(inputs: list[Prompt]) -> list[Prompt]:
+    """Return inputs that together have at most MAX_CHARS characters."""
     num_chars = sum(len(each) for each in inputs if isinstance(each, str))
     if num_chars > MAX_CHARS:
         raise PydanticCustomError("too_long", f"{num_chars} characters together are more than {MAX_CHARS}")
@@ -60,7 +61,7 @@ class EmbeddingRequest(QueuedBody):
     input: Annotated[
         list[Prompt],
         prompts_of(MAX_INPUTS),
-        AfterValidator(_not_too_long),
+        AfterValidator(not_too_long),
         Field(description="a text, a list of token ids, or a list of one of these; each gets a vector"),
     ]
     dimensions: Annotated[

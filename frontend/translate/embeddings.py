@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import InvalidRequest, UnsupportedValue
-from frontend.protocol.answers import Embedding, EmbeddingList
+from frontend.protocol.answers import Embedding, EmbeddingList, EmbeddingUsage
 from frontend.protocol.embeddings import EmbeddingRequest
+from frontend.protocol.scores import ClassifyRequest
 from frontend.translate.reply import WholeReply
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
-from model_repository.contract.request import GenerationRequest, Params, TextPrompt, TokenPrompt
+from model_repository.contract.request import GenerationRequest, Params, Prompt, TextPrompt, TokenPrompt
 
 
 def embedding_to_requests(body: EmbeddingRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
@@ -31,24 +32,46 @@ def embedding_to_requests(body: EmbeddingRequest, name: ModelName, request_id: s
         ContextLengthExceeded: an input is longer than the context window.
     """
     _check_dimensions(body.dimensions, name)
+    return inputs_to_requests(body, name, request_id)
+
+
+def inputs_to_requests(
+    body: EmbeddingRequest | ClassifyRequest, name: ModelName, request_id: str = ""
+) -> list[GenerationRequest]:
+    """Return a request for each input.
+
+    Raises:
+        ContextLengthExceeded: an input is longer than the context window.
+    """
     requests = []
     for index, text_or_ids in enumerate(body.input):
         if body.truncate_prompt_tokens is None:
-            check_prompt_size(text_or_ids, place_of_input(body, index), name.model)
+            check_prompt_size(text_or_ids, place_of_input(body.input, index), name.model)
         prompt = TextPrompt(text_or_ids) if isinstance(text_or_ids, str) else TokenPrompt(tuple(text_or_ids))
-        params = Params(
-            max_tokens=1,  # as every request has; there is no completion
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            cancel_key=secrets.token_hex(16),
-            has_timing=True,
-        )
-        requests.append(GenerationRequest(prompt=prompt, params=params, request_id=request_id))
+        requests.append(prompt_to_request(prompt, body.truncate_prompt_tokens, request_id))
     return requests
 
 
-def place_of_input(body: EmbeddingRequest, index: int) -> str:
+def prompt_to_request(prompt: Prompt, truncate_prompt_tokens: int | None, request_id: str) -> GenerationRequest:
+    """Return the request of a prompt that is embedded or scored."""
+    params = Params(
+        max_tokens=1,  # as every request has; there is no completion
+        truncate_prompt_tokens=truncate_prompt_tokens,
+        cancel_key=secrets.token_hex(16),
+        has_timing=True,
+    )
+    return GenerationRequest(prompt=prompt, params=params, request_id=request_id)
+
+
+def place_of_input(inputs: Sequence[object], index: int) -> str:
     """Return the place of an input in the body."""
-    return f"input[{index}]" if len(body.input) > 1 else "input"
+    return f"input[{index}]" if len(inputs) > 1 else "input"
+
+
+def token_usage(chunks: Sequence[GenerationChunk]) -> EmbeddingUsage:
+    """Return the token counts of all prompts together."""
+    num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
 def _check_dimensions(dimensions: int | None, name: ModelName) -> None:
@@ -77,7 +100,6 @@ class EmbeddingReply(WholeReply):
         Raises:
             InvalidRequest: the model's vectors are shorter than wanted.
         """
-        num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
         data: list[Embedding] = [
             {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding)}
             for index, chunk in enumerate(chunks)
@@ -87,7 +109,7 @@ class EmbeddingReply(WholeReply):
             "object": "list",
             "data": data,
             "model": self._name.requested,
-            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            "usage": token_usage(chunks),
         }
         if (tier := self._body.tier()) is not None:
             answer["service_tier"] = tier

@@ -26,6 +26,7 @@ _NOT_READY = re.compile(r"unknown model: '[^']*' has no available versions|is no
 _PARAMS = {
     "text_input": "prompt",
     "input_ids": "prompt",
+    "text_pair": "prompt",
     "stop_words": "stop",
     "logit_bias_token_ids": "logit_bias",
     "logit_bias_values": "logit_bias",

@@ -17,7 +17,7 @@ from model_repository.contract.request import GenerationRequest, TextPrompt, Tok
 from model_repository.model_parameters import Task
 from tests.fakes import FakeTriton, Script, served_model
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, MESSAGE, RESPONSE
+from tests.frontend.bodies import CHAT, CLASSIFICATION, COMPLETION, EMBEDDING, MESSAGE, RERANKING, RESPONSE, SCORING
 from tests.frontend.conftest import Serve
 
 PATH = "/v1/embeddings"
@@ -155,6 +155,10 @@ TASKS = {
     "/v1/responses": RESPONSE,
     "/v1/responses/input_tokens": RESPONSE,
     PATH: EMBEDDING,
+    "/v1/rerank": RERANKING,
+    "/v2/rerank": RERANKING,
+    "/v1/score": SCORING,
+    "/v1/classify": CLASSIFICATION,
 }
 POOLINGS = {"": Task.GENERATE, "mean": Task.EMBED, "rank": Task.SCORE}
 

@@ -1,0 +1,147 @@
+"""The bodies of requests for scores: Cohere's and Jina's /v1/rerank, vLLM's /v1/score and /v1/classify."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from frontend.protocol.body import Body, broken_rule, declared
+from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, not_too_long
+from frontend.protocol.fields import QueuedBody
+from frontend.protocol.prompts import Prompt, prompts_of
+from model_repository.contract.spec import MAX_INT32
+
+# Fields of vLLM, Cohere and Jina: the field to use instead, and the values that change nothing.
+_OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "activation": ("use_activation", ()),
+    "softmax": ("use_activation", ()),
+    "max_tokens_per_doc": ("truncate_prompt_tokens", ()),
+    "max_chunks_per_doc": ("truncate_prompt_tokens", ()),
+    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
+    "truncation": ("truncate_prompt_tokens", (False,)),
+    "rank_fields": ("documents", (["text"],)),
+    "texts": ("documents", ()),
+    "queries": ("text_1", ()),
+    "data_1": ("text_1", ()),
+    "items": ("text_2", ()),
+    "data_2": ("text_2", ()),
+    "messages": ("input", ([],)),
+}
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class ScoringBody(QueuedBody):
+    """The fields of all requests for scores."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **{name: neutral for name, (_, neutral) in _OF_PEERS.items()},
+        "truncation_side": ("right",),
+        "add_special_tokens": (True,),
+        "padding": ("do_not_pad",),
+        "chat_template": (),
+        "mm_processor_kwargs": ({},),
+        "return_embeddings": (False,),
+    }
+    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in _OF_PEERS.items()}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # nothing of a text is kept
+
+    use_activation: Annotated[
+        bool | None,
+        Field(description="false: the model's own numbers, without sigmoid or softmax (default: true)"),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        declared(
+            "truncate_prompt_tokens",
+            description="a text or pair keeps only this number of its first tokens, and the tokens at its end; -1: as "
+            "many as the context window has",
+        ),
+    ] = None
+
+    @property
+    def has_activation(self) -> bool:
+        return self.use_activation is not False
+
+
+class Document(Body):
+    """A document in Jina's form."""
+
+    text: _Text
+
+
+def _as_document(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+_Document = Annotated[Document, BeforeValidator(_as_document, json_schema_input_type=_Text | Document)]
+
+
+class RerankRequest(ScoringBody):
+    """The body of POST /v1/rerank."""
+
+    query: _Text
+    documents: Annotated[
+        list[_Document],
+        Field(min_length=1, max_length=MAX_INPUTS, description='texts, or objects `{"text": ...}`'),
+    ]
+    top_n: Annotated[
+        int | None, Field(ge=1, le=MAX_INT32, description="the answer has only this number of best documents")
+    ] = None
+    return_documents: Annotated[bool | None, Field(description="true: the answer has the documents' texts")] = None
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        _check_num_chars("documents", [(self.query, document.text) for document in self.documents])
+        return self
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+_Texts = Annotated[
+    list[_Text],
+    Field(min_length=1, max_length=MAX_INPUTS),
+    BeforeValidator(_as_list, json_schema_input_type=_Text | list[_Text]),
+]
+
+
+class ScoreRequest(ScoringBody):
+    """The body of POST /v1/score."""
+
+    text_1: Annotated[_Texts, Field(description="a text, which goes with each of text_2, or as many texts")]
+    text_2: Annotated[_Texts, Field(description="a text, or a list of texts")]
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        if len(self.text_1) not in (1, len(self.text_2)):
+            raise broken_rule(
+                "text_1", f"{len(self.text_1)} texts for {len(self.text_2)} of text_2: expected 1 or as many"
+            )
+        _check_num_chars("text_2", self.pairs())
+        return self
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs to score."""
+        first = self.text_1 * (len(self.text_2) if len(self.text_1) == 1 else 1)
+        return list(zip(first, self.text_2, strict=True))
+
+
+class ClassifyRequest(ScoringBody):
+    """The body of POST /v1/classify."""
+
+    input: Annotated[
+        list[Prompt],
+        prompts_of(MAX_INPUTS),
+        AfterValidator(not_too_long),
+        Field(description="a text, a list of token ids, or a list of one of these; each gets a label"),
+    ]
+
+
+def _check_num_chars(param: str, pairs: list[tuple[str, str]]) -> None:
+    num_chars = sum(len(text) for pair in pairs for text in pair)
+    if num_chars > MAX_CHARS:
+        raise broken_rule(param, f"{num_chars} characters of all pairs together are more than {MAX_CHARS}")

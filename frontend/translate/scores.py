@@ -1,0 +1,138 @@
+"""Requests for scores to generation requests, and the model's numbers to the answers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from frontend.errors import UnsupportedValue, shown
+from frontend.protocol.answers import (
+    Classification,
+    Classifications,
+    RankedDocument,
+    Ranking,
+    Score,
+    Scores,
+    ScoringAnswer,
+)
+from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest, ScoringBody
+from frontend.translate.embeddings import prompt_to_request, token_usage
+from frontend.translate.reply import WholeReply
+from frontend.translate.requests import check_prompt_size
+from frontend.triton.models import ModelName
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest, PairPrompt
+from model_repository.model_parameters import JUDGEMENTS
+
+type Numbers = npt.NDArray[np.float64]
+
+
+def rerank_to_requests(body: RerankRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
+    """Return a request for each document.
+
+    Args:
+        request_id: for logs.
+
+    Raises:
+        UnsupportedValue: the model has several scores for a pair.
+        ContextLengthExceeded: a document is longer than the context window.
+    """
+    pairs = [(body.query, document.text) for document in body.documents]
+    return _pairs_to_requests(body, pairs, "documents", name, request_id)
+
+
+def score_to_requests(body: ScoreRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
+    """Return a request for each pair: as `rerank_to_requests`."""
+    return _pairs_to_requests(body, body.pairs(), "text_2", name, request_id)
+
+
+def _pairs_to_requests(
+    body: ScoringBody, pairs: Sequence[tuple[str, str]], field: str, name: ModelName, request_id: str
+) -> list[GenerationRequest]:
+    labels = name.model.parameters.labels
+    if len(labels) > 1 and labels != JUDGEMENTS:
+        rule = f"this model has {len(labels)} labels ({shown(', '.join(labels))}), and a pair needs one score"
+        raise UnsupportedValue(f"model={shown(body.model)}: {rule}: use /v1/classify", param="model")
+    requests = []
+    for index, pair in enumerate(pairs):
+        if body.truncate_prompt_tokens is None:
+            check_prompt_size("".join(pair), f"{field}[{index}]", name.model)
+        requests.append(prompt_to_request(PairPrompt(pair), body.truncate_prompt_tokens, request_id))
+    return requests
+
+
+class _Reply[Request: ScoringBody](WholeReply):
+    num_per_prompt = 1
+
+    def __init__(self, body: Request, name: ModelName) -> None:
+        self.id = f"score-{secrets.token_hex(16)}"
+        self._body = body
+        self._name = name
+
+    def _shared(self, chunks: Sequence[GenerationChunk]) -> ScoringAnswer:
+        answer: ScoringAnswer = {"id": self.id, "model": self._name.requested, "usage": token_usage(chunks)}
+        if (tier := self._body.tier()) is not None:
+            answer["service_tier"] = tier
+        return answer
+
+    def _scores(self, chunks: Sequence[GenerationChunk]) -> list[float]:
+        return [_score(_numbers(chunk), has_activation=self._body.has_activation) for chunk in chunks]
+
+
+class RerankReply(_Reply[RerankRequest]):
+    """Writes the answer to one rerank request."""
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Ranking:
+        """Return the documents, the best one first."""
+        scores, documents = self._scores(chunks), self._body.documents
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
+        results: list[RankedDocument] = [{"index": index, "relevance_score": scores[index]} for index in best]
+        if self._body.return_documents:
+            for result in results:
+                result["document"] = {"text": documents[result["index"]].text}
+        return {**self._shared(chunks), "results": results}
+
+
+class ScoreReply(_Reply[ScoreRequest]):
+    """Writes the answer to one score request."""
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Scores:
+        """Return the scores in the order of the pairs."""
+        data: list[Score] = [
+            {"index": index, "object": "score", "score": score} for index, score in enumerate(self._scores(chunks))
+        ]
+        return {**self._shared(chunks), "object": "list", "created": int(time.time()), "data": data}
+
+
+class ClassifyReply(_Reply[ClassifyRequest]):
+    """Writes the answer to one classify request."""
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> Classifications:
+        """Return the labels in the order of the inputs."""
+        data = [self._classification(index, _numbers(chunk)) for index, chunk in enumerate(chunks)]
+        return {**self._shared(chunks), "object": "list", "created": int(time.time()), "data": data}
+
+    def _classification(self, index: int, numbers: Numbers) -> Classification:
+        label = self._name.model.parameters.labels[numbers.argmax()]
+        if self._body.has_activation:
+            numbers = np.exp(numbers - np.logaddexp.reduce(numbers)) if len(numbers) > 1 else _sigmoid(numbers)
+        return {"index": index, "label": label, "probs": numbers.tolist(), "num_classes": len(numbers)}
+
+
+def _numbers(chunk: GenerationChunk) -> Numbers:
+    return np.frombuffer(chunk.embedding or b"", "<f4").astype(np.float64)
+
+
+def _score(numbers: Numbers, *, has_activation: bool) -> float:
+    """Return the score of a pair: the model's only number, or of a judge the logarithm of the odds of yes."""
+    score = numbers[:1] - numbers[1:2] if len(numbers) > 1 else numbers
+    return float((_sigmoid(score) if has_activation else score)[0])
+
+
+def _sigmoid(numbers: Numbers) -> Numbers:
+    sigmoid: Numbers = np.exp(np.minimum(numbers, 0)) / (1 + np.exp(-np.abs(numbers)))
+    return sigmoid
