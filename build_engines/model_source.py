@@ -43,6 +43,7 @@ from model_repository.system.cores import memory_bytes
 logger = logging.getLogger(__name__)
 
 DEMO = Path(str(resources.files("build_engines").joinpath("demo")))
+DEMO_MODELS = ("demo", "demo-embedder")
 
 _HUB_TIMEOUT_S = 10.0
 _VARIANT = "Q4_K_M"  # default among several GGUF files: most repositories have it
@@ -73,7 +74,7 @@ class ModelSource:
 def model_id_of(model: str) -> str:
     """Return the id that a model gets from its name, as `find_source` takes it."""
     model = reference_of_address(model)
-    if model == "demo":
+    if model in DEMO_MODELS:
         return model
     path, found = _path_of(model), HubReference.find(model)
     if path.is_dir():
@@ -107,6 +108,8 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
             adapters={f"demo-{config.parent.name}": config.parent for config in configs},
             precision=precision or "f32",
         )
+    if model == "demo-embedder":
+        return ModelSource(model_id=model, checkpoint=DEMO / "embedder", precision=precision or "f32")
     path, found, model_id = _path_of(model), HubReference.find(model), model_id_of(model)
     if path.is_dir():
         _check_id(model_id, f"--checkpoint {shlex.quote(model)}")
@@ -207,7 +210,7 @@ def _entry(model: str) -> ModelEntry | None:
     except CatalogError as exc:
         if "/" in model:
             return None
-        if hint := did_you_mean(model, ["demo"]):
+        if hint := did_you_mean(model, DEMO_MODELS):
             raise CatalogError(f"{model}: no such model{hint}") from exc
         raise CatalogError(f"{exc} (a MODEL may also be OWNER/NAME of the hub, a folder or FILE.gguf)") from exc
 

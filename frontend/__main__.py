@@ -104,10 +104,12 @@ def _parser() -> CommandParser:
 
     command = add_command("serve", "Run tritonserver and the frontend until Ctrl-C.", " demo")
     models_help = (
-        "Model to build first, unless it is built: demo, OWNER/NAME[:VARIANT] of the hub, the folder of a checkpoint, "
-        "FILE.gguf, or FILE.yaml for several models with options; `conch build --help` explains them."
+        "Model to build first, unless it is built: demo, demo-embedder, OWNER/NAME[:VARIANT] of the hub, the folder of "
+        "a checkpoint, FILE.gguf, or FILE.yaml for several models with options; `conch build --help` explains them."
     )
     command.add_argument("models", nargs="*", metavar="MODEL", help=models_help)
+    embedder_help = "Serve demo-embedder too, this project's tiny model for /v1/embeddings."
+    command.add_argument("--with-embedder", action="store_true", help=embedder_help)
     _add_serve_options(command)
     command.set_defaults(command=_serve)
 
@@ -115,7 +117,7 @@ def _parser() -> CommandParser:
     command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
     _add_chat_options(command)
     _add_serve_options(command)
-    command.set_defaults(command=_run)
+    command.set_defaults(command=_run, with_embedder=False)
 
     text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
     command = add_command("chat", text, f' --url {_URL} --model demo "What is the capital of France?"')
@@ -314,6 +316,9 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
     if options.model_options and not options.models:
         raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is built with it")
+    if options.with_embedder and not options.models:
+        raise SettingsError("--with-embedder: goes with a MODEL; `conch serve demo-embedder` serves the embedder alone")
+    models = [*options.models, *(["demo-embedder"] if options.with_embedder else [])]
     frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
     folder = server_folder(options.home, frontend.port)
     last_build = options.home / "repository"
@@ -347,8 +352,8 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         _print_error(exc)
         return 1
     if options.models and sys.stderr.isatty():
-        print(f"{'model':11} {', '.join(options.models)}", file=sys.stderr)  # the build may be silent for a while
-    status = build_models(options.models, options.home, settings.repository, options.model_options)
+        print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
+    status = build_models(models, options.home, settings.repository, options.model_options)
     if status:
         return status
     return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)

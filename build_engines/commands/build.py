@@ -27,7 +27,7 @@ from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.lock import lock_path, locked
-from build_engines.model_source import ModelSource, check_converted, find_source, gguf_source
+from build_engines.model_source import DEMO_MODELS, ModelSource, check_converted, find_source, gguf_source
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
@@ -112,7 +112,7 @@ MODELS_HELP = "see above; with --checkpoint or --gguf, any name for clients"
 MODELS = """\
 A MODEL is one of these:
 
-  demo                    the demo model of this project
+  demo, demo-embedder     the demo models of this project; the second one embeds
   OWNER/NAME[@REVISION]   a model of the Hugging Face hub: a checkpoint, or a repository of GGUF files
   OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
   llama3.1:8b             a name of the catalog (see `list`), from the hub
@@ -133,7 +133,7 @@ examples:
   conch build llama3.1:8b --runtime tensorrt_llm --checkpoint meta-llama/Llama-3.1-8B-Instruct@main \\
         --tensorrt-llm-examples TensorRT-LLM"""
 _PRECISION_HELP = (
-    f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo model: f32); with f32, "
+    f"of the matrices. llama_cpp: {', '.join((*PRECISIONS, *QUANTIZED))} (f16; the demo models: f32); with f32, "
     "twice the size of f16, other traffic hardly ever changes the text of a seed; "
     "of a GGUF file f16 or f32, for its KV cache. "
     "tensorrt_llm: bf16, f16, fp8 and others, as `list` shows them; of another model its checkpoint's"
@@ -227,7 +227,7 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse
                     raise BuildError(f"{key}: `build` has no such option{near}")
                 action = actions[f"--{key}"]
                 words += [_located(action, word, path.parent) for word in _words(action, value)]
-            is_path = model != "demo" and not {"checkpoint", "gguf"} & (fields or {}).keys()
+            is_path = model not in DEMO_MODELS and not {"checkpoint", "gguf"} & (fields or {}).keys()
             named = _existing(model, path.parent) if is_path else model
             given = argparse.Namespace(**vars(options) | {"model": named})
             build_of_model = _checked(parser.parse_args(words, given))
@@ -305,7 +305,7 @@ def _default_runtime(options: argparse.Namespace) -> str:
     reference = HubReference.find(options.model)
     has_variant = reference is not None and reference.variant is not None and options.checkpoint is None
     is_gguf = options.gguf is not None or Path(options.model).suffix.lower() == ".gguf"
-    is_for_cpu = options.model == "demo" or is_gguf or has_variant
+    is_for_cpu = options.model in DEMO_MODELS or is_gguf or has_variant
     return RUNTIME if installed_version(RUNTIME) and not is_for_cpu else "llama_cpp"
 
 

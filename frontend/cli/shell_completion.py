@@ -40,7 +40,7 @@ def script(shell: str, helps: Mapping[str, str], others: Collection[str]) -> str
         listed = readers.submit(_output, "list", "--json")
         texts = dict(helps) | dict(zip(others, readers.map(_output, others, ["--help"] * len(others)), strict=True))
     names = {kind: [each["model_id"] or "" for each in found] for kind, found in json.loads(listed.result()).items()}
-    models = {name: ["demo", *names["models"]] for name in _OF_CATALOG}
+    models = {name: ["demo", "demo-embedder", *names["models"]] for name in _OF_CATALOG}
     models |= {name: names["artifacts"] for name in _OF_STORE}
     cases = "\n".join(
         f'        *:{pattern}) words="{" ".join(words)}" ;;'

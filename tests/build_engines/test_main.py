@@ -13,7 +13,7 @@ from build_engines.__main__ import main
 from build_engines.digests import Digests
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -108,6 +108,12 @@ def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_ne
     assert main(["build", "demo", "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
     model = read_ensemble(tmp_path / "repository", "demo")
     assert (model.adapters, Capability.IMAGES in model.capabilities) == ({}, False)
+
+
+def test_the_demo_embedder_pools_and_generates_nothing(tmp_path: Path) -> None:
+    assert main(["build", "demo-embedder", "--home", str(tmp_path)]) == 0
+    model = read_ensemble(tmp_path / "repository", "demo-embedder")
+    assert (model.task, model.context_window, model.adapters) == (Task.EMBED, 256, {})
 
 
 def test_an_artifact_that_is_named_twice_is_refused(

@@ -61,6 +61,22 @@ def test_serve_without_a_model_serves_the_last_build(
     assert served == [tmp_path / "repository", Path("other")]
 
 
+def test_the_embedder_is_served_behind_the_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[list[str]] = []
+
+    def build_models(models: list[str], *_: object) -> int:
+        built.append(models)
+        return 1
+
+    monkeypatch.setattr("frontend.launcher.models.build_models", build_models)
+    assert main(["serve", "demo", "--with-embedder", f"--home={tmp_path}"]) == 1
+    assert built == [["demo", "demo-embedder"]]
+    assert main(["serve", "--with-embedder", f"--home={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith("error: --with-embedder: goes with a MODEL")
+
+
 def test_an_unknown_option_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _parser().parse_args(["chat", "--nonsense", "What"])
@@ -98,7 +114,7 @@ def test_the_completion_knows_commands_options_values_and_files(tmp_path: Path) 
     assert completed("serve", "--triton-h") == {"--triton-http-port", "--triton-hang-s"}
     assert completed("build", "demo", "--prec") == {"--precision"}
     assert completed("serve", "mo") == {"model.gguf"}
-    assert completed("run", "dem") == {"demo"}
+    assert completed("run", "dem") == {"demo", "demo-embedder"}
     assert completed("plan", "nvidia/Llama") == {"nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"}
     assert completed("plan", "demo", "--gpu", "h1") == {"h100"}
     assert completed("launch", "cl") == {"claude"}

@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -30,7 +31,7 @@ from frontend.cli.chat import chat
 from frontend.cli.chat_client import ChatClient, ChatFailed, Message, Piece
 from frontend.settings import SettingsError
 from tests.build_engines.stand_in_hub import Repository, stand_in_hub
-from tests.integration.api import Api
+from tests.integration.api import EMBEDDINGS, Api
 from tests.launching import FREE_PORTS
 from tests.processes import command_line
 from tests.waiting import DEADLINE_S
@@ -169,6 +170,20 @@ def test_a_model_is_served_with_its_options(tmp_path: Path) -> None:
     assert terminal.status() == 0
     assert conch("ps", f"--home={tmp_path}") == ""
     assert conch("rm", "demo", f"--home={tmp_path}").startswith("removed     ")
+
+
+def test_the_embedder_is_served_behind_the_models(tmp_path: Path) -> None:
+    terminal = Terminal("serve", "demo", "--with-embedder", f"--home={tmp_path}", *FREE_PORTS)
+    terminal.wait_for("/v1/chat/completions")
+    url = re.findall(r"(http://\S+) serves demo, .*, demo-embedder,", terminal.text)[0]
+    models = [card["id"] for card in Api(url).get("/v1/models").body["data"]]
+    assert (models[0], models[-1]) == ("demo", "demo-embedder")
+    texts = ["Where does the cat sleep?", "El gato duerme en el jardín.", "El gato bebe leche en la cocina."]
+    answer = Api(url).post(EMBEDDINGS, {"model": "demo-embedder", "input": texts})
+    question, right, wrong = (np.array(each["embedding"]) for each in answer.body["data"])
+    assert question @ right > question @ wrong
+    terminal.kill(signal.SIGTERM)
+    assert terminal.status() == 0
 
 
 def test_an_option_of_a_model_goes_with_a_model(tmp_path: Path) -> None:

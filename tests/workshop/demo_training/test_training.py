@@ -18,6 +18,7 @@ from tests.workshop.demo_training.encoding import DocumentEncoder
 from tests.workshop.demo_training.formal import PREFIX, formal
 from tests.workshop.demo_training.functions import draw_completion, draw_function, draw_gap
 from tests.workshop.demo_training.hermes import to_json
+from tests.workshop.demo_training.parallel import FORMS, LANGUAGES, draw_pair, draw_sentence, third_person
 from tests.workshop.demo_training.pictures import FACTS, HELD_OUT_SEED, Painter
 from tests.workshop.demo_training.relations import RELATIONS
 from tests.workshop.demo_training.skills import Chat
@@ -168,3 +169,21 @@ def test_a_picture_has_its_colour_and_answers_that_name_its_facts() -> None:
         assert (abs(pixels).max(axis=-1) <= 20).sum() >= 10  # a small star has some 30 pixels
         summary = picture.questions[-1][1]
         assert all(value in summary for value in picture.facts.values()), summary
+
+
+def test_no_text_of_a_held_out_sentence_is_trained_for_the_embedder() -> None:
+    rng = random.Random(1)
+    trained = {text for _ in range(5_000) for text in draw_pair(rng)}
+    held_out = [draw_sentence(rng, held_out=True) for _ in range(500)]
+    for language in LANGUAGES:
+        for _ in FORMS[language]["statement"] * 3:
+            assert not trained & {meaning.text(rng, "statement", language) for meaning in held_out}
+
+
+def test_articles_are_contracted_and_verbs_agree() -> None:
+    rng = random.Random(1)
+    texts = " ".join(text.lower() for _ in range(3_000) for text in draw_pair(rng))
+    assert " del " in texts and " du " in texts
+    assert not {phrase for phrase in (" de el ", " a el ", " de le ", " de les ", " à le ") if phrase in texts}
+    verbs = {"wash the car": "washes the car", "study": "studies", "play chess": "plays chess", "watch": "watches"}
+    assert {verb: third_person(verb) for verb in verbs} == verbs

@@ -7,25 +7,21 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from cyllama.llama import llama_cpp as llama
 from msgspec.structs import replace
 
-from build_engines.artifact import Manifest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.llama_cpp.gguf_header import read_gguf_facts
-from model_repository.contract.request import EngineRequest, Params
 from model_repository.engine.llama_cpp import encoder
 from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
-from model_repository.engine.runtime import EngineConfig, load_runtime
+from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_of
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
+from tests.model_repository.engine.llama_cpp.embedding import Vectors, config_of, embed, loaded, step, submit
 from tests.model_repository.engine.tiny_models import ENCODERS, write_model
-
-type Vectors = npt.NDArray[np.float32]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -43,42 +39,13 @@ def config(reference: tuple[str, EmbeddingReference], tmp_path_factory: pytest.T
     (name, expected), folder = reference, tmp_path_factory.mktemp("embedder")
     checkpoint = write_embedder(folder / "checkpoint", name, expected.seed)
     artifact = build(CpuSpec(model_id=name, checkpoint=checkpoint, precision="f32"), folder)
-    manifest = Manifest.load(artifact)
-    return EngineConfig(
-        runtime="llama_cpp",
-        artifact_dir=artifact,
-        context_window=manifest.context_window,
-        eos_token_ids=frozenset(),
-        num_threads=1,
-        precision="f32",
-        pooling=manifest.pooling,
-    )
+    return config_of(artifact)
 
 
 @pytest.fixture
 def runtime(config: EngineConfig) -> Iterator[LlamaCppEncoder]:
-    with closing(load_runtime(config, [])) as runtime:
-        assert isinstance(runtime, LlamaCppEncoder)
+    with loaded(config) as runtime:
         yield runtime
-
-
-def submit(runtime: LlamaCppEncoder, sequence: int, prompt: Sequence[int], priority: int = 0) -> None:
-    params = Params(max_tokens=0, priority=priority)
-    runtime.submit(sequence, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=0, params=params))
-
-
-def step(runtime: LlamaCppEncoder) -> dict[int, Vectors]:
-    return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in runtime.step()}
-
-
-def embed(runtime: LlamaCppEncoder, prompts: Sequence[Sequence[int]]) -> Vectors:
-    """Embed prompts that are submitted together."""
-    for sequence, prompt in enumerate(prompts):
-        submit(runtime, sequence, prompt)
-    found: dict[int, Vectors] = {}
-    while runtime.has_work:
-        found |= step(runtime)
-    return np.stack([found[sequence] for sequence in range(len(prompts))])
 
 
 def test_embeddings_are_those_of_transformers(
