@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cyllama.llama import llama_cpp as llama
-
 from model_repository.engine.adapters.folder import Adapter
+from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import InvalidRequest
 

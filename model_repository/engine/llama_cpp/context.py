@@ -8,12 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cyllama.llama import llama_cpp as llama
-
-from model_repository.engine.runtime import Pooling
+from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.runtime import EngineConfig, Pooling
 from model_repository.engine.scheduler import Chunk, Scheduler
+from model_repository.errors import EngineFailed
 
 MAX_STEP_TOKENS = 512
+# A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
+# weights come from memory, and all cores should use them while they are in the cache.
+MAX_CACHED_WEIGHTS_BYTES = 64 << 20
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
 _POOLING_TYPES = {
@@ -22,6 +25,23 @@ _POOLING_TYPES = {
     Pooling.LAST: llama.LLAMA_POOLING_TYPE_LAST,
     Pooling.RANK: llama.LLAMA_POOLING_TYPE_RANK,
 }
+
+
+def num_contexts(config: EngineConfig, num_threads: int) -> int:
+    """Return the number of contexts: the option's, or one that suits the model's size.
+
+    Raises:
+        EngineFailed: the option is wrong.
+    """
+    given = config.options.get("contexts")
+    if given is None:
+        weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
+        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
+    if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
+        raise EngineFailed(
+            f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
+        )
+    return int(given)
 
 
 def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaContextParams:
@@ -36,15 +56,22 @@ def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaC
     return params
 
 
-def embedding_params(window: int, max_prompts: int, pooling: Pooling, *, is_f32: bool) -> llama.LlamaContextParams:
+def embedding_params(
+    model: llama.LlamaModel, window: int, max_prompts: int, pooling: Pooling, *, is_f32: bool
+) -> llama.LlamaContextParams:
     """Return the parameters of a context that embeds up to `max_prompts` prompts in a step, none above `window`."""
     params = llama.LlamaContextParams()
     params.embeddings = True
     params.pooling_type = _POOLING_TYPES[pooling]
     params.n_seq_max = max_prompts
-    params.n_ctx = params.n_batch = params.n_ubatch = max(window, MAX_STEP_TOKENS)  # pooling needs whole prompts
+    params.n_ctx = params.n_batch = max(window, MAX_STEP_TOKENS)
     params.kv_unified = True  # the prompts of a step share the tokens: they differ in length
-    _set_precision(params, is_f32=is_f32)
+    # llama.cpp computes a prompt at once, except for the last vector of a model whose tokens see only earlier ones.
+    keys = model.metadata()
+    is_causal = keys.get(f"{keys['general.architecture']}.attention.causal") != "false"
+    params.n_ubatch = MAX_STEP_TOKENS if is_causal and pooling == Pooling.LAST else params.n_batch
+    # Without flash attention, which sums in f16, memory grows with the square: 12 heads and 8192 tokens take 3.4 GB.
+    _set_precision(params, is_f32=is_f32 and params.n_ubatch <= MAX_STEP_TOKENS)
     return params
 
 

@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cyllama.llama import llama_cpp as llama
 from msgspec.structs import replace
 
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
@@ -22,6 +21,7 @@ from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.images import ImageReader, Picture
 from model_repository.engine.llama_cpp.context import SlotCache
+from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt, num_common_tokens
 from model_repository.errors import EngineFailed

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-# The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
-# for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. This number is at
-# most half a millisecond; the usual one, thirty times as large, takes the cores from Triton and the frontend.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
 import contextlib
 import functools
 import queue
@@ -19,8 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from cyllama.llama import llama_cpp as llama
-
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
@@ -28,8 +18,9 @@ from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.grammar_budget import GrammarBudget
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
-from model_repository.engine.llama_cpp.context import Context, context_params
+from model_repository.engine.llama_cpp.context import Context, context_params, num_contexts
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
+from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.queue_order import queue_order_s
@@ -40,9 +31,6 @@ from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
 from model_repository.system.cores import num_physical_cores
 
-# A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
-# weights come from memory, and all cores should use them while they are in the cache.
-MAX_CACHED_WEIGHTS_BYTES = 64 << 20
 # Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
 MIN_LOGITS_OF_THREADS = 1 << 16
 
@@ -70,7 +58,7 @@ class LlamaCppRuntime:
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
         path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
         self._num_threads = config.num_threads or num_physical_cores()
-        num_slots_of_contexts = _share_out(config.max_sequences, _num_contexts(config, self._num_threads))
+        num_slots_of_contexts = _share_out(config.max_sequences, num_contexts(config, self._num_threads))
         self._images: ImagePrompts | None = None
         self._image_counts = ImageCounts()
         projector = config.artifact_dir / PROJECTOR
@@ -375,23 +363,6 @@ class LlamaCppRuntime:
         self._model.close()
         if self._images is not None:
             self._images.close()
-
-
-def _num_contexts(config: EngineConfig, num_threads: int) -> int:
-    """Return the number of contexts: the option's, or one that suits the model's size.
-
-    Raises:
-        EngineFailed: the option is wrong.
-    """
-    given = config.options.get("contexts")
-    if given is None:
-        weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
-        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
-    if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
-        raise EngineFailed(
-            f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
-        )
-    return int(given)
 
 
 def _share_out(count: int, num_parts: int) -> list[int]:

@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import methodcaller
 
-from cyllama.llama import llama_cpp as llama
-
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
+from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.request_checks import constraint_field, split_biases
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest

@@ -43,7 +43,7 @@ def submit(runtime: LlamaCppEncoder, sequence: int, prompt: Sequence[int], prior
 
 
 def step(runtime: LlamaCppEncoder) -> dict[int, Vectors]:
-    return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in runtime.step()}
+    return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in runtime.step() or ()}
 
 
 def embed(runtime: LlamaCppEncoder, prompts: Sequence[Sequence[int]]) -> Vectors:

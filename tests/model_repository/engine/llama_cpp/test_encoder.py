@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,10 @@ from msgspec.structs import replace
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.llama_cpp.gguf_header import read_gguf_facts
-from model_repository.engine.llama_cpp import encoder
+from model_repository.contract.request import EngineRequest, Params
+from model_repository.engine.llama_cpp import context, encoder
 from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
-from model_repository.engine.runtime import EngineConfig
+from model_repository.engine.runtime import EngineConfig, StepOutput, load_runtime
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_of
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
@@ -71,12 +75,112 @@ def test_prompts_of_unlike_lengths_share_a_step(
     assert np.abs(np.stack([together[number] for number in range(len(prompts))]) - alone).max() < 1e-5
 
 
-def test_a_step_has_few_tokens_or_one_long_prompt(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "MAX_STEP_TOKENS", 8)
-    for sequence, length in enumerate((5, 3, 2, 20, 1)):
+@pytest.fixture
+def short_steps(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LlamaCppEncoder]]:
+    """Makes an encoder whose steps have at most 32 tokens."""
+    with ExitStack() as stack:
+
+        def make(num_threads: int) -> LlamaCppEncoder:
+            for module in (context, encoder):
+                monkeypatch.setattr(module, "MAX_STEP_TOKENS", 32)
+            small = replace(config, num_threads=num_threads, max_sequences=8)
+            return stack.enter_context(closing(LlamaCppEncoder(small, [])))
+
+        yield make
+
+
+def test_a_step_has_few_tokens(short_steps: Callable[..., LlamaCppEncoder]) -> None:
+    runtime = short_steps(num_threads=1)
+    for sequence, length in enumerate((20, 12, 8, 32, 1)):
         submit(runtime, sequence, [40] * length)
     assert [sorted(step(runtime)) for _ in range(4)] == [[0, 1], [2], [3], [4]]
     assert not runtime.has_work
+
+
+def test_contexts_share_the_prompts(short_steps: Callable[..., LlamaCppEncoder]) -> None:
+    runtime = short_steps(num_threads=2)
+    for sequence in range(3):
+        submit(runtime, sequence, [40, 41])
+    assert sorted([sorted(step(runtime)) for _ in range(2)]) == [[0, 1], [2]]
+    assert not runtime.has_work
+
+
+def test_a_long_prompt_has_the_same_vector_in_its_own_context(
+    runtime: LlamaCppEncoder, short_steps: Callable[..., LlamaCppEncoder], reference: tuple[str, EmbeddingReference]
+) -> None:
+    prompts = [[40 + number % 9 for number in range(length)] for length in (200, 3, 40, 32)]
+    expected = embed(runtime, prompts)
+    difference = np.abs(embed(short_steps(num_threads=1), prompts) - expected)
+    # Flash attention sums in f16. A decoder computes long prompts in pieces, without it.
+    assert difference.max() < (1e-3 if reference[0] == "bert" else 1e-5)
+
+
+@dataclass
+class Hold:
+    """Holds each step until `is_over`; while `has_polls`, llama.cpp goes on."""
+
+    is_over: threading.Event = field(default_factory=threading.Event)
+    has_polls: bool = False
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
+    hold, compute = Hold(), encoder._Context.compute
+
+    def compute_later(context: encoder._Context, *arguments: Any) -> list[StepOutput]:
+        while not hold.is_over.wait(0.001):
+            context.num_polls += hold.has_polls
+        return compute(context, *arguments)
+
+    monkeypatch.setattr(encoder._Context, "compute", compute_later)
+    yield hold
+    hold.is_over.set()
+
+
+def test_the_prompt_of_a_step_in_progress_is_cancelled(runtime: LlamaCppEncoder, held: Hold) -> None:
+    submit(runtime, 0, [40, 41])
+    runtime.wake()
+    assert runtime.step() is None
+    assert runtime.stats().num_active == 1
+    runtime.free(0)
+    held.is_over.set()
+    assert step(runtime) == {}
+    assert not runtime.has_work
+
+
+def test_a_long_prompt_leaves_room_for_short_ones(short_steps: Callable[..., LlamaCppEncoder], held: Hold) -> None:
+    runtime = short_steps(num_threads=1)
+    for sequence, length in enumerate((40, 40, 3)):
+        submit(runtime, sequence, [40] * length)
+    runtime.wake()
+    assert runtime.step() is None
+    stats = runtime.stats()
+    assert (stats.num_active, stats.num_waiting) == (2, 1)
+
+
+def test_a_step_in_progress_tells_whether_it_goes_on(
+    runtime: LlamaCppEncoder, held: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine counts as lost after a minute without a result."""
+    monkeypatch.setattr(encoder, "_WAIT_S", 0.1)
+    submit(runtime, 0, [40])
+    assert runtime.step() is None
+    held.has_polls = True
+    assert runtime.step() == ()
+
+
+def test_a_failed_step_loses_all_prompts(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder._Context, "compute", fail)
+        submit(runtime, 0, [40])
+        with pytest.raises(EngineFailed, match="llama\\.cpp failed in a step: no memory"):
+            runtime.step()
+    assert not runtime.has_work
+    submit(runtime, 1, [40])
+    assert list(step(runtime)) == [1]
 
 
 def test_a_step_has_no_more_prompts_than_sequences(config: EngineConfig) -> None:
