@@ -22,7 +22,7 @@ from tests.workshop.load.grpc_stream import GrpcClient
 from tests.workshop.load.http_stream import Exchange, HttpStream, connect
 from tests.workshop.load.load import Load, Target, requests
 from tests.workshop.load.load_result import summarize
-from tests.workshop.load.stream_record import StreamRecord, read_stream
+from tests.workshop.load.stream_record import StreamRecord, read_embeddings, read_stream
 
 _LEAD_S = 0.05  # from the line with the start time to the start
 
@@ -80,6 +80,8 @@ class HttpClient:
             return Exchange(begun_s, error=f"no connection: {exc}")
 
     def record(self, exchange: Exchange) -> StreamRecord:
+        if self._load.api == "embeddings":
+            return read_embeddings(exchange, self._load.num_inputs)
         return read_stream(exchange, self._load.num_tokens, may_stop_early=not self._load.ignores_eos)
 
     async def _exchange_on(self, stream: HttpStream, request: bytes) -> Exchange:

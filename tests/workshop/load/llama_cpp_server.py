@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True, help="sequences decoded at a time")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--slot-tokens", type=int, default=1024, help="prompt and completion of a slot (%(default)s)")
+    parser.add_argument("--embeddings", action="store_true", help="the model embeds")
     options = parser.parse_args()
 
     params = xllamacpp.CommonParams()
@@ -31,6 +32,7 @@ def main() -> None:
     params.n_ctx = options.slots * options.slot_tokens
     params.cpuparams.n_threads = options.threads
     params.cpuparams_batch.n_threads = options.threads
+    params.embedding = options.embeddings
     params.verbosity = 0
     server = xllamacpp.Server(params)
     sys.stdout.write(f"{server.listening_address}\n{xllamacpp.get_system_info()}\n")

@@ -37,6 +37,8 @@ class Load:
     num_streams: int = 64  # an open loop uses as many as it needs
     num_tokens: int = 200  # of each completion
     prompt_words: int = 16
+    min_prompt_words: int = 0  # each prompt has a random number of words from this one on; 0: all have `prompt_words`
+    num_inputs: int = 1  # texts of a request for embeddings
     repeated_chars: int = 0  # length of the source code that each text repeats; 0: other texts
     turn_chars: int = 0  # length of the source code in a turn of an agent's chat; 0: other chats
     rate_per_s: float | None = None  # None: a closed loop
@@ -46,7 +48,7 @@ class Load:
     pause_s: float = 0.0  # of each stream of a closed loop, before each request
     warmup_s: float = 0.5
     window_s: float = 3.0
-    api: Literal["chat/completions", "completions", "responses", "messages"] = "chat/completions"
+    api: Literal["chat/completions", "completions", "responses", "messages", "embeddings"] = "chat/completions"
     has_image: bool = False  # each chat shows another picture
     reuses_connections: bool = True  # False: each request has a new one
     ignores_eos: bool = True
@@ -56,7 +58,7 @@ class Load:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_streams", "num_tokens", "prompt_words", "window_s"):
+        for name in ("num_streams", "num_tokens", "prompt_words", "num_inputs", "window_s"):
             self._require(name, getattr(self, name) > 0, "must be above 0")
         for name in ("repeated_chars", "turn_chars", "ramp_s", "pause_s", "warmup_s"):
             self._require(name, getattr(self, name) >= 0, "must be at least 0")
@@ -125,7 +127,10 @@ def prompts(load: Load) -> Iterator[str]:
         yield from _repetitions(load)
     words = random.Random(load.seed)
     for number in itertools.count():
-        yield " ".join([str(number), *words.choices(_WORDS, k=load.prompt_words - 1)])
+        num_words = (
+            words.randint(load.min_prompt_words, load.prompt_words) if load.min_prompt_words else load.prompt_words
+        )
+        yield " ".join([str(number), *words.choices(_WORDS, k=num_words - 1)])
 
 
 def _pieces_of_code(seed: int) -> Callable[[int], str]:
@@ -176,18 +181,27 @@ def _messages(load: Load) -> Iterator[list[dict[str, Any]]]:
         yield [message_with(_noise(prompt), question=prompt) if load.has_image else {"role": "user", "content": prompt}]
 
 
-def requests(load: Load, target: Target) -> Iterator[bytes]:
-    """Yield endless HTTP requests, each with another prompt."""
-    fields: dict[str, Any] = {"model": target.model, "stream": True, **load.fields}
+def _bodies(load: Load) -> Iterator[dict[str, Any]]:
+    """Yield the fields of endless requests, except the model and those of the load itself."""
+    if load.api == "embeddings":
+        for texts in itertools.batched(prompts(load), load.num_inputs):
+            yield {"input": texts}
+    fields: dict[str, Any] = {"stream": True}
     fields["max_output_tokens" if load.api == "responses" else "max_tokens"] = load.num_tokens
     if load.api in ("chat/completions", "completions"):
         fields["stream_options"] = {"include_usage": True}
         if load.ignores_eos:
             fields["ignore_eos"] = True
-    path = f"{target.base_path}/v1/{load.api}"
     name = {"completions": "prompt", "responses": "input"}.get(load.api, "messages")
-    host, port = target.address
     for prompt in prompts(load) if load.api == "completions" else _messages(load):
-        body = json.dumps(fields | {name: prompt}).encode()
+        yield fields | {name: prompt}
+
+
+def requests(load: Load, target: Target) -> Iterator[bytes]:
+    """Yield endless HTTP requests, each with other prompts."""
+    path = f"{target.base_path}/v1/{load.api}"
+    host, port = target.address
+    for fields in _bodies(load):
+        body = json.dumps({"model": target.model, **load.fields, **fields}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\nContent-Length: "
         yield b"%s%d\r\n\r\n%s" % (head.encode(), len(body), body)

@@ -16,6 +16,8 @@ from tests.workshop.load.soak import SoakOutcome
 
 HEADINGS = {
     "tokens_per_s": "tokens/s",
+    "embeddings_per_s": "embeddings/s",
+    "cpu_us_per_embedding": "server CPU us/embedding",
     "requests_per_s": "requests/s",
     "tokens_per_chunk": "tokens per chunk",
     "cpu_us_per_token": "server CPU us/token",
@@ -25,7 +27,7 @@ HEADINGS = {
     "slowest_pace": "slowest stream's share of pace",
     "engine_call_ms": "engine alone over gRPC ms",
     "frontend_rss_mb": "frontend RSS MB",
-    "ratio_to_peer": "tokens/s to peer's",
+    "ratio_to_peer": "rate to peer's",
     "cpu_ratio_to_peer": "CPU to peer's",
     "ttft_ratio_to_peer": "TTFT p50 to peer's",
     "cost_to_first": "CPU cost to first row",

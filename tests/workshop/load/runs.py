@@ -45,6 +45,8 @@ class Run:
         frontend = self.memory.get("frontend")
         values = {
             "tokens_per_s": result.num_tokens / self.window_s,
+            "embeddings_per_s": result.num_tokens / self.window_s,
+            "cpu_us_per_embedding": _ratio(cpu_us, result.num_tokens),
             "requests_per_s": result.num_requests / self.window_s,
             "responses_per_s": result.num_chunks / self.window_s,
             "cpu_us_per_response": _ratio(cpu_us, result.num_chunks),

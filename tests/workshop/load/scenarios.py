@@ -22,9 +22,9 @@ class Setup:
     max_sequences: int = 320  # that the engine decodes at the same time
     max_in_flight: int = 1024  # that the frontend admits at the same time
     precision: Literal["f16", "f32", "q8_0"] = "f16"  # of the weights; in f32 our KV cache is f32 too
-    # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand.
-    # The synthetic engine has only the tokenizer.
-    weights: Literal["demo", "random", "smollm2", "smollm2-wide"] = "demo"
+    # 370 million random ones; SmolLM2's 135 million in Q4_1, also with a vocabulary of 152 thousand; all-MiniLM-L6-v2,
+    # which embeds. The synthetic engine has only the tokenizer.
+    weights: Literal["demo", "random", "smollm2", "smollm2-wide", "minilm"] = "demo"
     speculative: str = ""  # how our CPU engine drafts tokens; empty: not at all
     num_workers: int = 1  # processes of the frontend
     num_rendered: int = 1  # models in the repository; all but the first are not loaded
@@ -169,6 +169,21 @@ def _real(
         metrics=_AGAINST_LLAMA_CPP,
         max_repeats=max_repeats,
     )
+
+
+def _embeddings(label: str, num_streams: int, **more: Any) -> tuple[Point, ...]:
+    """Return a load on an embedder, each request on a new connection, beside llama.cpp's own server."""
+    load = Load(
+        num_streams=num_streams,
+        api="embeddings",
+        fields={},
+        reuses_connections=False,
+        warmup_s=1.0,
+        window_s=5.0,
+        **more,
+    )
+    points = _cpu_engine(Setup(max_sequences=8, weights="minilm"), (num_streams,), load)
+    return tuple(replace(point, label=f"{label}, {point.server}") for point in points)
 
 
 def _rendered(num_models: int) -> Point:
@@ -390,6 +405,18 @@ SUITE = (
         metrics=("requests_per_s", "cpu_us_per_request", *_LATENCY, "ratio_to_peer"),
     ),
     Scenario(
+        name="embeddings",
+        title="all-MiniLM-L6-v2 in f16, against llama.cpp's own server on the same file",
+        points=(
+            *_embeddings("1 client, texts of 8 words", 1, prompt_words=8),
+            *_embeddings("8 clients, texts of 8 words", 8, prompt_words=8),
+            *_embeddings("1 client, 32 texts of 2 to 60 words", 1, num_inputs=32, min_prompt_words=2, prompt_words=60),
+            *_embeddings("1 client, texts of 200 to 450 words", 1, min_prompt_words=200, prompt_words=450),
+            *_embeddings("8 clients, texts of 200 to 450 words", 8, min_prompt_words=200, prompt_words=450),
+        ),
+        metrics=("embeddings_per_s", "cpu_us_per_embedding", "request_ms.p50", "request_ms.p99", "ratio_to_peer"),
+    ),
+    Scenario(
         name="many-streams",
         title="Slow streams: 1,000 tokens a second in all",
         points=(_slow(1_000), _slow(10_000)),
@@ -477,7 +504,7 @@ def _quick_point(point: Point) -> Point:
         max_sequences=min(point.setup.max_sequences, 64),
         max_in_flight=64,
         precision="f16",
-        weights="demo",
+        weights="minilm" if point.setup.weights == "minilm" else "demo",
         num_workers=1,
         num_rendered=min(point.setup.num_rendered, 2),
         peer="" if point.setup.peer == DYNAMO else point.setup.peer,

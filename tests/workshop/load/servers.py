@@ -24,7 +24,7 @@ from model_repository.engine.runtime import PROJECTOR, EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.launching import free_port
-from tests.raw_model import real_model
+from tests.raw_model import real_embedder, real_model
 from tests.workshop.load import dynamo
 from tests.workshop.load.accounting import Processes
 from tests.workshop.load.load import Target
@@ -85,7 +85,7 @@ class ServerFactory:
             if artifacts[1:]:  # models that come after the start are listed, and not loaded
                 shutil.copytree(self._repository(artifacts[1:], setup), repository, dirs_exist_ok=True)
             if setup.peer == LLAMA_CPP:
-                servers[LLAMA_CPP] = stack.enter_context(self._llama_cpp(artifacts[0], setup.max_sequences))
+                servers[LLAMA_CPP] = stack.enter_context(self._llama_cpp(artifacts[0], setup))
             elif setup.peer == DYNAMO:
                 try:
                     servers[DYNAMO] = stack.enter_context(self._dynamo(setup))
@@ -104,6 +104,8 @@ class ServerFactory:
             arguments = ["bench/smollm2", "--gguf", str(real_model())]
         elif setup.weights == "smollm2-wide":
             arguments = ["bench/smollm2-wide", "--gguf", str(self._wide_model())]
+        elif setup.weights == "minilm":
+            arguments = ["bench/minilm", "--checkpoint", str(real_embedder())]
         elif setup.weights == "random":
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
         output = _build_engines("build", *arguments, "--home", str(self.state_dir))
@@ -184,12 +186,14 @@ class ServerFactory:
             yield Server(target=Target(url=url, model=dynamo.MODEL), processes=Processes(pids))
 
     @contextmanager
-    def _llama_cpp(self, artifact_dir: Path, num_slots: int) -> Iterator[Server]:
+    def _llama_cpp(self, artifact_dir: Path, setup: Setup) -> Iterator[Server]:
         gguf = artifact_dir / "model.gguf"
         command = [sys.executable, "-m", "tests.workshop.load.llama_cpp_server", "--gguf", str(gguf)]
         if (projector := artifact_dir / PROJECTOR).exists():
             command += ["--mmproj", str(projector)]
-        command += ["--slots", str(num_slots), "--threads", str(self.num_threads)]
+        command += ["--slots", str(setup.max_sequences), "--threads", str(self.num_threads)]
+        if setup.weights == "minilm":
+            command += ["--embeddings", "--slot-tokens", str(Manifest.load(artifact_dir).context_window)]
         with (
             self.log_path.open("a") as log,
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True) as process,

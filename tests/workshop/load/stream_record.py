@@ -27,7 +27,7 @@ class StreamRecord:
     ended_s: float
     chunk_times_s: tuple[float, ...]
     chunk_chars: tuple[int, ...]
-    num_tokens: int  # by the server's count
+    num_tokens: int  # by the server's count; vectors of an answer with embeddings
     error: str = ""  # empty: a correct answer
 
 
@@ -80,6 +80,23 @@ def read_stream(exchange: Exchange, num_tokens: int, *, may_stop_early: bool) ->
         chunk_chars=tuple(chars),
         num_tokens=usage_tokens,
         error=error or _wrong_end(finish_reason, has_ended, usage_tokens, num_tokens, may_stop_early),
+    )
+
+
+def read_embeddings(exchange: Exchange, num_inputs: int) -> StreamRecord:
+    """Return the record of an exchange, with an error unless there is a vector for each input."""
+    error, vectors = exchange.error or _status_error(exchange), []
+    if not error:
+        vectors = [each["embedding"] for each in orjson.loads(b"".join(piece for _, piece in exchange.pieces))["data"]]
+        if len(vectors) != num_inputs or not all(vectors):
+            error = f"{sum(map(bool, vectors))} vectors for {num_inputs} inputs"
+    return StreamRecord(
+        sent_s=exchange.sent_s,
+        ended_s=exchange.ended_s,
+        chunk_times_s=(exchange.ended_s,),
+        chunk_chars=(1,),
+        num_tokens=len(vectors),
+        error=error,
     )
 
 
