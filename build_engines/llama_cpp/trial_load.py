@@ -24,8 +24,7 @@ _ERROR = 4  # ggml.h: enum ggml_log_level
 NUM_SEQUENCES, WINDOW = 16, 16384
 # llama.cpp's log has one line for each cache: of keys and values with the tokens of a sequence, or of states.
 _CACHE = re.compile(r"llama_(kv_cache|memory_recurrent): size = +([\d.]+) MiB \( *(\d+) cells")
-# The buffers of a step, and the KV cache of a decoder that embeds.
-_BUFFER = re.compile(r"(?:compute|KV) buffer size = +([\d.]+) MiB")
+_BUFFER = re.compile(r"compute buffer size = +([\d.]+) MiB")  # of a step
 
 
 def check_loads(
@@ -84,10 +83,17 @@ def _load(precision: str, model: str, pooling: str, window: str, projector: str 
         load_projector(Path(projector), loaded, 1)
     is_f32 = precision == "f32"
     if pooling:
-        llama.LlamaContext(loaded, embedding_params(int(window), NUM_SEQUENCES, Pooling(pooling), is_f32=is_f32))
-        return SequenceMemory(step_bytes=round(sum(map(float, _BUFFER.findall("".join(logged)))) * 2**20))
+        params = embedding_params(loaded, int(window), NUM_SEQUENCES, Pooling(pooling), is_f32=is_f32)
+        llama.LlamaContext(loaded, params)
+        return SequenceMemory(step_bytes=_step_bytes_of("".join(logged)))
     llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=is_f32))
     return sequence_memory_of("".join(logged))
+
+
+def _step_bytes_of(log: str) -> int:
+    """Return the memory of a step by the log of a context that embeds: its buffers, and a decoder's KV cache."""
+    caches_mib = [size_mib for _, size_mib, _ in _CACHE.findall(log)]
+    return round(sum(map(float, [*_BUFFER.findall(log), *caches_mib])) * 2**20)
 
 
 def sequence_memory_of(log: str) -> SequenceMemory:

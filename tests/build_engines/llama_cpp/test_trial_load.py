@@ -112,14 +112,25 @@ def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Pat
     assert abs(memory.state_bytes - 2 * layer_bytes) <= _ROUNDING
 
 
+@pytest.mark.parametrize("is_f32", [False, True])
 @pytest.mark.parametrize("name", ["bert", "gemma-embedding"])
-def test_a_model_that_embeds_has_the_buffers_of_its_longest_prompt(name: str, tmp_path: Path) -> None:
+def test_a_model_that_embeds_has_the_buffers_of_its_longest_prompt(name: str, is_f32: bool, tmp_path: Path) -> None:
+    """They hold the mask of all pairs of tokens, but not the scores of each head."""
     path, num_tokens = write_model(tmp_path / "model.gguf", name), 2048
-    half, whole = (check_loads(name, path, None, "mean", num_tokens, is_f32=is_f32) for is_f32 in (False, True))
-    assert half is not None and whole is not None
+    memory = check_loads(name, path, None, "mean", num_tokens, is_f32=is_f32)
     mask_bytes, scores_bytes = 2 * num_tokens**2, 3 * 4 * num_tokens**2  # three heads
-    assert mask_bytes < half.step_bytes < scores_bytes < whole.step_bytes < 2 * scores_bytes
-    assert half.num_bytes(num_tokens) == 0
+    assert memory is not None and mask_bytes < memory.step_bytes < scores_bytes
+    assert memory.num_bytes(num_tokens) == 0
+
+
+@pytest.mark.parametrize("is_f32", [False, True])
+def test_a_decoder_that_embeds_has_a_cache_and_the_buffers_of_a_piece(is_f32: bool, tmp_path: Path) -> None:
+    path, num_tokens = write_model(tmp_path / "model.gguf", "qwen3moe"), 8192
+    generating = check_loads("qwen3moe", path, None, is_f32=is_f32)
+    memory = check_loads("qwen3moe", path, None, "last", num_tokens, is_f32=is_f32)
+    assert generating is not None and memory is not None
+    cache_bytes = generating.num_bytes(num_tokens)
+    assert cache_bytes < memory.step_bytes < cache_bytes + 2 * num_tokens**2
 
 
 def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:

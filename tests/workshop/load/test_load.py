@@ -33,7 +33,7 @@ from tests.workshop.load.measures import (
 from tests.workshop.load.runs import Run, Window, run_points
 from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, SUITE, quick, setups_of
 from tests.workshop.load.servers import Server
-from tests.workshop.load.stream_record import StreamRecord, read_stream, timed_events
+from tests.workshop.load.stream_record import StreamRecord, read_embeddings, read_stream, timed_events
 from tests.workshop.load.wide_vocabulary import write_wide_model
 
 
@@ -182,7 +182,7 @@ def test_bounds_and_tables_use_metrics_of_a_run() -> None:
         added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
     ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer", "ttft_ratio_to_peer"}  # fmt: skip
     assert {name for scenario in SUITE for name in scenario.metrics} <= metrics
-    assert len(setups_of(quick(SUITE))) <= 6
+    assert len(setups_of(quick(SUITE))) <= 7
 
 
 def test_an_ended_child_counts_once() -> None:
@@ -318,6 +318,26 @@ def test_a_wrong_stream_names_its_mistake(events: list[bytes], error: str) -> No
     assert (error in record.error) if error else record.error == ""
     missing = read_stream(Exchange(0.0, 404, [(1.0, b"no such model")], 1.0), 3, may_stop_early=False)
     assert missing.error == "status 404: no such model"
+
+
+def test_requests_for_embeddings_have_texts_of_unlike_lengths() -> None:
+    load = Load(api="embeddings", num_inputs=3, min_prompt_words=2, prompt_words=60, fields={})
+    for request in islice(requests(load, Target(url="http://a", model="m")), 3):
+        head, _, body = request.partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /v1/embeddings ")
+        fields = json.loads(body)
+        lengths = [len(text.split()) for text in fields["input"]]
+        assert fields.keys() == {"model", "input"}
+        assert len(set(lengths)) > 1 and all(2 <= length <= 60 for length in lengths)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "error"), [([[0.6], [0.8]], ""), ([[0.6]], "1 vectors for 2"), ([[0.6], []], "1 vectors for 2")]
+)
+def test_each_text_gets_a_vector(vectors: list[list[float]], error: str) -> None:
+    body = json.dumps({"data": [{"embedding": vector} for vector in vectors]}).encode()
+    record = read_embeddings(Exchange(0.0, 200, [(1.0, body[:9]), (2.0, body[9:])], 2.0), num_inputs=2)
+    assert (error in record.error) if error else (record.error, record.num_tokens) == ("", 2)
 
 
 def test_a_wide_vocabulary_repeats_rows_and_changes_no_prompt(tmp_path: Path) -> None:
