@@ -24,7 +24,8 @@ from model_repository.system.cores import num_physical_cores
 
 type _Vector = npt.NDArray[np.float64]
 
-_WAIT_S = 1.0  # the engine looks after its clients this often during a step
+_WAIT_S = 0.04  # during a step the engine sends results that it held, and looks after its clients
+_SIGN_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class LlamaCppEncoder:
         self._has_probabilities = pooling is Pooling.RANK and architecture in WITH_SOFTMAX
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
+        self._num_polls = 0  # at the last sign of life, ...
+        self._signed_s = 0.0  # ... and its time
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Do nothing: there are neither constraints nor images."""
@@ -159,13 +162,12 @@ class LlamaCppEncoder:
             EngineFailed: llama.cpp failed; every sequence is lost.
         """
         self._start_steps()
-        polls = [context.num_polls for context in self._computing]
         try:
             context = self._computed.get(timeout=_WAIT_S)
         except queue.Empty:
             context = None
-        if context is None:  # an empty result says that the step goes on, None that it does not
-            return () if polls != [context.num_polls for context in self._computing] else None
+        if context is None:
+            return self._sign_of_life()
         assert context.step is not None
         try:
             return context.step.result()
@@ -174,6 +176,14 @@ class LlamaCppEncoder:
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
         finally:
             context.step = None
+
+    def _sign_of_life(self) -> Sequence[StepOutput] | None:
+        """Return an empty result now and then while llama.cpp goes on: the engine counts as lost without one."""
+        num_polls, now_s = sum(context.num_polls for context in self._contexts), time.monotonic()
+        if num_polls == self._num_polls or now_s < self._signed_s + _SIGN_INTERVAL_S:
+            return None
+        self._num_polls, self._signed_s = num_polls, now_s
+        return ()
 
     @property
     def _computing(self) -> list[_Context]:

@@ -43,7 +43,11 @@ def submit(runtime: LlamaCppEncoder, sequence: int, prompt: Sequence[int], prior
 
 
 def step(runtime: LlamaCppEncoder) -> dict[int, Vectors]:
-    return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in runtime.step() or ()}
+    """Return the vectors of the next step to end; empty if there is no further one."""
+    while runtime.has_work:
+        if outputs := runtime.step():
+            return {output.sequence: np.frombuffer(output.embedding or b"", "<f4") for output in outputs}
+    return {}
 
 
 def embed(runtime: LlamaCppEncoder, prompts: Sequence[Sequence[int]]) -> Vectors:

@@ -167,6 +167,7 @@ def test_a_step_in_progress_tells_whether_it_goes_on(
     assert runtime.step() is None
     held.has_polls = True
     assert runtime.step() == ()
+    assert runtime.step() is None  # a sign is enough for a second
 
 
 def test_a_failed_step_loses_all_prompts(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
