@@ -226,8 +226,10 @@ class LlamaCppEncoder:
 
     def _finished(self, vector: _Vector) -> _Vector:
         if self._has_probabilities:
-            return np.log(np.maximum(vector, np.finfo(np.float32).tiny))
-        return vector if self._config.pooling == Pooling.RANK else vector / (np.linalg.norm(vector) or 1.0)
+            vector = np.log(np.maximum(vector, np.finfo(np.float32).tiny))
+        elif self._config.pooling != Pooling.RANK:
+            vector = vector / (np.linalg.norm(vector) or 1.0)
+        return vector
 
     def _forget_all(self) -> None:
         """Forget all sequences, and wait for the steps in progress."""

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.llama_cpp.gguf_header import read_gguf_facts
-from model_repository.contract.request import EngineRequest, Params
 from model_repository.engine.llama_cpp import context, encoder
 from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
-from model_repository.engine.runtime import EngineConfig, StepOutput, load_runtime
+from model_repository.engine.runtime import EngineConfig, StepOutput
 from model_repository.errors import EngineFailed, InvalidRequest
 from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_of
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from build_engines.artifact import Manifest
@@ -15,17 +13,14 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.llama_cpp.gguf_header import read_gguf_facts
 from model_repository.byte_table import FILE_NAME, load_byte_table
-from model_repository.contract.request import EngineRequest, PairPrompt, Params
-from model_repository.engine.llama_cpp.encoder import LlamaCppEncoder
-from model_repository.engine.runtime import EngineConfig
+from model_repository.contract.request import PairPrompt
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from tests.build_engines.llama_cpp.reference import ScoreReference, digest_of
 from tests.build_engines.tiny_checkpoint import write_weights
 from tests.build_engines.tiny_embedders import weights_of
 from tests.build_engines.tiny_scorers import LABELS, classifier_weights, write_judge, write_scorer
-
-type Scores = npt.NDArray[np.float32]
+from tests.model_repository.engine.llama_cpp.embedding import Vectors, config_of, embed, loaded
 
 
 def built(checkpoint: Path, folder: Path) -> tuple[Path, Manifest]:
@@ -33,25 +28,10 @@ def built(checkpoint: Path, folder: Path) -> tuple[Path, Manifest]:
     return artifact, Manifest.load(artifact)
 
 
-def scores(artifact: Path, prompts: Sequence[Sequence[int]]) -> Scores:
+def scores(artifact: Path, prompts: Sequence[Sequence[int]]) -> Vectors:
     """Score prompts that are submitted together."""
-    config = EngineConfig(
-        runtime="llama_cpp",
-        artifact_dir=artifact,
-        context_window=256,
-        eos_token_ids=frozenset(),
-        num_threads=1,
-        precision="f32",
-        pooling="rank",
-    )
-    found: dict[int, Scores] = {}
-    with closing(LlamaCppEncoder(config, [])) as runtime:
-        for number, prompt in enumerate(prompts):
-            params = Params(max_tokens=0)
-            runtime.submit(number, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=0, params=params))
-        while runtime.has_work:
-            found |= {each.sequence: np.frombuffer(each.embedding or b"", "<f4") for each in runtime.step()}
-    return np.stack([found[number] for number in range(len(prompts))])
+    with loaded(config_of(artifact)) as runtime:
+        return embed(runtime, prompts)
 
 
 @pytest.mark.parametrize("name", LABELS)
