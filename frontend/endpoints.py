@@ -46,6 +46,7 @@ class Endpoint:
 
     Args:
         path: with the names of its parts in braces. A path for keys exists with and without /v1, below each root path.
+        other_path: the same endpoint at another version.
         ask: answers a question.
         call: answers a call.
         tasks: of the models that may be called; empty: any.
@@ -58,6 +59,7 @@ class Endpoint:
 
     path: str
     summary: str = ""
+    other_path: str = ""
     access: Access = Access.KEY
     cost: Cost = Cost.NOTHING
     ask: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
@@ -91,6 +93,7 @@ class Endpoint:
         if self.access is Access.KEY:
             short = path.removeprefix("/v1")
             paths = [f"{root}{version}{short}" for root in ("", *root_paths) for version in ("/v1", "")]
+            paths += [f"{root}{self.other_path}" for root in ("", *root_paths) if self.other_path]
         if self.ask is not None:
             return [web.get(each, self.ask) for each in paths]
         return [web.post(each, self._answer_call, expect_handler=expect_later) for each in paths]
@@ -101,7 +104,6 @@ class Endpoint:
 
 
 _GENERATE, _SCORE = (Task.GENERATE,), (Task.SCORE,)
-_RERANK = {"model": "reranker", "query": "Where is Paris?", "documents": ["Paris is in France.", "Apples are fruit."]}
 
 ENDPOINTS = (
     Endpoint(
@@ -178,21 +180,16 @@ ENDPOINTS = (
         answer=answers.EmbeddingList,
         example={"model": "embedder", "input": "The capital of France is Paris."},
     ),
-    *(
-        Endpoint(
-            path=path,
-            summary=summary,
-            cost=Cost.TOKENS,
-            call=scores.rerank,
-            tasks=_SCORE,
-            body=RerankRequest,
-            answer=answers.Ranking,
-            example=_RERANK,
-        )
-        for path, summary in (
-            ("/v1/rerank", "Documents by their relevance for a query"),
-            ("/v2/rerank", "The same, by Cohere's path"),
-        )
+    Endpoint(
+        path="/v1/rerank",
+        other_path="/v2/rerank",
+        summary="Documents by their relevance for a query",
+        cost=Cost.TOKENS,
+        call=scores.rerank,
+        tasks=_SCORE,
+        body=RerankRequest,
+        answer=answers.Ranking,
+        example={"model": "reranker", "query": "Where is Paris?", "documents": ["In France.", "An apple."]},
     ),
     Endpoint(
         path="/v1/score",

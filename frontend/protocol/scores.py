@@ -14,21 +14,36 @@ from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
 
 # Fields of vLLM, Cohere and Jina: the field to use instead, and the values that change nothing.
-_OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+type _Peers = Mapping[str, tuple[str, tuple[Any, ...]]]
+_OF_PEERS: _Peers = {
     "activation": ("use_activation", ()),
     "softmax": ("use_activation", ()),
-    "max_tokens_per_doc": ("truncate_prompt_tokens", ()),
-    "max_chunks_per_doc": ("truncate_prompt_tokens", ()),
     "truncate": ("truncate_prompt_tokens", (False, "NONE")),
     "truncation": ("truncate_prompt_tokens", (False,)),
+}
+_OF_RERANK: _Peers = {
+    "max_tokens_per_doc": ("truncate_prompt_tokens", ()),
+    "max_chunks_per_doc": ("truncate_prompt_tokens", ()),
     "rank_fields": ("documents", (["text"],)),
     "texts": ("documents", ()),
+}
+_OF_SCORE: _Peers = {
     "queries": ("text_1", ()),
     "data_1": ("text_1", ()),
+    "documents": ("text_2", ()),
     "items": ("text_2", ()),
     "data_2": ("text_2", ()),
-    "messages": ("input", ([],)),
 }
+_OF_CLASSIFY: _Peers = {"messages": ("input", ([],))}
+
+
+def _refused(peers: _Peers) -> dict[str, tuple[Any, ...]]:
+    return {name: neutral for name, (_, neutral) in peers.items()}
+
+
+def _instead(peers: _Peers) -> dict[str, str]:
+    return {name: ours for name, (ours, _) in peers.items()}
+
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -37,7 +52,7 @@ class ScoringBody(QueuedBody):
     """The fields of all requests for scores."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{name: neutral for name, (_, neutral) in _OF_PEERS.items()},
+        **_refused(_OF_PEERS),
         "truncation_side": ("right",),
         "add_special_tokens": (True,),
         "padding": ("do_not_pad",),
@@ -45,17 +60,20 @@ class ScoringBody(QueuedBody):
         "mm_processor_kwargs": ({},),
         "return_embeddings": (False,),
     }
-    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in _OF_PEERS.items()}
+    instead: ClassVar[Mapping[str, str]] = _instead(_OF_PEERS)
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # nothing of a text is kept
 
     use_activation: Annotated[
         bool | None,
-        Field(description="false: the model's own numbers, without sigmoid or softmax (default: true)"),
+        Field(
+            examples=[False], description="false: the model's own numbers, without sigmoid or softmax (default: true)"
+        ),
     ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         declared(
             "truncate_prompt_tokens",
+            examples=[5],
             description="a text or pair keeps only this number of its first tokens, and the tokens at its end; -1: as "
             "many as the context window has",
         ),
@@ -82,15 +100,21 @@ _Document = Annotated[Document, BeforeValidator(_as_document, json_schema_input_
 class RerankRequest(ScoringBody):
     """The body of POST /v1/rerank."""
 
-    query: _Text
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_RERANK)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_RERANK)}
+
+    query: Annotated[_Text, Field(description="a text")]
     documents: Annotated[
         list[_Document],
         Field(min_length=1, max_length=MAX_INPUTS, description='texts, or objects `{"text": ...}`'),
     ]
     top_n: Annotated[
-        int | None, Field(ge=1, le=MAX_INT32, description="the answer has only this number of best documents")
+        int | None,
+        Field(ge=1, le=MAX_INT32, examples=[1], description="the answer has only this number of best documents"),
     ] = None
-    return_documents: Annotated[bool | None, Field(description="true: the answer has the documents' texts")] = None
+    return_documents: Annotated[
+        bool | None, Field(examples=[True], description="true: the answer has the documents' texts")
+    ] = None
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
@@ -112,6 +136,9 @@ _Texts = Annotated[
 class ScoreRequest(ScoringBody):
     """The body of POST /v1/score."""
 
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_SCORE)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_SCORE)}
+
     text_1: Annotated[_Texts, Field(description="a text, which goes with each of text_2, or as many texts")]
     text_2: Annotated[_Texts, Field(description="a text, or a list of texts")]
 
@@ -132,6 +159,9 @@ class ScoreRequest(ScoringBody):
 
 class ClassifyRequest(ScoringBody):
     """The body of POST /v1/classify."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_CLASSIFY)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_CLASSIFY)}
 
     input: Annotated[
         list[Prompt],

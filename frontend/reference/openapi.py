@@ -52,11 +52,9 @@ def openapi_document() -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for endpoint in DESCRIBED:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schemas)
-    bodies = {endpoint.path: endpoint.body.__name__ for endpoint in DESCRIBED if endpoint.body is not None}
-    for row in parameters():
-        if described := schemas[bodies[row.endpoint]]["properties"].get(row.name):
-            described["x-runtimes"] = dict(row.treatments)
+        described = _describe(endpoint, schemas)
+        for path in filter(None, (endpoint.path, endpoint.other_path)):
+            paths.setdefault(path, {})[endpoint.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Conch", "version": version("conch"), "description": "The OpenAI API, served by Triton."},
@@ -87,6 +85,10 @@ def _describe(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     if endpoint.body is not None:
         schema = _schema(endpoint.body, "validation", schemas)
         described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        properties = schemas[endpoint.body.__name__]["properties"]
+        for row in parameters():
+            if row.endpoint == endpoint.path and row.name in properties:
+                properties[row.name]["x-runtimes"] = dict(row.treatments)
     if endpoint.parts:
         described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}

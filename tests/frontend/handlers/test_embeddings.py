@@ -156,7 +156,6 @@ TASKS = {
     "/v1/responses/input_tokens": RESPONSE,
     PATH: EMBEDDING,
     "/v1/rerank": RERANKING,
-    "/v2/rerank": RERANKING,
     "/v1/score": SCORING,
     "/v1/classify": CLASSIFICATION,
 }

@@ -8,6 +8,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import QueuedBody
+from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.reference.pages import pages
 from frontend.reference.parameters import Treatment, parameters
 
@@ -16,6 +17,9 @@ MODELS: dict[str, type[QueuedBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/score": ScoreRequest,
+    "/v1/classify": ClassifyRequest,
 }
 
 
