@@ -171,10 +171,9 @@ def read_gguf_base(path: Path) -> GgufBase:
 
 def _labels(readers: tuple[gguf.GGUFReader, ...], path: Path, architecture: str) -> tuple[str, ...]:
     """Return the labels of the scores of a model with a classification head. llama.cpp has one score without labels."""
-    heads = {f"{gguf.TENSOR_NAMES[each]}.weight" for each in (gguf.MODEL_TENSOR.CLS, gguf.MODEL_TENSOR.CLS_OUT)}
-    if not heads & set(_shapes(readers)):
+    if not {_HEAD, _HEAD_OUTPUT} & set(_shapes(readers)):
         # Older converters made such files of Qwen3-Reranker; llama.cpp would return noise.
-        raise BuildError(f"{path}: a reranker without its head ({' or '.join(sorted(heads))}): take another file")
+        raise BuildError(f"{path}: a reranker without its head ({_HEAD} or {_HEAD_OUTPUT}): take another file")
     field = readers[0].fields.get(gguf.Keys.Classifier.OUTPUT_LABELS.format(arch=architecture))
     labels = ["LABEL_0"] if field is None else field.contents()
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):

@@ -386,7 +386,8 @@ def _merges_by_score(tokens: _Tokens, scores: Sequence[float], header: _Header) 
 def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json | None:
     """Return the step that puts BOS before a text and EOS behind it, or with WordPiece SEP.
 
-    In a pair, they are around both texts, with EOS between them, and SEP too if the file says so.
+    In a pair, they are around both texts, with EOS between them, and SEP too if the file says so. Between texts of
+    XLM-RoBERTa there are two EOS also where the file does not say it, unlike in llama.cpp.
 
     Source: format_prompt_rerank in llama.cpp's server.
 
@@ -397,9 +398,10 @@ def _post_processor(header: _Header, tokens: _Tokens, adds_bos: bool) -> _Json |
     if header.value(Keys.MODEL, str) == "bert":
         between = behind = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, True))
     else:
-        adds_eos = header.value(Keys.MODEL, str) == "t5"
-        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, adds_eos))
-        between = behind + _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, False))
+        is_unigram = header.value(Keys.MODEL, str) == "t5"
+        behind = _added_token(header, tokens, Keys.EOS_ID, header.value(Keys.ADD_EOS, bool, is_unigram))
+        separator = _added_token(header, tokens, Keys.SEP_ID, header.value(Keys.ADD_SEP, bool, False))
+        between = behind + (behind if is_unigram else separator)
     if not before and not behind:
         return None
 

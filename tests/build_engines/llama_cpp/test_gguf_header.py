@@ -122,7 +122,7 @@ def test_a_reranker_has_labels(
 
 def test_a_reranker_without_its_head_is_refused(tmp_path: Path) -> None:
     """llama.cpp's scores were noise: many conversions of Qwen3-Reranker are such files."""
-    with pytest.raises(BuildError, match=r"a reranker without its head \(cls\.output\.weight or cls\.weight\)"):
+    with pytest.raises(BuildError, match=r"a reranker without its head \(cls\.weight or cls\.output\.weight\)"):
         read_gguf_facts(reranker(tmp_path, "qwen3", ("yes", "no")))
 
 

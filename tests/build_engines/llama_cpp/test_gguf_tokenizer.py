@@ -523,6 +523,13 @@ def test_a_pair_has_the_tokens_that_llama_cpps_server_adds(
     assert "".join(tokens) == f"<|im_start|>a{between}b<|im_end|>"
 
 
+def test_two_end_tokens_are_between_the_texts_of_xlm_roberta(unigram: Vocab, tmp_path: Path) -> None:
+    """Most files do not say it, and llama.cpp's server puts one there."""
+    write_tokenizer(unigram.write(tmp_path / "model.gguf", "t5", add_bos_token=True), tmp_path)
+    tokens = TokenizerFiles.load(tmp_path).tokenizer.encode("a", "b").tokens
+    assert [token for token in tokens if token.startswith("<")] == ["<s>", "</s>", "</s>", "</s>"]
+
+
 def test_a_pair_of_word_pieces_begins_once(tmp_path: Path) -> None:
     write_gguf(Checkpoint.load(write_embedder(tmp_path / "checkpoint", "bert")), tmp_path / "model.gguf")
     write_tokenizer(tmp_path / "model.gguf", tmp_path)
