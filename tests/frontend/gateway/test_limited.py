@@ -18,7 +18,7 @@ from model_repository.contract.output import FinishReason, GenerationChunk, Usag
 from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import DEMO, FakeTriton, Script, chunks, served_model
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, PATHS
+from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, PATHS, RERANKING
 from tests.frontend.conftest import Serve
 from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile.large import spaces
@@ -115,6 +115,14 @@ async def test_the_estimate_of_a_prompt_is_its_text_and_at_most_the_context_wind
     http = await serve(FakeTriton(chunks("x")), tokens_per_minute=1_000_000)
     response = await http.post(path, json={"model": DEMO.id, "max_tokens": 100} | body)
     assert (response.status, 1_000_000 - remaining(response.headers)) == (200, num_tokens)
+
+
+async def test_the_query_counts_for_each_document(serve: Serve) -> None:
+    scored = GenerationChunk(text="", finish_reason=FinishReason.STOP, embedding=bytes(4))
+    triton = FakeTriton([scored], models=[served_model(pooling="rank", labels=("LABEL_0",))])
+    http = await serve(triton, tokens_per_minute=1_000_000)
+    response = await http.post("/v1/rerank", json=RERANKING | {"query": "a" * 30, "documents": ["b" * 60] * 2})
+    assert (response.status, 1_000_000 - remaining(response.headers)) == (200, 2 * (30 + 1))
 
 
 async def test_a_completion_without_a_limit_is_charged_as_the_models_recent_ones(serve: Serve) -> None:
