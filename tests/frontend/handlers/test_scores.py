@@ -86,7 +86,9 @@ async def test_a_text_is_scored_with_each_other_one_or_one_by_one(
     serve: Serve, first: Any, second: Any, pairs: Sequence[tuple[str, str]]
 ) -> None:
     def script(request: GenerationRequest) -> Script:
-        return numbers(pairs.index(request.prompt.texts))  # type: ignore[union-attr, arg-type]
+        assert isinstance(request.prompt, PairPrompt) and len(request.prompt.texts) == 2
+        first, second = request.prompt.texts
+        return numbers(pairs.index((first, second)))
 
     answer = await answered(serve, SCORE, SCORING | {"text_1": first, "text_2": second}, script)
     expected = [{"index": n, "object": "score", "score": sigmoid(n)} for n in range(len(pairs))]
