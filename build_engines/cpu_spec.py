@@ -194,7 +194,8 @@ class CpuSpec:
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self._tool_call_format,
-            reasoning_format=detected_reasoning_format(folder / "tokenizer"),
+            # The template of a judge closes the thinking before it begins.
+            reasoning_format="" if facts.pooling else detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
             pooling=facts.pooling,

@@ -61,7 +61,7 @@ def test_a_judge_has_the_log_probabilities_of_its_two_tokens(tmp_path: Path) -> 
     expected = ScoreReference.load("judge")
     assert digest_of(weights_of("qwen3", expected.seed)) == expected.weights_sha256
     artifact, manifest = built(write_scorer(tmp_path / "checkpoint", "judge", expected.seed), tmp_path)
-    assert manifest.labels == ("yes", "no")
+    assert (manifest.labels, manifest.reasoning_format) == (("yes", "no"), "")
     log_probabilities = np.array(expected.scores)
     of_both = log_probabilities - np.logaddexp.reduce(log_probabilities, axis=1, keepdims=True)
     assert np.abs(scores(artifact, expected.token_ids) - of_both).max() < 1e-4
