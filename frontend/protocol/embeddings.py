@@ -70,7 +70,7 @@ class EmbeddingRequest(QueuedBody):
             ge=1,
             le=MAX_INT32,
             examples=[32],
-            description="the vectors are cut to this number of values, for models that were trained for it",
+            description="the vectors have this number of values: the model's own, or fewer if it was trained for it",
         ),
     ] = None
     encoding_format: Annotated[

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frontend.errors import InvalidRequest, UnsupportedValue
+from frontend.errors import UnsupportedValue
 from frontend.protocol.answers import Embedding, EmbeddingList, EmbeddingUsage
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.scores import ClassifyRequest
@@ -28,7 +28,7 @@ def embedding_to_requests(body: EmbeddingRequest, name: ModelName, request_id: s
         request_id: for logs.
 
     Raises:
-        UnsupportedValue: the model was not trained for vectors of the wanted length.
+        UnsupportedValue: the model was not trained for vectors that are so short.
         ContextLengthExceeded: an input is longer than the context window.
     """
     _check_dimensions(body.dimensions, name)
@@ -76,12 +76,9 @@ def token_usage(chunks: Sequence[GenerationChunk]) -> EmbeddingUsage:
 
 def _check_dimensions(dimensions: int | None, name: ModelName) -> None:
     smallest = name.model.parameters.min_dimensions
-    if dimensions is None or 0 < smallest <= dimensions:
-        return
-    rule = f"the vectors of {name.requested} have no part that could stand for the whole (no Matryoshka training)"
-    if smallest:
+    if dimensions is not None and dimensions < smallest:
         rule = f"the vectors of {name.requested} have at least {smallest} values"
-    raise UnsupportedValue(f"dimensions={dimensions}: {rule}", param="dimensions")
+        raise UnsupportedValue(f"dimensions={dimensions}: {rule}", param="dimensions")
 
 
 class EmbeddingReply(WholeReply):
@@ -98,7 +95,7 @@ class EmbeddingReply(WholeReply):
         """Return the vectors in the order of the inputs.
 
         Raises:
-            InvalidRequest: the model's vectors are shorter than wanted.
+            UnsupportedValue: the model's vectors are shorter than wanted, or cannot be cut.
         """
         data: list[Embedding] = [
             {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding)}
@@ -125,7 +122,10 @@ class EmbeddingReply(WholeReply):
         return np.frombuffer(embedding, "<f4")
 
     def _shortened(self, vector: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:
-        if length > len(vector):
+        is_whole_only = self._name.model.parameters.min_dimensions == 0
+        if length > len(vector) or (is_whole_only and length < len(vector)):
             rule = f"the vectors of {self._name.requested} have {len(vector)} values"
-            raise InvalidRequest(f"dimensions={length}: {rule}", param="dimensions")
+            if is_whole_only:
+                rule += ", of which no part could stand for the whole (no Matryoshka training)"
+            raise UnsupportedValue(f"dimensions={length}: {rule}", param="dimensions")
         return vector[:length] / (np.linalg.norm(vector[:length]) or 1.0)

@@ -84,9 +84,21 @@ async def test_a_vector_is_cut_to_the_dimensions_and_has_length_1_again(serve: S
     assert answer["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
 
 
+async def test_the_length_of_the_models_own_vectors_needs_no_training(serve: Serve) -> None:
+    """Mem0 always sends it, once its vector store knows it."""
+    http = await serve(FakeTriton(vector(0.6, 0.8), models=[EMBEDDER]))
+    answer = await (await http.post(PATH, json=EMBEDDING | {"dimensions": 2})).json()
+    assert answer["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+
+
 @pytest.mark.parametrize(
     ("model", "dimensions", "rule"),
-    [(EMBEDDER, 2, "Matryoshka"), (SHORTENED, 1, "at least 2"), (SHORTENED, 4, "have 3 values")],
+    [
+        (EMBEDDER, 2, "Matryoshka"),
+        (EMBEDDER, 4, "have 3 values"),
+        (SHORTENED, 1, "at least 2"),
+        (SHORTENED, 4, "have 3 values"),
+    ],
 )
 async def test_dimensions_that_the_model_was_not_trained_for_are_refused(
     serve: Serve, model: Any, dimensions: int, rule: str
