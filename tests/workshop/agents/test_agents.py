@@ -1,4 +1,4 @@
-"""Agents and SDKs do a task of two tools against Conch, as people start them. Only the model is a double."""
+"""Agents, SDKs and retrieval frameworks do tasks against Conch, as people start them. The chat model is a double."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
+from tests.build_engines.tiny_scorers import write_scorer
+from tests.integration.api import Api
 from tests.integration.stack import DEMO_CHECKPOINT
 from tests.launching import free_port, launcher_settings, running
+from tests.raw_model import real_embedder
 from tests.workshop.agents import reply_runtime
 
 HERE = Path(__file__).parent
 INSTALLED = Path(sys.prefix, "agents")  # by `make agents`
 PYTHON = (INSTALLED / "python" / "bin" / "python", HERE / "python_clients.py")
+RETRIEVAL = (INSTALLED / "python" / "bin" / "python", HERE / "retrieval_clients.py")
 CONCH = str(Path(sys.prefix, "bin", "conch"))
 NODE = ("node", "--input-type=module", "-")  # imports from the current folder
 MODEL = "played"
+EMBEDDER = "all-minilm"
+RERANKER = "random-reranker"
 CONTEXT_WINDOW = 200_000  # Claude Code's first prompt has 30,000 of the demo model's tokens
 
 PYTHON_CLIENTS = (
@@ -34,7 +40,10 @@ PYTHON_CLIENTS = (
     *("langchain_openai", "langchain_openai_responses", "langchain_anthropic"),
     *("litellm_openai", "litellm_responses", "litellm_anthropic", "litellm_messages", "litellm_messages_openai"),
 )
+RETRIEVAL_CLIENTS = ("langchain", "llama_index", "haystack", "mem0", "pydantic_ai", "litellm")
 NODE_CLIENTS = ("openai", "openai_streamed", "openai_unstored", "anthropic", "anthropic_streamed")
+RERANK_CLIENTS = ("litellm_cohere", "litellm_jina")
+NODE_RETRIEVAL_CLIENTS = ("ai_sdk", "openai")
 AGENTS: Mapping[str, tuple[str, ...]] = {  # arguments for one task without questions
     "claude": ("--print", "--permission-mode", "acceptEdits"),
     "codex": ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
@@ -42,6 +51,16 @@ AGENTS: Mapping[str, tuple[str, ...]] = {  # arguments for one task without ques
 }
 PROXIED_CLIENTS = ("openai_agents_streamed", "langchain_openai", "langchain_anthropic")
 PROXIED_APIS = ("openai", "anthropic")  # of the proxy's requests
+QUESTION = "How long does my breakfast stay on the stove?"
+DOCUMENTS = (
+    "The Eiffel Tower was built for the world's fair of 1889 in Paris.",
+    "The moon causes the tides of the oceans.",
+    "To boil an egg, put it into hot water for eight minutes.",
+    "A mortgage is a loan that is secured by a house.",
+    "Penguins are birds that cannot fly, but swim very well.",
+    "The violin has four strings and is played with a bow.",
+)
+RETRIEVED = "It takes eight minutes."  # the model's answer where the third document is in the prompt
 
 if not INSTALLED.is_dir():
     pytest.skip(f"needs the programs in {INSTALLED}, which `make agents` installs", allow_module_level=True)
@@ -49,17 +68,20 @@ if not INSTALLED.is_dir():
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server whose model plays replies, and thinks unless a request forbids it."""
+    """The URL of a server: its model plays replies, and thinks unless a request forbids it. Two models do retrieval."""
     folder = tmp_path_factory.mktemp("server")
     checkpoint, repository = folder / "checkpoint", folder / "repository"
     shutil.copytree(DEMO_CHECKPOINT, checkpoint, ignore=shutil.ignore_patterns("*.safetensors"))
     _replace(checkpoint / "config.json", ": 2048", f": {CONTEXT_WINDOW}")
     _replace(checkpoint / "tokenizer_config.json", "if enable_thinking", "if enable_thinking is not false")
     artifact = build(CpuSpec(model_id=MODEL, runtime=reply_runtime.NAME, checkpoint=checkpoint), folder / "artifacts")
-    write_repository(render_artifacts({artifact: ServeOptions()}), repository)
+    others = {EMBEDDER: real_embedder(), RERANKER: write_scorer(folder / "scorer", "cross_encoder", seed=0)}
+    specs = [CpuSpec(model_id=name, checkpoint=path) for name, path in others.items()]
+    artifacts = [artifact, *(build(spec, folder / "artifacts") for spec in specs)]
+    write_repository(render_artifacts(dict.fromkeys(artifacts, ServeOptions())), repository)
     settings = launcher_settings(repository, folder / "state", Settings())
     with (folder / "serve.log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
-        [door] = repository.glob("*__engine/1/model.py")  # the launcher has compared it with ours
+        door = repository / f"{MODEL}__engine" / "1" / "model.py"  # the launcher has compared it with ours
         door.write_text(f"{door.read_text()}\nimport {reply_runtime.__name__}\n")
         launcher.start()
         launcher.wait_until_ready()
@@ -74,6 +96,8 @@ def proxy_url(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         {"model_name": api, "litellm_params": {"model": f"{api}/{MODEL}", "api_base": base, "api_key": "none"}}
         for api, base in zip(PROXIED_APIS, (f"{url}/v1", url), strict=True)
     ]
+    embedder = {"model": f"openai/{EMBEDDER}", "api_base": f"{url}/v1", "api_key": "none"}
+    deployments.append({"model_name": EMBEDDER, "litellm_params": embedder})
     (folder / "config.yaml").write_text(json.dumps({"model_list": deployments}))
     program = INSTALLED / "python" / "bin" / "litellm"
     args = (program, "--config", folder / "config.yaml", "--host", "127.0.0.1", "--port", str(port))
@@ -116,6 +140,35 @@ def test_a_python_sdk_does_the_task(url: str, client: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("client", PROXIED_CLIENTS)
 def test_an_sdk_does_the_task_through_litellms_proxy(proxy_url: str, client: str, api: str, tmp_path: Path) -> None:
     _check_task(_output([*PYTHON, client, proxy_url, api], tmp_path))
+
+
+@pytest.mark.parametrize("client", RETRIEVAL_CLIENTS)
+def test_a_python_framework_answers_with_the_right_document(url: str, client: str, tmp_path: Path) -> None:
+    assert _output([*RETRIEVAL, client, url, MODEL, EMBEDDER, QUESTION, *DOCUMENTS], tmp_path) == RETRIEVED
+
+
+def test_langchains_default_is_refused_since_it_sends_ids_of_openais_tokens(url: str, tmp_path: Path) -> None:
+    args = (*RETRIEVAL, "langchain_token_ids", url, MODEL, EMBEDDER, QUESTION, *DOCUMENTS)
+    assert "is not a token: they are 0 to 30521" in _output(args, tmp_path)
+
+
+def test_a_framework_answers_with_the_right_document_through_litellms_proxy(proxy_url: str, tmp_path: Path) -> None:
+    args = (*RETRIEVAL, "langchain", proxy_url, PROXIED_APIS[0], EMBEDDER, QUESTION, *DOCUMENTS)
+    assert _output(args, tmp_path) == RETRIEVED
+
+
+@pytest.mark.parametrize("client", RERANK_CLIENTS)
+def test_litellm_has_the_servers_order_of_documents(url: str, client: str, tmp_path: Path) -> None:
+    body = {"model": RERANKER, "query": QUESTION, "documents": DOCUMENTS}
+    order = [each["index"] for each in Api(url).post("/v1/rerank", body).body["results"]]
+    assert json.loads(_output([*RETRIEVAL, client, url, MODEL, RERANKER, QUESTION, *DOCUMENTS], tmp_path)) == order
+
+
+@pytest.mark.parametrize("client", NODE_RETRIEVAL_CLIENTS)
+def test_a_javascript_sdk_answers_with_the_right_document(url: str, client: str) -> None:
+    source = (HERE / "retrieval_clients.mjs").read_text()
+    args = (*NODE, client, url, MODEL, EMBEDDER, QUESTION, *DOCUMENTS)
+    assert _output(args, INSTALLED / "node", source).strip() == RETRIEVED
 
 
 @pytest.mark.parametrize("client", NODE_CLIENTS)
