@@ -107,6 +107,15 @@ class Phases:
         """Sum of the phases."""
         return self.tokenization_s + self.queue_s + self.prefill_s + self.decode_s
 
+    def by_name(self) -> dict[str, float]:
+        """Return them by the names of the header `Server-Timing`."""
+        return {
+            "tokenize": self.tokenization_s,
+            "queue": self.queue_s,
+            "prefill": self.prefill_s,
+            "decode": self.decode_s,
+        }
+
 
 def phases_of(timing: Timing, waited_s: float, *, is_stream: bool) -> Phases:
     """Return the phases of a completion.
@@ -127,12 +136,5 @@ def phases_of(timing: Timing, waited_s: float, *, is_stream: bool) -> Phases:
 
 def server_timing(phases: Phases | None, total_s: float) -> str:
     """Return the `Server-Timing` header of an answer. Without an engine's timing it has the total only."""
-    parts = {"total": total_s}
-    if phases is not None:
-        parts = {
-            "tokenize": phases.tokenization_s,
-            "queue": phases.queue_s,
-            "prefill": phases.prefill_s,
-            "decode": phases.decode_s,
-        } | parts
+    parts = {**(phases.by_name() if phases else {}), "total": total_s}
     return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())

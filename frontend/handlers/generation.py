@@ -69,7 +69,7 @@ class Generation[Writer: WholeReply]:
         self._admitted = admitted
         self._reply = reply
         self._facts = call.request[FACTS]
-        self._record = StreamRecord(admitted.generations, reply.num_per_prompt)
+        self._record = reply.record = StreamRecord(admitted.generations, reply.num_per_prompt)
         self._facts.id, self._facts.stream = reply.id, self._record
 
     def _chunks(self) -> Stream:

@@ -35,6 +35,15 @@ class Usage(TypedDict):
     completion_tokens_details: CompletionTokensDetails
 
 
+class Timing(TypedDict):
+    """Milliseconds of each phase of a completion; of several, the slowest one's."""
+
+    tokenize: float  # includes the way to the engine and back
+    queue: float
+    prefill: float
+    decode: float
+
+
 type FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 type StopReason = str | int | None
 
@@ -81,6 +90,7 @@ class TextCompletion(TypedDict):
     service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    timing: NotRequired[Timing | None]  # the last event's, with stream_options.include_timing; None: not known
     obfuscation: NotRequired[str]
 
 
@@ -214,6 +224,7 @@ class ChatCompletionChunk(TypedDict):
     service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChunkChoice]
     usage: NotRequired[Usage | None]
+    timing: NotRequired[Timing | None]  # the last event's, with stream_options.include_timing; None: not known
     prompt_token_ids: NotRequired[list[int]]  # the first event has it
     obfuscation: NotRequired[str]
 

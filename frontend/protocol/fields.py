@@ -70,6 +70,7 @@ class StreamOptions(Body):
     include_usage: bool | None = None  # one more event at the end, with the token counts
     continuous_usage_stats: bool | None = None  # every event has the counts so far
     include_obfuscation: bool | None = None  # pad each event: its size then says little about the text
+    include_timing: bool | None = None  # the last event has the milliseconds of each phase
 
 
 def _as_list(value: Any) -> Any:
@@ -270,7 +271,8 @@ class GenerationBody(QueuedBody):
             examples=[{"include_usage": True}],
             json_schema_extra=needs(stream=True),
             description="include_usage: a last event with the token counts; continuous_usage_stats: each event has "
-            "the counts so far; include_obfuscation: padding",
+            "the counts so far; include_timing: the last event has the milliseconds of each phase; "
+            "include_obfuscation: padding",
         ),
     ] = None
     stream_interval_ms: Annotated[

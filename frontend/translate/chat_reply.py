@@ -23,7 +23,7 @@ from frontend.protocol.answers import (
 )
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.translate.logprobs import chat_logprobs, prompt_logprobs
-from frontend.translate.reply import Reply, chat_parser, padding, total_usage
+from frontend.translate.reply import Reply, chat_parser, padding, timing, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -48,6 +48,7 @@ class ChatReply(Reply):
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self._is_padded = options is not None and bool(options.include_obfuscation)
+        self._has_timing = options is not None and bool(options.include_timing)
         self._has_logprobs = bool(chat.logprobs)
         self._has_token_ids = bool(chat.return_token_ids)
         self._names_ids = bool(chat.return_tokens_as_token_ids)
@@ -91,11 +92,18 @@ class ChatReply(Reply):
             pieces[-1]["stop_reason"] = chunk.stop_reason
             self._num_running -= 1
         events = [self._chunk(piece) for piece in pieces]
-        if self._has_usage and chunk.finish_reason is not None and not self._num_running:
+        if chunk.finish_reason is not None and not self._num_running:
+            self._close(events)
+        return events
+
+    def _close(self, events: list[ChatCompletionChunk]) -> None:
+        """Add what the client wants to know at the end of the stream."""
+        if self._has_usage:
             closing = self._chunk()
             closing["usage"] = total_usage(self._usages, self.num_per_prompt)
             events.append(closing)
-        return events
+        if self._has_timing:
+            events[-1]["timing"] = timing(self.record)
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> ChatCompletion:
         """Return the answer without a stream, from one chunk for each choice."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frontend.protocol.answers import CompletionChoice, TextCompletion, Usage
 from frontend.protocol.completion import CompletionRequest
 from frontend.translate.logprobs import CompletionLogprobsWriter, mean_logprob, prompt_logprobs
-from frontend.translate.reply import Reply, padding, total_usage
+from frontend.translate.reply import Reply, padding, timing, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -44,6 +44,7 @@ class CompletionReply(Reply):
         self._num_running = len(completion.prompt) * self.num_per_prompt
         options = completion.stream_options
         self._is_padded = options is not None and bool(options.include_obfuscation)
+        self._has_timing = options is not None and bool(options.include_timing)
         self._has_usage = options is not None and bool(options.include_usage)
         self._has_running_usage = options is not None and bool(options.continuous_usage_stats)
         self._is_plain = not (self._is_padded or self._has_logprobs or self._has_token_ids)
@@ -76,11 +77,13 @@ class CompletionReply(Reply):
             return (piece,)
         if self._has_usage_on_last_chunk:
             piece["usage"] = self._usage()
-        if not self._has_usage:
-            return (piece,)
-        closing = self._completion([])
-        closing["usage"] = self._usage()
-        return (piece, closing)
+        events = [piece]
+        if self._has_usage:
+            events.append(self._completion([]))
+            events[-1]["usage"] = self._usage()
+        if self._has_timing:
+            events[-1]["timing"] = timing(self.record)
+        return events
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> TextCompletion:
         """Return the answer without a stream, from one chunk for each completion."""

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from frontend.errors import APIError
 from frontend.output_parser.messages import output_parser
 from frontend.output_parser.parser import OutputParser
-from frontend.protocol.answers import Usage
+from frontend.protocol.answers import Timing, Usage
 from frontend.protocol.chat import ChatCompletionRequest
+from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -28,6 +29,7 @@ class WholeReply(Protocol):
 
     id: str
     num_per_prompt: int  # completions of each prompt
+    record: StreamRecord | None = None  # the completions in figures, for their times
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
         """Return the answer without a stream, from one chunk for each completion."""
@@ -98,6 +100,14 @@ def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usag
             "audio_tokens": 0,
         },
     }
+
+
+def timing(record: StreamRecord | None) -> Timing | None:
+    """Return the milliseconds of each phase of the slowest completion; None: the engine has not told them."""
+    if record is None or record.slowest is None:
+        return None
+    tokenize, queue, prefill, decode = (round(seconds * 1000, 3) for seconds in record.slowest.by_name().values())
+    return {"tokenize": tokenize, "queue": queue, "prefill": prefill, "decode": decode}
 
 
 def padding(num_chars: int) -> str:

@@ -368,6 +368,9 @@ def _streams(api: Api, endpoint: str) -> None:
     assert usage["completion_tokens"] == api.post(endpoint, body).body["usage"]["completion_tokens"]
     assert all(event["usage"] is None for event in events[:-1])
     assert all(event["obfuscation"] for event in events[:-1])
+    timed = api.events(endpoint, body | {"stream_options": {"include_timing": True}})
+    assert timed[-1]["timing"].keys() == {"tokenize", "queue", "prefill", "decode"}
+    assert all("timing" not in event for event in timed[:-1])
     counted = api.events(endpoint, body | {"stream_interval_ms": 0, "stream_options": {"continuous_usage_stats": True}})
     counts = [event["usage"]["completion_tokens"] for event in counted]
     assert counts == sorted(counts) and counts[-1] == usage["completion_tokens"]

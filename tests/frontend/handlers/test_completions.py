@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from frontend.errors import (
     ContextLengthExceeded,
@@ -13,7 +14,7 @@ from frontend.errors import (
     InvalidRequest,
 )
 from model_repository.capabilities import Capability
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, Timing
 from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of, events_of
@@ -33,6 +34,26 @@ async def test_a_chat_stream_is_role_text_usage_done(serve: Serve) -> None:
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]] == [None, None, None, "stop"]
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+@pytest.mark.parametrize("has_usage", [False, True])
+async def test_the_last_event_has_the_times_of_the_phases(
+    serve: Serve, path: str, body: dict[str, Any], has_usage: bool
+) -> None:
+    timing = Timing(
+        arrival_time_ns=1_000_000,
+        first_scheduled_time_ns=3_000_000,
+        first_token_time_ns=10_000_000,
+        last_token_time_ns=40_000_000,
+    )
+    first, last = chunks("a", "b")
+    http = await serve(FakeTriton([first, replace(last, timing=timing)]))
+    options = {"include_timing": True, "include_usage": has_usage}
+    *others, end = await events_of(await http.post(path, json=body | {"stream": True, "stream_options": options}))
+    assert end["timing"] | {"tokenize": 0} == {"tokenize": 0, "queue": 2, "prefill": 7, "decode": 30}
+    assert ("usage" in end and end["usage"] is not None) is has_usage
+    assert all("timing" not in event for event in others)
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
