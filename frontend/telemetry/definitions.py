@@ -169,6 +169,10 @@ KV_CACHE_USAGE = _engine_gauge(
 ENGINE_UP = _engine_gauge(
     "conch_engine_up", "Whether the engine answered the last health check: 1 or 0; NaN if the model is not loaded."
 )
+ENGINE_UP_SINCE = _engine_gauge("conch_engine_up_since_seconds", "Unix time since which conch_engine_up has its value.")
+KV_CACHE_MAX_TOKENS = _engine_gauge(
+    "conch_kv_cache_max_tokens", "Tokens that fit in the KV cache; NaN if the engine does not know it."
+)
 CANCEL_TO_FREE = _engine_gauge(
     "conch_cancel_to_free_seconds", "From the arrival of the last cancel at the engine to its memory being free."
 )

@@ -55,7 +55,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
-        self._ensembles: dict[str, set[str]] = {}  # by endpoint
+        self._ensembles: dict[str, dict[str, str]] = {}  # by endpoint: ensembles with their last value of ENGINE_UP
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
@@ -84,9 +84,8 @@ class Observer:
 
     def note_engine(self, endpoint: str, ensemble: str, result: EngineStats | APIError) -> None:
         """Set the gauges of an engine at an endpoint, from the result of a health check."""
-        model, known = ensemble_to_model_id(ensemble), self._ensembles.setdefault(endpoint, set())
+        model, known = ensemble_to_model_id(ensemble), self._ensembles.setdefault(endpoint, {})
         if ensemble not in known:
-            known.add(ensemble)
             self._begin_at_zero(model)
         gauges: dict[Metric, float] = {}
         match result:
@@ -96,6 +95,7 @@ class Observer:
                     definitions.RUNNING: result.num_active,
                     definitions.WAITING: result.num_waiting,
                     definitions.KV_CACHE_USAGE: _kv_cache_usage(result),
+                    definitions.KV_CACHE_MAX_TOKENS: math.nan if result.max_kv_tokens is None else result.max_kv_tokens,
                     definitions.CANCEL_TO_FREE: result.last_cancel_to_free_ms / 1000,
                 }
             case ModelNotReady() | NotFound():  # the model is not loaded: neither up nor down
@@ -103,6 +103,10 @@ class Observer:
                 gauges[definitions.ENGINE_UP] = math.nan
             case _:
                 gauges = {definitions.ENGINE_UP: 0}
+        up = str(gauges[definitions.ENGINE_UP])  # as a text, since NaN does not equal itself
+        if known.get(ensemble) != up:
+            known[ensemble] = up
+            gauges[definitions.ENGINE_UP_SINCE] = time.time()
         for gauge, value in gauges.items():
             self.metrics.set(gauge, value, model, endpoint + replica_suffix(ensemble))
 

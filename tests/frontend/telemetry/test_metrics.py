@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
+from frontend.errors import EngineFailed
 from frontend.settings import Settings
 from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import JsonFormatter
@@ -196,3 +198,13 @@ def test_an_unknown_use_of_the_kv_cache_is_not_a_number() -> None:
         observer.note_engine("a:1", "demo", known)
     text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
     assert 'conch_kv_cache_usage_ratio{model="demo",triton="a:1"} NaN' in text.decode()
+
+
+def test_an_engine_that_goes_down_has_the_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Observer(Settings())
+    for now, seen in ((100, stats(1, 0)), (200, stats(1, 0)), (300, EngineFailed()), (400, EngineFailed())):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        observer.note_engine("a:1", "demo", seen)
+        text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
+        since = 100.0 if now < 300 else 300.0
+        assert f'conch_engine_up_since_seconds{{model="demo",triton="a:1"}} {since}' in text.decode()
