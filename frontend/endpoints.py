@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, embeddings, messages, models, responses, scores, tokenization
+from frontend.handlers import completions, embeddings, messages, models, pages, responses, scores, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
 from frontend.protocol import answers, response_objects
@@ -235,7 +235,9 @@ ENDPOINTS = (
         answer=answers.Detokenization,
     ),
     Endpoint(path="/version", summary="The server's version", ask=models.version, answer=answers.Version),
-    Endpoint(path="/", access=Access.EVERYBODY, ask=models.health_live),  # Claude Code asks for it
+    Endpoint(path="/", access=Access.EVERYBODY, ask=pages.playground),  # Claude Code asks for it
+    Endpoint(path="/docs", access=Access.EVERYBODY, ask=pages.docs),
+    Endpoint(path="/pages/{name}", access=Access.EVERYBODY, ask=pages.part),
     Endpoint(path="/health", access=Access.EVERYBODY, ask=models.health_ready),  # vLLM's path
     Endpoint(path="/health/live", access=Access.EVERYBODY, ask=models.health_live),
     Endpoint(path="/health/ready", access=Access.EVERYBODY, ask=models.health_ready),

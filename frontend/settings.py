@@ -251,6 +251,12 @@ class Settings:
     admin_port: int = setting(
         0, "Port of health, metrics and admin routes, different from the API's port; 0: no such port.", high=65535
     )
+    web_pages: str = setting(
+        "auto",
+        "Web pages: a playground at /, the API at /docs, and the server's state at / of the operations port. auto: on "
+        "loopback without API keys.",
+        choices=("auto", "on", "off"),
+    )
     log_format: str = setting(
         "text",
         "Format of the log; json is one object in each line.",
@@ -354,6 +360,13 @@ class Settings:
         )
 
     @property
+    def has_web_pages(self) -> bool:
+        """Whether the server has pages for browsers."""
+        if self.web_pages == "auto":
+            return is_loopback(self.host) and not self.key_file
+        return self.web_pages == "on"
+
+    @property
     def triton_security(self) -> str:
         """The security of connections to Tritons, for a log line."""
         if not self.triton_tls_ca:
@@ -371,8 +384,8 @@ SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each 
 # The headings of the options, with their settings.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "network": (
-        "host", "port", "admin_host", "admin_port", "root_paths", "cors_origins", "allow_hosts", "image_hosts",
-        "max_body_bytes", "idle_timeout_s", "stream_keepalive_s",
+        "host", "port", "admin_host", "admin_port", "web_pages", "root_paths", "cors_origins", "allow_hosts",
+        "image_hosts", "max_body_bytes", "idle_timeout_s", "stream_keepalive_s",
     ),
     "TLS of the server": ("tls_cert", "tls_key", "tls_client_ca"),
     "Tritons": (

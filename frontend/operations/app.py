@@ -6,7 +6,7 @@ from aiohttp import web
 
 from frontend.app import answer_errors, log_request, name_request
 from frontend.gateway.install import share_gateway
-from frontend.handlers import models
+from frontend.handlers import models, pages
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
@@ -40,6 +40,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     app.on_response_prepare.append(name_request)
     app.router.add_routes(
         [
+            web.get("/", pages.status),
+            web.get("/pages/{name:.+}", pages.part),
             web.get("/health", models.health_ready),
             web.get("/health/live", models.health_live),
             web.get("/health/ready", models.health_ready),

@@ -17,7 +17,7 @@ from tests.fakes import FakeTriton
 DOCUMENT = openapi_document()
 SCHEMAS = DOCUMENT["components"]["schemas"]
 # Routes for people and health checks, not for clients.
-UNDESCRIBED = {"/", "/metrics", "/health", "/health/live", "/health/ready", "/openapi.json"}
+UNDESCRIBED = {"/", "/docs", "/pages/{name}", "/metrics", "/health", "/health/live", "/health/ready", "/openapi.json"}
 
 
 def references(value: Any) -> Iterator[str]:

@@ -1,0 +1,131 @@
+// What all pages share: DOM nodes, calls of the API with a key, streams, metrics and numbers.
+
+/** Returns a new element. `attributes` are properties, or attributes if the element has no such property. */
+export function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+export const find = (id) => document.getElementById(id);
+
+/** The text of a number for people: 12,345 or 1.2. */
+export const shown = (value, digits = 0) => value.toLocaleString("en", { maximumFractionDigits: digits });
+
+export const milliseconds = (ms) => (ms < 1000 ? `${shown(ms, ms < 10 ? 1 : 0)} ms` : `${shown(ms / 1000, 2)} s`);
+
+/** An error of the API: its status, its code and its message. */
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error?.message ?? `HTTP status ${status}`);
+    this.status = status;
+    this.code = error?.code ?? "";
+  }
+}
+
+let key = ""; // in memory only: gone with the page
+
+/** Fetches a path of this server. If it wants a key, the reader is asked for one, until it fits or is refused. */
+export async function call(path, body, signal) {
+  for (;;) {
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const request = body ? { method: "POST", body: JSON.stringify(body) } : {};
+    if (body) headers["Content-Type"] = "application/json";
+    const response = await fetch(path, { ...request, headers, signal, credentials: "omit", cache: "no-store" });
+    if (response.ok) return response;
+    const error = (await response.json().catch(() => ({}))).error;
+    if (response.status !== 401 || !(await askForKey(error?.message))) throw new ApiError(response.status, error);
+  }
+}
+
+export const json = async (path, body) => (await call(path, body)).json();
+
+let asking; // the open question, shared by all calls that wait for its answer
+
+/** Asks for an API key; returns whether there is one. */
+function askForKey(reason) {
+  asking ??= new Promise((resolve) => {
+    const field = element("input", { type: "password", autocomplete: "off", id: "key", required: true });
+    const send = element("button", { textContent: "Continue", className: "primary" });
+    const cancel = element("button", { textContent: "Cancel", type: "button" });
+    const form = element(
+      "form",
+      { method: "dialog" },
+      element("h2", { textContent: "API key" }),
+      element("p", { textContent: reason ?? "", className: "muted" }),
+      element("label", { htmlFor: "key", textContent: "Key. It stays in the memory of this page." }),
+      field,
+      element("div", { className: "row" }, send, cancel),
+    );
+    const dialog = element("dialog", { "aria-label": "API key" }, form);
+    const end = (isGiven) => {
+      if (isGiven) key = field.value.trim();
+      asking = undefined;
+      dialog.remove();
+      resolve(isGiven);
+    };
+    form.addEventListener("submit", (event) => (event.preventDefault(), end(true)));
+    cancel.addEventListener("click", () => end(false));
+    dialog.addEventListener("cancel", () => end(false));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+  return asking;
+}
+
+/** Yields the JSON objects of a stream of server-sent events, until [DONE]. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line === "data: [DONE]") return;
+      if (line.startsWith("data: ")) yield JSON.parse(line.slice(6));
+    }
+  }
+}
+
+/** The samples of Prometheus' text format: a list of name, labels and value. */
+export function samples(text) {
+  const found = [];
+  for (const line of text.split("\n")) {
+    const match = /^([a-z_]\w*)(?:\{(.*)\})? (\S+)/.exec(line);
+    if (!match) continue;
+    const labels = {};
+    for (const [, name, value] of (match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)) labels[name] = value;
+    found.push({ name: match[1], labels, value: Number(match[3]) });
+  }
+  return found;
+}
+
+/** Sums the samples of a name whose labels have these values; undefined: there is none. */
+export function total(found, name, labels = {}) {
+  const fits = (sample) => Object.entries(labels).every(([label, value]) => sample.labels[label] === value);
+  const values = found.filter((each) => each.name === name && fits(each)).map((each) => each.value);
+  return values.length ? values.reduce((sum, value) => sum + value) : undefined;
+}
+
+/** A bar that shows a part of a whole, with its text. */
+export function meter(label, text, share) {
+  const bar = element("progress", { max: 1, value: Math.min(1, share || 0), "aria-label": label });
+  return element("div", { className: "meter" }, element("span", { textContent: label }), element("span", { textContent: text }), bar);
+}
+
+/** A button that copies a text, or selects it where the browser forbids that. */
+export function copyButton(node, label = "Copy") {
+  const button = element("button", { type: "button", className: "quiet", textContent: label });
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(node);
+    await navigator.clipboard?.writeText(node.textContent).then(() => (button.textContent = "Copied"), () => {});
+    setTimeout(() => (button.textContent = label), 1500);
+  });
+  return button;
+}

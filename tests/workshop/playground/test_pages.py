@@ -1,0 +1,314 @@
+"""The pages in a real browser, over a fake Triton that plays what a model might say."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_selenium_python import Axe
+from selenium.webdriver.common.keys import Keys
+
+from frontend.errors import EngineFailed, TritonUnreachable
+from model_repository.contract.output import (
+    FinishReason,
+    GenerationChunk,
+    Timing,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from model_repository.contract.request import ChatPrompt, GenerationRequest
+from tests.browser import Browser, Served, chromium, needs_chromium, serving
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.gateway.key_files import KeyFile
+from tests.waiting import wait_until
+
+pytestmark = [needs_chromium, pytest.mark.usefixtures("servers")]
+
+type Play = Callable[..., Served]
+
+HOSTILE = (
+    "<script>document.title = 'taken'</script> <img src=x onerror=\"document.title = 'taken'\">\n\n"
+    "![leak](http://127.0.0.1:9/leak?secret) [press](javascript:document.title='taken') "
+    "[data](data:text/html,<script>alert(1)</script>) [fine](https://example.com/a)\n\n"
+    "# <b>head</b>\n\n- <iframe src=//evil.example>\n\n"
+    "| a | b |\n| --- | --- |\n| <svg onload=alert(1)> | `<i>` |\n\n"
+    "```html\n<script>alert(1)</script>\n```\n"
+)
+NUM_TOKENS = 10_000
+# Notes the milliseconds from each click to the end of the frame after it.
+NOTE_CLICKS = """
+window.clicks = [];
+addEventListener("click", (event) => requestAnimationFrame(() =>
+    setTimeout(() => window.clicks.push(performance.now() - event.timeStamp))), true);
+"""
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chrome: Browser) -> Browser:
+    """A large light screen, without earlier messages."""
+    chrome.resize(1280, 900)
+    chrome.open("about:blank")
+    chrome.messages()
+    return chrome
+
+
+@pytest.fixture
+def play(browser: Browser) -> Iterator[Play]:
+    """Serve a Triton, and open its playground."""
+    with ExitStack() as stack:
+
+        def start(triton: FakeTriton, **settings: Any) -> Served:
+            served = stack.enter_context(serving(triton, **settings))
+            browser.open(served.url)
+            return served
+
+        yield start
+        browser.open("about:blank")
+
+
+def messages_of(request: GenerationRequest) -> list[Any]:
+    """Return roles and contents of a chat."""
+    assert isinstance(request.prompt, ChatPrompt)
+    return [(message["role"], message["content"]) for message in request.prompt.messages]
+
+
+def test_a_stopped_answer_stays_and_can_be_retried(browser: Browser, play: Play) -> None:
+    triton = FakeTriton([GenerationChunk(text="One"), asyncio.Event()])
+    play(triton)
+    browser.ask("Count.")
+    browser.one(".assistant .text", "One")
+    browser.one("#input").send_keys(Keys.ESCAPE)
+    browser.one("#send")
+    wait_until(triton.closed.is_set, "the generation is cancelled")
+    triton.script = chunks("One, ", "two.")
+    browser.press("Retry")
+    assert browser.one(".assistant .text", "two.").text == "One, two."
+    assert len(browser.all(".assistant")) == 1
+    assert messages_of(triton.requests[-1]) == [("user", "Count.")]
+
+
+def test_an_edited_message_replaces_what_follows(browser: Browser, play: Play) -> None:
+    triton = FakeTriton(chunks("Yes."))
+    play(triton)
+    browser.one("#system").send_keys("Be brief.")
+    browser.one("#temperature").send_keys("0.5")
+    for text in ("Is it so?", "Really?"):
+        browser.ask(text)
+        browser.one("#send")
+        wait_until(lambda: browser.all(".assistant footer button"), "the answer")
+    browser.run("document.querySelector('.user button').click()")
+    browser.one("#editing")
+    browser.one("#input").send_keys(" Tell me.", Keys.ENTER)
+    wait_until(lambda: len(triton.requests) == 3, "the third request")
+    assert [each.text for each in browser.all(".said")] == ["Is it so? Tell me."]
+    assert messages_of(triton.requests[-1]) == [("system", "Be brief."), ("user", "Is it so? Tell me.")]
+    assert triton.requests[-1].params.sampling.temperature == 0.5
+
+
+def test_a_wrong_key_is_asked_for_again_and_no_key_is_stored(browser: Browser, play: Play, tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    key = key_file.add("somebody")
+    play(FakeTriton(chunks("Hello.")), key_file=str(key_file.path), web_pages="on")
+    browser.one("#key").send_keys("wrong", Keys.ENTER)
+    browser.one("dialog", "API key")
+    wait_until(lambda: browser.one("#key").get_attribute("value") == "", "the second question")
+    browser.one("#key").send_keys(key, Keys.ENTER)
+    browser.ask("Hello?")
+    browser.one(".assistant .text", "Hello.")
+    stored = browser.run("return JSON.stringify([localStorage, sessionStorage, document.cookie])")
+    assert stored == '[{},{},""]'
+    assert key not in browser.run("return document.documentElement.outerHTML")
+
+
+def test_a_killed_engine_is_an_error_below_the_text_that_came(browser: Browser, play: Play) -> None:
+    triton = FakeTriton([GenerationChunk(text="The capital"), EngineFailed()])
+    play(triton)
+    browser.ask("What is the capital of France?")
+    assert "The engine failed" in browser.one(".assistant .error").text
+    assert browser.one(".assistant .text").text == "The capital"
+    triton.script = chunks("Paris.")
+    browser.press("Retry")
+    browser.one(".assistant .text", "Paris.")
+    assert not browser.all(".error")
+
+
+def test_a_hostile_answer_is_text(browser: Browser, play: Play) -> None:
+    play(FakeTriton(chunks(*(HOSTILE[start : start + 3] for start in range(0, len(HOSTILE), 3)))))
+    title = browser.driver.title
+    browser.ask("Be evil.")
+    wait_until(lambda: browser.all(".assistant footer button"), "the whole answer")
+    made = browser.run("return [...document.querySelectorAll('.text *')].map((each) => each.localName)")
+    assert set(made) <= {"a", "button", "code", "div", "h3", "li", "p", "pre", "table", "tbody", "td", "th", "tr", "ul"}
+    links = browser.run("return [...document.querySelectorAll('.text a')].map((each) => [each.href, each.rel])")
+    safe = "noopener noreferrer nofollow"
+    assert links == [["http://127.0.0.1:9/leak?secret", safe], ["https://example.com/a", safe]]
+    assert "<img src=x onerror" in browser.one(".text").text and "<iframe src=//evil" in browser.one(".text").text
+    assert browser.driver.title == title
+    assert browser.messages() == []
+
+
+def test_a_call_of_a_tool_goes_on_with_the_result_that_the_reader_types(browser: Browser, play: Play) -> None:
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    triton = FakeTriton(chunks(call))
+    play(triton)
+    browser.run("document.querySelectorAll('aside details')[1].open = true")
+    browser.press("Insert an example")
+    browser.ask("How is the weather in Paris?")
+    assert browser.one(".calls pre").text == 'get_weather({"city": "Paris"})'
+    triton.script = chunks("It rains.")
+    browser.one(".calls textarea").send_keys("rain")
+    browser.press("Send results")
+    browser.one(".assistant .text", "It rains.")
+    assert isinstance(triton.requests[-1].prompt, ChatPrompt)
+    *_, asked, result = triton.requests[-1].prompt.messages
+    assert asked["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert (result["role"], result["content"]) == ("tool", "rain")
+
+
+def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play: Play) -> None:
+    top = (TopLogprob(1, b"Yes", -0.1), TopLogprob(2, b" No", -2.5))
+    timing = Timing(
+        arrival_time_ns=0,
+        first_scheduled_time_ns=2_000_000,
+        first_token_time_ns=9_000_000,
+        last_token_time_ns=39_000_000,
+    )
+    usage = Usage(num_input_tokens=2, num_output_tokens=4, num_cached_tokens=1)
+    tokens = (TokenLogprob(2, b" No", -2.5, top),)
+    last = GenerationChunk(text=" No", logprobs=tokens, finish_reason=FinishReason.STOP, usage=usage, timing=timing)
+    play(FakeTriton([last]))
+    browser.ask("Yes?")
+    assert "100 tokens/s" in browser.one(".figures", "tokens/s").text
+    browser.press("Token probabilities")
+    assert browser.one(".alternatives").text.split() == ["Yes", "90.5", "%", "·No", "8.2", "%"]
+    browser.press("Time")
+    assert browser.one(".legend").text.splitlines()[2:8] == ["Queue", "2 ms", "Prefill", "7 ms", "Decode", "30 ms"]
+    browser.press("Prompt")
+    assert [each.text for each in browser.all(".tokens .cached")] == [" a"]
+    for label in ("As curl", "As Python"):
+        browser.press(label)
+        assert '"role": "user"' in browser.one(".panel code").text
+
+
+class LongAnswer(FakeTriton):
+    """Says many tokens with their alternatives, about a thousand in a second."""
+
+    async def _play(
+        self, request: GenerationRequest, on_end: Callable[[Usage | None], None]
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        top = tuple(TopLogprob(place, b"word ", -1.0 - place) for place in range(5))
+        for place in range(1, NUM_TOKENS):
+            text = "word\n\n" if place % 100 == 0 else "word "
+            yield GenerationChunk(text=text, logprobs=(TokenLogprob(1, text.encode(), -1.0, top),))
+            await asyncio.sleep(0.0005)
+        usage = Usage(num_input_tokens=2, num_output_tokens=NUM_TOKENS)
+        yield GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=usage)
+
+
+def test_a_click_during_10000_tokens_takes_at_most_twice_the_time_of_an_idle_page(browser: Browser, play: Play) -> None:
+    play(LongAnswer())
+    browser.run(NOTE_CLICKS)
+    welcome = browser.one("#welcome")
+
+    def has_noted(num_clicks: int) -> bool:
+        return len(browser.run("return window.clicks")) == num_clicks
+
+    def median_of_clicks(num_clicks: int, is_going_on: Callable[[], bool]) -> float:
+        browser.run("window.clicks = []")
+        target = browser.one("header h1")
+        for count in range(1, num_clicks + 1):
+            target.click()
+            wait_until(partial(has_noted, count), "the click's frame")
+            if not is_going_on():
+                break
+        times = browser.run("return window.clicks")
+        assert len(times) > 10
+        return statistics.median(times)
+
+    idle_ms = median_of_clicks(40, lambda: True)
+    browser.ask("Tell me everything.")
+    wait_until(lambda: not welcome.is_displayed(), "the answer begins")
+    wait_until(lambda: len(browser.all(".text p")) > 1, "the first paragraph")
+    busy_ms = median_of_clicks(10_000, lambda: bool(browser.all("#stop")))
+    browser.one(".figures", "10,000 tokens")
+    assert busy_ms <= 2 * idle_ms, (busy_ms, idle_ms)
+
+
+def violations(browser: Browser) -> list[Any]:
+    """Return what axe finds: rules with their elements."""
+    axe = Axe(browser.driver)
+    axe.inject()
+    found = axe.run()["violations"]
+    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_pages_are_accessible(browser: Browser, play: Play, scheme: str, width: int) -> None:
+    top = (TopLogprob(1, b"Yes", -0.1), TopLogprob(2, b" No", -4.5))
+    answer = "**Yes**, see [this](https://example.com).\n\n```py\nx = 1\n```\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+    tokens = (TokenLogprob(1, answer.encode(), -0.1, top), TokenLogprob(2, b"No", -4.5, top))
+    last = GenerationChunk(
+        text=answer,
+        logprobs=tokens,
+        finish_reason=FinishReason.STOP,
+        usage=Usage(num_input_tokens=2, num_output_tokens=1),
+    )
+    browser.resize(width, 900, scheme=scheme)
+    served = play(FakeTriton([last]))
+    browser.one("#model option")
+    assert violations(browser) == []
+    browser.ask("Yes?")
+    for label in ("Token probabilities", "Prompt", "As curl"):
+        browser.press(label)
+        browser.one(".panel")
+        assert violations(browser) == [], label
+    if browser.all("#toggle"):
+        browser.press("Settings")
+        assert violations(browser) == []
+    browser.open(f"{served.url}/docs")
+    browser.one("summary").click()
+    assert violations(browser) == []
+    browser.open(served.operations_url)
+    browser.one(".model")
+    assert violations(browser) == []
+
+
+def test_the_description_of_the_api_finds_a_field(browser: Browser, play: Play) -> None:
+    browser.open(f"{play(FakeTriton()).url}/docs")
+    browser.one("#filter").send_keys("min_p")
+    browser.one("td code", "min_p")
+    paths = [each.text for each in browser.all(".path")]
+    assert paths == ["/v1/chat/completions", "/v1/completions"]
+    assert browser.messages() == []
+
+
+def test_the_status_page_says_what_fails_and_since_when(
+    browser: Browser, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 0.05)
+    triton = FakeTriton(chunks("x"))
+    served = play(triton)
+    browser.open(served.operations_url)
+    assert browser.one(".model .state").text == "ready"
+    assert browser.one("#failures").text == "None."
+    before = time.strftime("%H:%M")
+    triton.stats_error = EngineFailed()
+    down = browser.one("#failures tr", "engine down")
+    assert before <= down.text.split()[-1] <= time.strftime("%H:%M:%S")
+    triton.stats_error = triton.snapshot_error = TritonUnreachable()
+    browser.one("#state", "not ready")
