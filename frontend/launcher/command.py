@@ -172,7 +172,8 @@ def _first_steps(url: str, grpc: str, model_ids: list[str], frontend: Settings) 
     everywhere = (
         f" (and port {frontend.port} of every address of this machine)" if frontend.host in EVERY_ADDRESS else ""
     )
+    browser = f" A browser shows a playground at {url}." if frontend.has_web_pages else ""
     return (
-        f"{url}{everywhere} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it. Try:\n\n"
+        f"{url}{everywhere} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it.{browser} Try:\n\n"
         f"  curl {url}{path} {headers} -d {shlex.quote(json.dumps(body))}\n"
     )

@@ -3,7 +3,7 @@ import { element, json, milliseconds, shown } from "./common.js";
 
 const PHASES = { tokenize: "Tokenization and transfer", queue: "Queue", prefill: "Prefill", decode: "Decode" };
 
-const percent = (logprob) => `${shown(Math.exp(logprob) * 100, 1)} %`;
+const percent = (logprob) => (logprob < Math.log(0.0005) ? "< 0.1 %" : `${shown(Math.exp(logprob) * 100, 1)} %`);
 
 /** A text in which blanks and line breaks can be seen. */
 const visible = (text) => (text.trim() === text && text ? text : text.replaceAll(" ", "·").replaceAll("\n", "↵") || "∅");

@@ -243,10 +243,10 @@ class AnswerView {
   #addDetails() {
     const sections = [
       ["Time", this.timing && (() => timeView(this.timing, this.lastAt - this.startedAt))],
-      ["Token probabilities", this.tokens.length && (() => tokenView(this.tokens))],
+      ["Tokens", this.tokens.length && (() => tokenView(this.tokens))],
       ["Prompt", () => promptView(this.body, this.usage?.prompt_tokens_details.cached_tokens ?? 0)],
-      ["As curl", () => codeView(curl(this.body))],
-      ["As Python", () => codeView(python(this.body))],
+      ["curl", () => codeView("curl", curl(this.body))],
+      ["Python", () => codeView("Python", python(this.body))],
     ].filter(([, make]) => make);
     const panel = element("div", { className: "panel", hidden: true });
     const buttons = sections.map(([label, make]) => {
@@ -257,6 +257,7 @@ class AnswerView {
         if (isOpen) return;
         button.setAttribute("aria-expanded", "true");
         panel.replaceChildren(await make());
+        panel.scrollIntoView({ block: "nearest" });
       });
       button.setAttribute("aria-expanded", "false");
       return button;
@@ -287,9 +288,10 @@ class AnswerView {
 
 // --- copies of the request -------------------------------------------------------------------------------------------
 
-function codeView(text) {
+function codeView(language, text) {
   const code = element("code", { textContent: text });
-  return element("div", { className: "code" }, element("div", { className: "code-head" }, "", copyButton(code)), element("pre", { tabIndex: 0 }, code));
+  const head = element("div", { className: "code-head" }, language, copyButton(code));
+  return element("div", { className: "code" }, head, element("pre", { tabIndex: 0 }, code));
 }
 
 const root = () => new URL("v1", document.baseURI).href;
@@ -330,8 +332,9 @@ print(answer.choices[0].message.content)`;
 async function showModels() {
   try {
     const { data } = await json("v1/models");
-    cards = Object.fromEntries(data.map((card) => [card.id, card]));
-    find("model").replaceChildren(...data.map(({ id }) => element("option", { textContent: id, value: id })));
+    const chosen = data.filter((card) => card.task === "generate");
+    cards = Object.fromEntries(chosen.map((card) => [card.id, card]));
+    find("model").replaceChildren(...chosen.map(({ id }) => element("option", { textContent: id, value: id })));
     showDefaults();
   } catch (error) {
     find("welcome").append(element("p", { className: "error", textContent: `The models cannot be listed: ${error.message}` }));

@@ -15,7 +15,7 @@ def test_an_answer_streams_with_its_tokens_its_prompt_and_its_time(stack: Stack)
             browser.ask("What is the capital of France?")
             browser.one(".assistant .text", "The capital of France is Paris.")
             browser.one(".figures", "tokens/s")
-        browser.press("Token probabilities")
+        browser.press("Tokens")
         browser.one(".alternatives .drawn", "The")
         browser.press("Prompt")
         assert "were in the KV cache" in browser.one(".panel").text

@@ -26,8 +26,9 @@ from model_repository.contract.output import (
 )
 from model_repository.contract.request import ChatPrompt, GenerationRequest
 from tests.browser import Browser, Served, chromium, needs_chromium, serving
-from tests.fakes import FakeTriton, chunks
+from tests.fakes import FakeTriton, chunks, served_model
 from tests.frontend.gateway.key_files import KeyFile
+from tests.pictures import circle
 from tests.waiting import wait_until
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("servers")]
@@ -179,6 +180,51 @@ def test_a_call_of_a_tool_goes_on_with_the_result_that_the_reader_types(browser:
     assert (result["role"], result["content"]) == ("tool", "rain")
 
 
+def test_an_image_is_sent_with_its_question(browser: Browser, play: Play, tmp_path: Path) -> None:
+    path = tmp_path / "circle.png"
+    path.write_bytes(circle("red"))
+    triton = FakeTriton(chunks("A red circle."))
+    play(triton)
+    browser.run("document.getElementById('file').classList.remove('hidden')")
+    browser.one("#file").send_keys(str(path))
+    browser.one("#images img")
+    browser.ask("What is this?")
+    browser.one(".assistant .text", "A red circle.")
+    assert triton.requests[-1].images == (path.read_bytes(),)
+    assert len(browser.all(".user img")) == 1
+    assert browser.messages() == []
+
+
+def test_thinking_is_folded_and_goes_back_with_the_history(browser: Browser, play: Play) -> None:
+    thought = "<think>\nIt is easy.\n</think>"
+    pieces = [GenerationChunk(text=thought, num_thinking_chars=len(thought)), *chunks("Yes.")]
+    triton = FakeTriton(pieces, models=[served_model(reasoning_format="think", template_fields=("reasoning_content",))])
+    play(triton)
+    browser.ask("Is it so?")
+    assert browser.one(".assistant .text", "Yes.").text == "Yes."
+    assert browser.one(".thinking").text == "Thinking"
+    browser.one(".thinking summary").click()
+    assert browser.one(".thinking p").text == "It is easy."
+    browser.ask("Really?")
+    wait_until(lambda: len(triton.requests) == 2, "the second request")
+    assert isinstance(triton.requests[-1].prompt, ChatPrompt)
+    assert triton.requests[-1].prompt.messages[1]["reasoning_content"] == "It is easy."
+
+
+def test_a_schema_that_is_no_json_is_an_error_and_no_request(browser: Browser, play: Play) -> None:
+    triton = FakeTriton(chunks('{"a": 1}'))
+    play(triton)
+    browser.run("document.querySelector('aside details').open = true")
+    browser.one("#schema").send_keys("{")
+    browser.ask("Reply in JSON.")
+    assert browser.one(".error").text.startswith("JSON schema: ")
+    assert triton.requests == []
+    browser.one("#schema").send_keys('"type": "object"}')
+    browser.press("Retry")
+    browser.one(".assistant .text", '{"a": 1}')
+    assert triton.requests[-1].params.structured_output is not None
+
+
 def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play: Play) -> None:
     top = (TopLogprob(1, b"Yes", -0.1), TopLogprob(2, b" No", -2.5))
     timing = Timing(
@@ -193,13 +239,13 @@ def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play:
     play(FakeTriton([last]))
     browser.ask("Yes?")
     assert "100 tokens/s" in browser.one(".figures", "tokens/s").text
-    browser.press("Token probabilities")
+    browser.press("Tokens")
     assert browser.one(".alternatives").text.split() == ["Yes", "90.5", "%", "·No", "8.2", "%"]
     browser.press("Time")
     assert browser.one(".legend").text.splitlines()[2:8] == ["Queue", "2 ms", "Prefill", "7 ms", "Decode", "30 ms"]
     browser.press("Prompt")
     assert [each.text for each in browser.all(".tokens .cached")] == [" a"]
-    for label in ("As curl", "As Python"):
+    for label in ("curl", "Python"):
         browser.press(label)
         assert '"role": "user"' in browser.one(".panel code").text
 
@@ -273,7 +319,7 @@ def test_the_pages_are_accessible(browser: Browser, play: Play, scheme: str, wid
     browser.one("#model option")
     assert violations(browser) == []
     browser.ask("Yes?")
-    for label in ("Token probabilities", "Prompt", "As curl"):
+    for label in ("Tokens", "Prompt", "curl"):
         browser.press(label)
         browser.one(".panel")
         assert violations(browser) == [], label
