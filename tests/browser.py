@@ -55,8 +55,9 @@ class Browser:
         self.one("button", label).click()
 
     def ask(self, text: str) -> None:
-        """Send a message with the Enter key, once the page has its models."""
+        """Send a message with the Enter key, once the page has its models and no answer is running."""
         self.one("#model option")
+        self.one("#send")
         self.one("#input").send_keys(text, Keys.ENTER)
 
     def run(self, script: str, *arguments: Any) -> Any:

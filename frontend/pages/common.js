@@ -113,6 +113,16 @@ export function total(found, name, labels = {}) {
   return values.length ? values.reduce((sum, value) => sum + value) : undefined;
 }
 
+/** The tokens in the KV caches of a model's engines, and those that fit; NaN: not known. */
+export function kvTokens(found, model) {
+  let used = 0;
+  for (const { name, labels, value } of found) {
+    if (name !== "conch_kv_cache_usage_ratio" || labels.model !== model) continue;
+    used += value * total(found, "conch_kv_cache_max_tokens", labels);
+  }
+  return { used, most: total(found, "conch_kv_cache_max_tokens", { model }) ?? NaN };
+}
+
 /** A bar that shows a part of a whole, with its text. */
 export function meter(label, text, share) {
   const bar = element("progress", { max: 1, value: Math.min(1, share || 0), "aria-label": label });

@@ -2,6 +2,7 @@
 import { element, json, milliseconds, shown } from "./common.js";
 
 const PHASES = { tokenize: "Tokenization and transfer", queue: "Queue", prefill: "Prefill", decode: "Decode" };
+const SHADES = [0.9, 0.6, 0.3, 0.1]; // the probabilities below which a token has a stronger colour
 
 const percent = (logprob) => (logprob < Math.log(0.0005) ? "< 0.1 %" : `${shown(Math.exp(logprob) * 100, 1)} %`);
 
@@ -53,10 +54,10 @@ export function tokenView(tokens) {
       ]),
     );
   };
-  const shade = (place) => `shade-${Math.min(4, Math.floor(-tokens[place].logprob))}`;
+  const shade = (place) => `shade-${SHADES.filter((each) => Math.exp(tokens[place].logprob) < each).length}`;
   const [row, choose] = tokenRow("Tokens of the answer", spans(tokens.map((each) => each.token), shade), show);
   choose(0);
-  const legend = element("p", { className: "muted", textContent: "The darker a token, the less likely it was. Probabilities are those of the model, before sampling." });
+  const legend = element("p", { className: "muted", textContent: "The stronger its colour, the less likely a token was. Probabilities are those of the model, before sampling." });
   return element("div", {}, row, alternatives, legend);
 }
 

@@ -1,5 +1,5 @@
 // The playground: a conversation with a model, and what the server knows about each answer.
-import { call, copyButton, element, events, find, json, meter, milliseconds, samples, shown, total } from "./common.js";
+import { call, copyButton, element, events, find, json, kvTokens, meter, milliseconds, samples, shown } from "./common.js";
 import { blocks, GrowingText } from "./markdown.js";
 import { promptView, timeView, tokenView } from "./details.js";
 
@@ -358,13 +358,9 @@ async function showMemory({ usage, body }) {
   const response = await fetch("metrics", { credentials: "omit" }).catch(() => undefined);
   hasMetrics = Boolean(response?.ok);
   if (!hasMetrics) return;
-  const found = samples(await response.text());
-  const of = (name) => total(found, name, { model: card.root });
-  const [most, share] = [of("conch_kv_cache_max_tokens"), of("conch_kv_cache_usage_ratio")];
-  if (most > 0 && share >= 0) {
-    meters.push(meter("KV cache in use", `${shown(share * most)} of ${shown(most)} tokens`, share));
-    find("memory").replaceChildren(...meters);
-  }
+  const { used: inUse, most } = kvTokens(samples(await response.text()), card.root);
+  if (most > 0) meters.push(meter("KV cache in use", `${shown(inUse)} of ${shown(most)} tokens`, inUse / most));
+  find("memory").replaceChildren(...meters);
 }
 
 // --- the composer ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
 // The server's state, from the operations port: models, queues, memory, speed, and what fails and since when.
-import { ApiError, call, element, find, json, meter, milliseconds, samples, shown, total } from "./common.js";
+import { ApiError, call, element, find, json, kvTokens, milliseconds, samples, shown, total } from "./common.js";
 
 const PAUSE_MS = 2000;
 const LATENCIES = {
-  "First token": "conch_time_to_first_token_seconds",
-  "Per token": "conch_time_per_output_token_seconds",
-  Queue: "conch_queue_seconds",
-  Prefill: "conch_prefill_seconds",
-  "Whole request": "conch_request_seconds",
+  "to the first token": "conch_time_to_first_token_seconds",
+  "for each token": "conch_time_per_output_token_seconds",
+  "in the queue": "conch_queue_seconds",
+  "of prefill": "conch_prefill_seconds",
+  "for a request": "conch_request_seconds",
 };
 const FAILURES = { conch_errors_total: "error", conch_shed_total: "refused" };
 
@@ -29,26 +29,24 @@ function modelView({ id, state, runtime, aliases = [], adapters = [] }, found, s
   const rate = before === undefined || !seconds ? 0 : (of("conch_output_tokens_total") - before) / seconds;
   const head = element("div", { className: "row" }, element("h2", { textContent: id }), element("span", { className: state === "ready" ? "state" : "state bad", textContent: state }));
   const names = [runtime, aliases.length && `also ${aliases.join(", ")}`, adapters.length && `adapters ${adapters.join(", ")}`];
-  const cards = [
+  const tiles = [
     tile("running", shown(of("conch_requests_running"))),
     tile("waiting", shown(of("conch_requests_waiting"))),
     tile("tokens/s", shown(Math.max(0, rate), 1)),
-    tile("tokens since the start", shown(of("conch_output_tokens_total"))),
+    tile("tokens so far", shown(of("conch_output_tokens_total"))),
   ];
-  const [share, most] = ["conch_kv_cache_usage_ratio", "conch_kv_cache_max_tokens"].map((name) => of(name));
-  const numEngines = found.filter((each) => each.name === "conch_engine_up" && each.labels.model === id && each.value === 1).length || 1;
-  if (most > 0) cards.push(element("div", { className: "card" }, meter("KV cache", `${shown((share / numEngines) * most)} of ${shown(most)}`, share / numEngines)));
-  const latencies = Object.entries(LATENCIES).flatMap(([label, name]) => {
+  const { used, most } = kvTokens(found, id);
+  if (most > 0) tiles.push(tile(`of ${shown(most)} KV tokens`, shown(used)));
+  for (const [label, name] of Object.entries(LATENCIES)) {
     const value = mean(found, name, { model: id });
-    return [element("dt", { textContent: label }), element("dd", { textContent: value === undefined ? "none yet" : milliseconds(value * 1000) })];
-  });
+    if (value !== undefined) tiles.push(tile(label, milliseconds(value * 1000)));
+  }
   return element(
     "section",
     { className: "model" },
     head,
     element("p", { className: "muted", textContent: names.filter(Boolean).join(" · ") }),
-    element("div", { className: "cards" }, ...cards),
-    element("dl", { className: "legend" }, ...latencies),
+    element("div", { className: "cards" }, ...tiles),
   );
 }
 
@@ -66,7 +64,7 @@ function failureRows(found, now) {
     const known = failures.get(kind + labels.model);
     const seen = known?.value === value ? known.seen : last ? clock(now) : "before this page";
     failures.set(kind + labels.model, { value, seen });
-    rows.push([kind, labels.model, shown(value), `last one ${seen}`]);
+    rows.push([kind, labels.model === "unknown" ? "none" : labels.model, shown(value), `last one ${seen}`]);
   }
   return rows;
 }

@@ -99,7 +99,13 @@ class Observer:
                     definitions.CANCEL_TO_FREE: result.last_cancel_to_free_ms / 1000,
                 }
             case ModelNotReady() | NotFound():  # the model is not loaded: neither up nor down
-                gauges = dict.fromkeys((definitions.RUNNING, definitions.WAITING, definitions.KV_CACHE_USAGE), 0)
+                empty = (
+                    definitions.RUNNING,
+                    definitions.WAITING,
+                    definitions.KV_CACHE_USAGE,
+                    definitions.KV_CACHE_MAX_TOKENS,
+                )
+                gauges = dict.fromkeys(empty, 0)
                 gauges[definitions.ENGINE_UP] = math.nan
             case _:
                 gauges = {definitions.ENGINE_UP: 0}
