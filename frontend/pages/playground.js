@@ -1,6 +1,6 @@
 // The playground: a conversation with a model, and what the server knows about each answer.
 import { call, copyButton, element, events, find, json, kvTokens, meter, milliseconds, samples, shown } from "./common.js";
-import { blocks, GrowingText } from "./markdown.js";
+import { GrowingText } from "./markdown.js";
 import { promptView, timeView, tokenView } from "./details.js";
 
 const SUGGESTIONS = ["What is the capital of France?", "Count from 1 to 20.", "How do you say cat in Japanese?"];
@@ -23,6 +23,7 @@ let images = []; // data URLs of the next message
 let edited = -1; // the place of the message that the next one replaces
 let running; // the AbortController of the running answer
 let hasMetrics = true; // whether this port may have them
+let isAtEnd = true; // whether the end of the page is seen, so that it follows the answer
 
 const announce = (text) => (find("announcement").textContent = text);
 
@@ -194,7 +195,6 @@ class AnswerView {
   /** Shows the text that has come since the last frame; the rest of the page is left alone. */
   show() {
     this.frame = undefined;
-    const isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120;
     for (const [name, parent] of [["reasoning_content", this.thinking], ["content", this.text]]) {
       const text = this.waiting[name];
       if (!text) continue;
@@ -204,7 +204,7 @@ class AnswerView {
       (this.parts[name] ??= new GrowingText(parent)).add(text);
     }
     this.figures.textContent = this.#figures();
-    if (isAtEnd) scrollTo(0, document.body.scrollHeight);
+    if (isAtEnd) scrollTo(0, 1e9);
   }
 
   #figures() {
@@ -403,7 +403,7 @@ function submit() {
   showImages();
   find("input").value = "";
   resize();
-  scrollTo(0, document.body.scrollHeight);
+  isAtEnd = true;
   answer();
 }
 
@@ -433,6 +433,7 @@ function setUp() {
     const isOpen = document.body.classList.toggle("open");
     find("toggle").setAttribute("aria-expanded", String(isOpen));
   });
+  addEventListener("scroll", () => (isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120));
   addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
   showModels();
 }
