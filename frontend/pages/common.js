@@ -18,12 +18,13 @@ export const shown = (value, digits = 0) => value.toLocaleString("en", { maximum
 
 export const milliseconds = (ms) => (ms < 1000 ? `${shown(ms, ms < 10 ? 1 : 0)} ms` : `${shown(ms / 1000, 2)} s`);
 
-/** An error of the API: its status, its code and its message. */
+/** An error of the API: its status, its code, the field at fault, and its message. */
 export class ApiError extends Error {
   constructor(status, error) {
     super(error?.message ?? `HTTP status ${status}`);
     this.status = status;
     this.code = error?.code ?? "";
+    this.param = error?.param;
   }
 }
 
@@ -35,7 +36,7 @@ export async function call(path, body, signal) {
     const headers = key ? { Authorization: `Bearer ${key}` } : {};
     const request = body ? { method: "POST", body: JSON.stringify(body) } : {};
     if (body) headers["Content-Type"] = "application/json";
-    const response = await fetch(path, { ...request, headers, signal, credentials: "omit", cache: "no-store" });
+    const response = await fetch(path, { ...request, headers, signal, cache: "no-store" });
     if (response.ok) return response;
     const error = (await response.json().catch(() => ({}))).error;
     if (response.status !== 401 || !(await askForKey(error?.message))) throw new ApiError(response.status, error);

@@ -59,7 +59,19 @@ function bodyFor(messages) {
 /** What the page asks for in addition, to show it. */
 function streamed(body) {
   const probabilities = find("probabilities").checked ? { logprobs: true, top_logprobs: TOP_LOGPROBS } : {};
-  return { ...probabilities, ...body, stream: true, stream_options: { include_usage: true, include_timing: true } };
+  const options = { include_usage: true, continuous_usage_stats: true, include_timing: true };
+  return { ...probabilities, ...body, stream: true, stream_options: options };
+}
+
+/** Asks for an answer; without probabilities if the model has none. */
+async function ask(body, signal) {
+  try {
+    return await call("v1/chat/completions", streamed(body), signal);
+  } catch (error) {
+    if (!find("probabilities").checked || !["logprobs", "top_logprobs"].includes(error.param)) throw error;
+    find("probabilities").checked = false;
+    return ask(body, signal);
+  }
 }
 
 // --- the conversation ------------------------------------------------------------------------------------------------
@@ -111,7 +123,7 @@ async function answer() {
   const messages = turns.map((turn) => turn.message);
   const place = turns.length;
   const message = { role: "assistant", content: "" };
-  const view = new AnswerView(() => (cutAt(place), answer()));
+  const view = new AnswerView(() => running || (cutAt(place), answer()));
   addTurn(message, view.node);
   running = new AbortController();
   showRunning();
@@ -119,7 +131,9 @@ async function answer() {
   try {
     const body = bodyFor(messages);
     view.begin(body);
-    for await (const event of events(await call("v1/chat/completions", streamed(body), running.signal))) {
+    const response = await ask(body, running.signal);
+    view.ignored = response.headers.get("x-ignored-params");
+    for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
       view.add(event);
     }
@@ -215,6 +229,7 @@ class AnswerView {
     if (tokens > 1 && seconds > 0) parts.push(`${shown((tokens - 1) / seconds, seconds * 10 > tokens ? 1 : 0)} tokens/s`);
     if (tokens) parts.push(`${shown(tokens)} tokens`);
     if (this.finishReason === "length") parts.push("cut at max_tokens");
+    if (this.ignored) parts.push(`ignored: ${this.ignored}`);
     return parts.join(" · ");
   }
 
@@ -278,6 +293,7 @@ class AnswerView {
     form.append(button);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
+      if (running) return;
       for (const each of [...fields, button]) each.disabled = true;
       send(this.calls, fields.map((each) => each.value));
     });
@@ -355,7 +371,7 @@ async function showMemory({ usage, body }) {
   const meters = [meter("Context window", `${shown(used)} of ${shown(card.max_model_len)} tokens`, used / card.max_model_len)];
   find("memory").replaceChildren(...meters);
   if (!hasMetrics) return;
-  const response = await fetch("metrics", { credentials: "omit" }).catch(() => undefined);
+  const response = await fetch("metrics").catch(() => undefined);
   hasMetrics = Boolean(response?.ok);
   if (!hasMetrics) return;
   const { used: inUse, most } = kvTokens(samples(await response.text()), card.root);

@@ -87,7 +87,7 @@ function showState(status) {
 
 async function read() {
   try {
-    const health = await fetch("health/ready", { credentials: "omit", cache: "no-store" }); // 503 has the state too
+    const health = await fetch("health/ready", { cache: "no-store" }); // 503 has the state too
     showState((await health.json()).status);
     const [listed, metrics] = await Promise.all([json("admin/models"), call("metrics")]);
     show(listed, samples(await metrics.text()));

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
+from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.browser import chromium, needs_chromium
-from tests.integration.stack import Stack
+from tests.integration.api import COMPLETIONS, Api
+from tests.integration.stack import PACED_MODEL, Stack
+from tests.waiting import wait_until
+
+pytestmark = needs_chromium
 
 
-@needs_chromium
 def test_an_answer_streams_with_its_tokens_its_prompt_and_its_time(stack: Stack) -> None:
     with chromium() as browser:
         browser.open(stack.url)
@@ -24,3 +30,21 @@ def test_an_answer_streams_with_its_tokens_its_prompt_and_its_time(stack: Stack)
         assert "Prefill" in browser.one(".panel .legend").text
         assert "KV cache in use" in browser.one("#memory", "KV cache").text
         assert browser.messages() == []
+
+
+@pytest.mark.faults
+def test_a_killed_engine_is_an_error_and_the_retry_an_answer(pair: list[Stack]) -> None:
+    [stack, _] = pair
+    with chromium() as browser:
+        browser.open(stack.url)
+        browser.one("#max_tokens").send_keys("1500")
+        browser.ask("Hello")
+        browser.one(".assistant .figures", "tokens/s")
+        stack.kill_stage(stage_name(model_id_to_ensemble(PACED_MODEL), "engine"))
+        assert browser.one(".assistant .error").text
+        assert browser.one(".assistant .text").text
+        one_token = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1}
+        wait_until(lambda: Api(stack.url).post(COMPLETIONS, one_token).status == 200, "the engine is loaded again")
+        browser.run("document.getElementById('max_tokens').value = 5")
+        browser.press("Retry")
+        browser.one(".assistant .figures", "5 tokens")

@@ -15,7 +15,7 @@ import pytest
 from axe_selenium_python import Axe
 from selenium.webdriver.common.keys import Keys
 
-from frontend.errors import EngineFailed, TritonUnreachable
+from frontend.errors import EngineFailed, TritonUnreachable, UnsupportedValue
 from model_repository.contract.output import (
     FinishReason,
     GenerationChunk,
@@ -120,6 +120,22 @@ def test_an_edited_message_replaces_what_follows(browser: Browser, play: Play) -
     assert [each.text for each in browser.all(".said")] == ["Is it so? Tell me."]
     assert messages_of(triton.requests[-1]) == [("system", "Be brief."), ("user", "Is it so? Tell me.")]
     assert triton.requests[-1].params.sampling.temperature == 0.5
+
+
+def test_a_field_that_the_model_ignores_is_named(browser: Browser, play: Play) -> None:
+    play(FakeTriton(chunks("Yes.")))
+    browser.run("document.getElementById('extra').value = '{\"thinking_budget_tokens\": 5}'")
+    browser.ask("Is it so?")
+    browser.one(".figures", "ignored: thinking_budget_tokens")
+
+
+def test_a_model_without_probabilities_answers(browser: Browser, play: Play) -> None:
+    refusal = UnsupportedValue("logprobs: the model's runtime cannot honour it", param="logprobs")
+    play(FakeTriton(lambda request: [refusal] if request.params.has_logprobs else chunks("Yes.")))
+    browser.ask("Is it so?")
+    browser.one(".assistant .text", "Yes.")
+    assert not browser.one("#probabilities").is_selected()
+    assert not browser.all(".error")
 
 
 def test_a_wrong_key_is_asked_for_again_and_no_key_is_stored(browser: Browser, play: Play, tmp_path: Path) -> None:
