@@ -130,13 +130,17 @@ export function meter(label, text, share) {
   return element("div", { className: "meter" }, element("span", { textContent: label }), element("span", { textContent: text }), bar);
 }
 
-/** A button that copies a text, or selects it where the browser forbids that. */
-export function copyButton(node, label = "Copy") {
-  const button = element("button", { type: "button", className: "quiet", textContent: label });
+/** A button that copies the text of a node, or another form of it. */
+export function copyButton(node, text = node.textContent) {
+  const button = element("button", { type: "button", className: "quiet", textContent: "Copy" });
   button.addEventListener("click", async () => {
-    getSelection().selectAllChildren(node);
-    await navigator.clipboard?.writeText(node.textContent).then(() => (button.textContent = "Copied"), () => {});
-    setTimeout(() => (button.textContent = label), 1500);
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else {
+      getSelection().selectAllChildren(node); // over plain HTTP to another machine there is no clipboard
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
   });
   return button;
 }

@@ -175,7 +175,6 @@ class AnswerView {
     this.waiting = { content: "", reasoning_content: "" }; // what the next frame will show
     this.calls = [];
     this.tokens = [];
-    this.numChunks = 0;
   }
 
   begin(body) {
@@ -195,7 +194,6 @@ class AnswerView {
     if (!content && !reasoning_content && !tool_calls) return;
     this.lastAt = performance.now();
     this.firstAt ??= this.lastAt;
-    this.numChunks += 1;
     this.waiting.content += content ?? "";
     this.waiting.reasoning_content += reasoning_content ?? "";
     for (const { index, id, function: added } of tool_calls ?? []) {
@@ -245,8 +243,7 @@ class AnswerView {
     this.show();
     for (const part of Object.values(this.parts)) part.end();
     const { content, reasoning_content } = this.written;
-    const whole = element("span", { textContent: content });
-    this.foot.append(element("span", { className: "row" }, copyButton(whole), this.retry));
+    this.foot.append(element("span", { className: "row" }, copyButton(this.text, content), this.retry));
     if (this.body) this.#addDetails();
     return {
       content: content || (this.calls.length ? null : ""),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.browser import chromium, needs_chromium
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.stack import PACED_MODEL, Stack
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
 
 pytestmark = needs_chromium
 
 
-def test_an_answer_streams_with_its_tokens_its_prompt_and_its_time(stack: Stack) -> None:
+def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) -> None:
     with chromium() as browser:
         browser.open(stack.url)
+        browser.one("#temperature").send_keys("0")
         for _ in range(2):  # the second prompt is in the KV cache
             browser.press("New chat")
             browser.ask("What is the capital of France?")
@@ -28,6 +32,11 @@ def test_an_answer_streams_with_its_tokens_its_prompt_and_its_time(stack: Stack)
         assert "capital" in browser.one(".tokens .cached", "capital").text
         browser.press("Time")
         assert "Prefill" in browser.one(".panel .legend").text
+        for label, *command in (("curl", "bash", "-c"), ("Python", sys.executable, "-c")):
+            browser.press(label)
+            copied = browser.one(".panel code").text
+            done = subprocess.run([*command, copied], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+            assert "The capital of France is Paris." in done.stdout
         assert "KV cache in use" in browser.one("#memory", "KV cache").text
         assert browser.messages() == []
 

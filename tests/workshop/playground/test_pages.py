@@ -266,6 +266,10 @@ def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play:
     for label in ("curl", "Python"):
         browser.press(label)
         assert '"role": "user"' in browser.one(".panel code").text
+    browser.one(".panel .code-head button").click()
+    browser.one(".panel .code-head button", "Copied")
+    browser.one("#input").send_keys(Keys.CONTROL, "v")
+    assert 'model="org/demo"' in browser.one("#input").get_attribute("value")
 
 
 class LongAnswer(FakeTriton):
