@@ -309,8 +309,8 @@ async def _chat(session: aiohttp.ClientSession, question: str) -> bytes:
 
 
 def reading_list() -> list[Definition]:
-    """Return the functions that README names, in its order."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the functions that docs/request-path.md names, in its order."""
+    text = (ROOT / "docs" / "request-path.md").read_text(encoding="utf-8")
     return list(map(definition, re.findall(r"`((?:frontend|model_repository)/[\w/]+\.py:[\w.]+)`", text)))
 
 
@@ -330,7 +330,7 @@ def main() -> None:
         print(name)  # noqa: T201
         for each in group:
             print(f"  {each.num_lines:4} {each.name}{' *' if each in spine else ''}")  # noqa: T201
-    for title, part in (("full path", path.full), ("spine", path.spine), ("README's list", reading_list())):
+    for title, part in (("full path", path.full), ("spine", path.spine), ("reading list", reading_list())):
         print(f"{title}: {total(part)}")  # noqa: T201
 
 

@@ -1,4 +1,4 @@
-"""README's list of functions is the path of a request, and short enough to be read."""
+"""The list of docs/request-path.md is the path of a request, and short enough to be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.workshop import request_path
 MAX_FUNCTIONS, MAX_LINES = 30, 600
 
 
-def test_the_readme_names_few_functions_and_a_streamed_chat_passes_them_all() -> None:
+def test_the_page_names_few_functions_and_a_streamed_chat_passes_them_all() -> None:
     named = request_path.reading_list()
     assert 20 < len(named) <= MAX_FUNCTIONS
     assert sum(each.num_lines for each in named) <= MAX_LINES
