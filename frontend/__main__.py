@@ -612,7 +612,7 @@ def _reference(options: argparse.Namespace) -> int:
     from frontend.reference.pages import pages
 
     options.folder.mkdir(parents=True, exist_ok=True)
-    for name, page in pages().items():
+    for name, page in pages(DEFAULT_FRONTEND).items():
         (options.folder / name).write_text(page, encoding="utf-8")
     return 0
 

@@ -144,13 +144,13 @@ _POINTS = (
     f"*workspace* is an estimate: {DEFAULT_MAX_NUM_TOKENS} tokens in a step x the values that are alive in a layer x "
     f"{memory.ACTIVATION_BYTES} B, and sequences x vocabulary x {memory.SAMPLING_BYTES} B for sampling. Two logs of "
     "TensorRT-LLM that others have published show 2% more and a third less; a test compares them. Log probabilities of "
-    "prompts and LoRA adapters take more, which is not planned.",
+    "prompts and LoRA adapters take more; plans leave that out.",
     f"*runtime* is an estimate: {memory.CONTEXT_BYTES / 1e9:.0f} GB for the CUDA context and libraries, of which logs "
     f"show 0.8 to 3.2 GB, and {memory.COMMUNICATION_BYTES / 1e9:.0f} GB for communication between GPUs. Where only the "
     f"PyTorch backend runs the model, its CUDA graphs take up to {memory.GRAPH_BYTES / 1e6:.0f} MB each.",
     f"*cache* is {memory.KV_CACHE_SHARE:.0%} of what is left, as TensorRT-LLM takes it; the rest stays *free*.",
     f"*sequences* of so many tokens fit at the same time, at most {DEFAULT_MAX_BATCH_SIZE} in a step; shorter ones "
-    "take less. DeepSeek-V2.5 is planned for the one build of it that is documented, 4 x 4096.",
-    "*disk* holds checkpoint, converted checkpoint and engines; *RAM* is what a conversion on the CPU takes if all "
-    "ranks are converted at the same time. It is an estimate, and so is the time class.",
+    "take less. For DeepSeek-V2.5 only a build with 4 sequences of 4,096 tokens is documented, so that one is planned.",
+    "*disk* holds checkpoint, converted checkpoint and engines; *RAM* is the need of a conversion on the CPU, if all "
+    "ranks are converted at the same time. RAM and time are estimates.",
 )

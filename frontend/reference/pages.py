@@ -8,7 +8,7 @@ from typing import Any
 
 from frontend.options import default_text, explanation
 from frontend.reference.parameters import Parameter, Treatment, parameters
-from frontend.settings import GROUPS, SETTINGS, flag_of
+from frontend.settings import GROUPS, SETTINGS, Settings, flag_of
 from frontend.telemetry.definitions import METRICS, UNKNOWN
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
@@ -24,9 +24,9 @@ _METRICS_TEXT = f"""\
 
 {_WRITTEN}
 
-`GET /metrics` is for Prometheus, on the frontend's operations port (`--admin-port`); without that port and without API
-keys, on the API's port. Each of several workers answers for all. The label `model` is the id of a served model, also
-for requests that name an alias or an adapter, and `{UNKNOWN}` for other models, so that clients cannot create labels.
+Prometheus reads `GET /metrics` on the frontend's operations port (`--admin-port`). Without that port and without API
+keys it is on the API's port. Each worker answers for all workers. The label `model` is the id of a served model, also
+for requests that name an alias or an adapter. For other models it is `{UNKNOWN}`, so that clients cannot create labels.
 The label `triton` is the endpoint of an engine, as in `--triton`, with `@2` for the second replica there. Times are in
 seconds.
 
@@ -73,13 +73,17 @@ _KINDS = {"array": "list", "string": "text"}
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 
 
-def pages() -> dict[str, str]:
-    """Return the pages by file name."""
+def pages(of_serve: Settings) -> dict[str, str]:
+    """Return the pages by file name.
+
+    Args:
+        of_serve: the defaults of `serve`.
+    """
     return {
         "parameters.md": _parameters_page(),
         "tensors.md": _tensors_page(),
         "metrics.md": _metrics_page(),
-        "settings.md": _settings_page(),
+        "settings.md": _settings_page(of_serve),
     }
 
 
@@ -241,30 +245,32 @@ def _tensors_page() -> str:
 _SETTING_COLUMNS = ("option", "default", "values", "meaning", "Helm value")
 
 
-def _settings_page() -> str:
+def _settings_page(of_serve: Settings) -> str:
     lines = [
         "# Settings",
         "",
-        "Options of `.venv/bin/conch serve` and `api`.",
+        "Options that `.venv/bin/conch serve` and `conch api` have in common; only `api` has `--triton`, since `serve`",
+        "starts a Triton. `serve --help` lists the options of `serve` alone.",
         _WRITTEN,
         "",
-        "`serve` has port 8000 by default, and no `--triton`: it starts a Triton. `serve --help` shows the others.",
-        "The last column is the value of the Helm chart that sets the option; its own default is in brackets.",
+        "The last column is the value of the Helm chart that sets the option; a default of the chart is in brackets.",
         "",
     ]
     for title, names in GROUPS.items():
-        rows = map(_setting_cells, names)
+        rows = (_setting_cells(name, of_serve) for name in names)
         lines += [f"## {title[0].upper()}{title[1:]}", "", *_table(_SETTING_COLUMNS, rows), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _setting_cells(name: str) -> Sequence[str]:
+def _setting_cells(name: str, of_serve: Settings) -> Sequence[str]:
     setting = SETTINGS[name]
     default = default_text(setting.default)
+    other = getattr(of_serve, name)
+    note = "" if other == setting.default else f"; `serve`: `{other}`"
     own = "" if setting.chart_default is None else f" ({setting.chart_default})"
     return (
         f"`{flag_of(name)}`" if setting.flag is not None else f"variable `{setting.variable}`",
-        f"`{default}`" if default else "",
+        f"`{default}`{note}" if default else "",
         setting.values,
         explanation(setting),
         f"`{setting.chart_value}`{own}" if setting.chart_value else "",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from frontend.launcher.triton_server import DEFAULT_FRONTEND
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.embeddings import EmbeddingRequest
@@ -13,6 +14,7 @@ from frontend.reference.pages import pages
 from frontend.reference.parameters import Treatment, parameters
 
 DOCS = Path(__file__).parents[3] / "docs"
+PAGES = pages(DEFAULT_FRONTEND)
 MODELS: dict[str, type[QueuedBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
@@ -23,9 +25,9 @@ MODELS: dict[str, type[QueuedBody]] = {
 }
 
 
-@pytest.mark.parametrize("name", pages())
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_equal_to_the_code(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == pages()[name], "run: python -m frontend reference docs"
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run: python -m frontend reference docs"
 
 
 @pytest.mark.parametrize("endpoint", MODELS)
