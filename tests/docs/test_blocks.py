@@ -8,7 +8,9 @@ import pytest
 
 from tests.docs.options import parse
 from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.integration.test_shown_commands import OUTPUTS, run_blocks
 
+LANGUAGES = ("ini", "json", "python", "sh", "text", "toml", "yaml")
 COMMANDS = ("sh", "ini")  # ini: a unit of systemd
 OPERATORS = ("|", "&&", ";", "<", ">", "||", "&")
 
@@ -19,11 +21,16 @@ def shown(page: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_each_block_names_its_language_and_its_tests_exist(page: str) -> None:
+def test_each_block_has_a_language_and_a_mark_names_tests_that_exist(page: str) -> None:
     for block in blocks(page):
-        assert block.language, f"{block.place}: the language is missing: sh, python, json, text"
+        assert block.language in LANGUAGES, block.place
         if block.mark == "tested":
             assert all((ROOT / name).is_file() for name in block.reason.split()), block.place
+
+
+def test_the_blocks_without_a_mark_are_those_that_a_test_runs() -> None:
+    found = {(page, language) for page in PAGES for language in ("sh", "python") if run_blocks(page, language)}
+    assert found == OUTPUTS.keys()
 
 
 @pytest.mark.parametrize("page", PAGES)
