@@ -1,4 +1,4 @@
-"""The blocks of commands that README.md and docs/ show without a mark run as they are shown, on one server."""
+"""The blocks of commands that the pages show without a mark run as they are shown, on one server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, Block, blocks
+from tests.integration.conftest import build, run_build, running_stack
 from tests.integration.stack import Stack
 from tests.waiting import DEADLINE_S
 
@@ -19,7 +21,7 @@ OUTPUTS = {
     ("README.md", "sh"): "The capital of France is Paris.",
     ("README.md", "python"): "1, 2, 3, 4,",
     ("docs/api.md", "python"): "The capital of France is Paris.",
-    ("docs/cookbook.md", "python"): "The weather in Paris is",
+    ("docs/cookbook.md", "python"): "['El gato duerme en el jardín.',",
     ("docs/models.md", "sh"): "The capital of Italy is Rome.",
     ("helm/README.md", "sh"): "",
 }
@@ -31,13 +33,23 @@ def run_blocks(page: str, language: str) -> list[Block]:
     return [block for block in blocks(page) if block.language == language and not block.mark]
 
 
+@pytest.fixture(scope="module")
+def shown_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The server of `make serve ARGS=--with-embedder`; its embedder also has the name of one of the hub."""
+    home = tmp_path_factory.mktemp("home")
+    artifacts = [build(home, "demo"), build(home, "demo-embedder", "--alias", "all-minilm:22m")]
+    run_build("render", *artifacts, "--repository", str(home / "repository"))
+    with running_stack(home / "repository", tmp_path_factory) as stack:
+        yield stack
+
+
 @pytest.fixture
-def folder(stack: Stack, tmp_path: Path) -> Path:
+def folder(shown_server: Stack, tmp_path: Path) -> Path:
     """A folder like a clone's, whose `conch chat` talks to the running server."""
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     frontend = f'exec "{sys.executable}" -P -m frontend'
-    chat = f'[ "$1" = chat ] && shift && {frontend} chat --url {stack.url} "$@"'
+    chat = f'[ "$1" = chat ] && shift && {frontend} chat --url {shown_server.url} "$@"'
     (programs / "conch").write_text(f'#!/bin/sh\n{chat}\n{frontend} "$@"\n')
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     for program in programs.iterdir():
@@ -48,8 +60,8 @@ def folder(stack: Stack, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("page", "language"), OUTPUTS)
-def test_the_blocks_of_a_page_run(page: str, language: str, stack: Stack, folder: Path) -> None:
-    text = "\n".join(block.text for block in run_blocks(page, language)).replace(SHOWN_URL, stack.url)
+def test_the_blocks_of_a_page_run(page: str, language: str, shown_server: Stack, folder: Path) -> None:
+    text = "\n".join(block.text for block in run_blocks(page, language)).replace(SHOWN_URL, shown_server.url)
     command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     environment = os.environ | {"CONCH_HOME": str(folder / "home"), "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
     done = subprocess.run(
