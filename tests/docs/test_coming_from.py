@@ -25,7 +25,7 @@ def _is_ours(name: str) -> bool:
     if name.startswith("conch "):
         return name.split()[1] in commands()
     if name.startswith(("GET ", "POST ")):
-        return f"`{name}`" in ROUTES
+        return f'"{name.split()[1]}"' in code() or f"`{name}`" in ROUTES
     if re.fullmatch(r"[A-Z_]+", name):
         return name in code()
     return "/" in name or f"| `{name}` |" in FIELDS  # the form of a model's name, or a field
