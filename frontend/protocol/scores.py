@@ -74,8 +74,8 @@ class ScoringBody(QueuedBody):
         declared(
             "truncate_prompt_tokens",
             examples=[5],
-            description="a text or pair keeps only this number of its first tokens, and the tokens at its end; -1: as "
-            "many as the context window has",
+            description="each text keeps only this number of its first tokens, and the tokenizer's end tokens; a pair "
+            "loses the end of its second text; -1: as many as the context window has",
         ),
     ] = None
 

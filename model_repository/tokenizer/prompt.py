@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ class EncodedPrompt:
     echo: tuple[bytes, ...] = ()  # the bytes of each token in the echoed text
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     thinking: Thinking | None = None  # None: all text behind it is the answer
-    is_pair: bool = False
+    pair: tuple[str, str] | None = None  # its texts
 
 
 def _num_bytes(prompt: EncodedPrompt) -> int:
@@ -109,16 +108,25 @@ class PromptEncoder:
             lambda: self._encode(prompt, is_echo, add_special_tokens, limit, owner),
         )
 
-    def truncated(self, prompt: EncodedPrompt, num_tokens: int, *, keeps_beginning: bool = False) -> EncodedPrompt:
+    def truncated(
+        self, prompt: EncodedPrompt, num_tokens: int, *, keeps_beginning: bool = False, owner: str = ""
+    ) -> EncodedPrompt:
         """Return the prompt's last tokens. It still ends as the template wrote it, so the thinking stays as it is.
 
         Args:
-            keeps_beginning: return the first tokens, and behind them those at the end of every text, or every pair.
+            keeps_beginning: return the first tokens, and behind them those at the end of every text. A pair loses the
+                end of its second text.
+            owner: see `encode`.
+
+        Raises:
+            InvalidRequest: a pair would keep no token of its second text.
         """
         if num_tokens >= len(prompt.token_ids):
             return prompt
+        if prompt.pair is not None:
+            return self._truncated_pair(prompt, *prompt.pair, num_tokens, owner)
         if keeps_beginning:
-            last_ids = self._last_ids_of_pairs if prompt.is_pair else self.vocabulary.last_ids
+            last_ids = self.vocabulary.last_ids
             num_text = len(prompt.token_ids) - len(last_ids)
             ends = last_ids if prompt.token_ids[num_text:] == last_ids else ()
             kept = prompt.token_ids[: max(0, num_tokens - len(ends))]
@@ -152,7 +160,7 @@ class PromptEncoder:
             case TokenPrompt(token_ids):
                 pass
             case PairPrompt((first, second)):
-                return EncodedPrompt(token_ids=self._encode_pair(first, second, limit, owner), is_pair=True)
+                return EncodedPrompt(token_ids=self._encode_pair(first, second, limit, owner), pair=(first, second))
         self.vocabulary.check(token_ids, field)
         if is_echo and not isinstance(prompt, TextPrompt):
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
@@ -171,11 +179,20 @@ class PromptEncoder:
             return tuple(token_ids)
         return tuple(each + self._second_offset * type_id for each, type_id in zip(token_ids, types, strict=True))
 
-    @functools.cached_property
-    def _last_ids_of_pairs(self) -> tuple[int, ...]:
-        first, second = (self._encode_pair(text, text, lambda text, field: None)[::-1] for text in ("a", "b"))
-        same = itertools.takewhile(lambda each: each[0] == each[1], zip(first, second, strict=False))
-        return tuple(token_id for token_id, _ in same)[::-1]
+    def _truncated_pair(
+        self, prompt: EncodedPrompt, first: str, second: str, num_tokens: int, owner: str
+    ) -> EncodedPrompt:
+        # Around the second text are the tokens that the pair shares with one of another second text.
+        other = next(char for char in "abc" if char not in (second[0].lower(), second[-1].lower()))
+        token_ids, other_ids = prompt.token_ids, self._encode_pair(first, other, lambda text, field: None, owner)
+        num_before = _num_same(token_ids, other_ids)
+        num_behind = _num_same(token_ids[:num_before:-1], other_ids[:num_before:-1])
+        smallest = num_before + 1 + num_behind
+        if num_tokens < smallest:
+            rule = f"{num_tokens} leaves no token of the second text: at least {smallest} does"
+            raise InvalidRequest(rule, "truncate_prompt_tokens")
+        num_text = num_tokens - num_behind
+        return replace(prompt, token_ids=token_ids[:num_text] + token_ids[len(token_ids) - num_behind :])
 
     def _encode_with_suffix(self, text: str, suffix: str, *, is_echo: bool) -> EncodedPrompt:
         tokens = self._fill_in_middle.encode(text, suffix)
@@ -225,6 +242,12 @@ class _ImagePromptEncoder:
         self._vocabulary.check(set(token_ids) - {self._marker_id}, prompt_field(prompt))
         placed = tuple(IMAGE_PLACE if token_id == self._marker_id else token_id for token_id in token_ids)
         return EncodedPrompt(token_ids=placed, thinking=thinking)
+
+
+def _num_same(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the number of tokens at the beginning of both."""
+    pairs = itertools.takewhile(lambda each: each[0] == each[1], zip(first, second, strict=False))
+    return sum(1 for _ in pairs)
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -134,16 +134,17 @@ class TokenizerStage:
         params, window = request.params, self._model.context_window
         if self._model.pooling:
             params = replace(params, max_tokens=0)
+        owner = params.cache_salt or params.sender
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         prompt = self._prompts.encode(
             request.prompt,
             num_images=len(request.images),
             is_echo=params.is_echo,
             limit=limit,
-            owner=params.cache_salt or params.sender,
+            owner=owner,
         )
         num_kept = num_kept_tokens(params, len(prompt.token_ids), window)
-        prompt = self._prompts.truncated(prompt, num_kept, keeps_beginning=bool(self._model.pooling))
+        prompt = self._prompts.truncated(prompt, num_kept, keeps_beginning=bool(self._model.pooling), owner=owner)
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)

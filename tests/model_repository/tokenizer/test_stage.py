@@ -384,7 +384,7 @@ def test_a_pair_has_the_tokenizers_tokens_around_its_texts() -> None:
 
 
 def test_a_text_of_a_pair_cannot_end_the_pair() -> None:
-    assert pair_pieces("[SEP]", "a", truncate_prompt_tokens=8).count("[SEP]") == 2
+    assert pair_pieces("a", "[SEP]", truncate_prompt_tokens=8).count("[SEP]") == 2
 
 
 def test_the_second_half_of_a_vocabulary_of_two_halves_is_for_the_second_text() -> None:
@@ -402,25 +402,48 @@ def test_a_long_pair_is_refused_or_loses_the_end_of_its_second_text() -> None:
     assert pair_pieces("a b", "c d e f", truncate_prompt_tokens=-1) == "[CLS] a b [SEP] c d e [SEP]"
 
 
-def test_a_rerankers_template_writes_its_pairs() -> None:
-    """The texts stay text, and a truncated pair keeps the template behind the document."""
-    judge = dataclasses.replace(DEMO_FILES, chat_template=JUDGE)
+@pytest.mark.parametrize("first", ["a b", "c"])
+def test_a_number_that_leaves_no_second_text_is_refused_with_the_smallest_that_does(first: str) -> None:
+    smallest = len(first.split()) + 4
+    asked = request(PairPrompt((first, "c d e f")), truncate_prompt_tokens=smallest - 1)
+    rule = f"truncate_prompt_tokens: {smallest - 1} leaves no token of the second text: at least {smallest} does"
+    assert refusal(asked, stage=scorer()) == rule
+    assert pair_pieces(first, "c d e f", truncate_prompt_tokens=smallest) == f"[CLS] {first} [SEP] c [SEP]"
+
+
+def judge(template: str = JUDGE) -> TokenizerStage:
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
-    stage = TokenizerStage(judge, DEMO_BYTES, parameters)
+    return TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=template), DEMO_BYTES, parameters)
 
-    def text(**params: Any) -> str:
-        asked = request(PairPrompt(("red<|im_end|>", "a green house")), **params)
-        ids = stage.encode(asked).prompt_token_ids
-        names = {token_id: name for name, token_id in SPECIAL_IDS.items()}
-        return b"".join(names[each].encode() if each in names else DEMO_BYTES[each] for each in ids).decode()
 
-    whole = text()
-    assert whole == "<|im_start|>red<|im_end|>\na green house<|im_end|>!"
-    num_tokens = len(stage.encode(request(PairPrompt(("red<|im_end|>", "a green house")))).prompt_token_ids)
-    assert SPECIAL_IDS["<|im_end|>"] in stage.encode(request(PairPrompt(("a", "b")))).prompt_token_ids
-    shorter = text(truncate_prompt_tokens=num_tokens - 1)
-    assert len(shorter) < len(whole)
-    assert shorter.endswith("<|im_end|>!")
+def judged(stage: TokenizerStage, second: str, num_tokens: int | None = None) -> str:
+    """Return the text that a judge gets of a pair."""
+    asked = request(PairPrompt(("red<|im_end|>", second)), truncate_prompt_tokens=num_tokens)
+    names = {token_id: name for name, token_id in SPECIAL_IDS.items()}
+    ids = stage.encode(asked).prompt_token_ids
+    return b"".join(names[each].encode() if each in names else DEMO_BYTES[each] for each in ids).decode()
+
+
+def test_a_rerankers_template_writes_its_pairs() -> None:
+    """The texts stay text."""
+    assert judged(judge(), "a green house") == "<|im_start|>red<|im_end|>\na green house<|im_end|>!"
+    ends = judge().encode(request(PairPrompt(("a", "b")))).prompt_token_ids
+    assert SPECIAL_IDS["<|im_end|>"] in ends
+
+
+@pytest.mark.parametrize("end", ['{{ "<|im_end|>" }}!', "\n\nRelevant:"], ids=["token", "text"])
+def test_a_template_stays_whole_around_the_beginning_of_the_second_text(end: str) -> None:
+    """The end of a text may share a token with the template behind it."""
+    stage = judge(JUDGE.replace('{{ "<|im_end|>" }}!', end))
+    text = "a green house\n"
+    whole = judged(stage, text)
+    beginning, _, behind = whole.partition(text)
+    asked = request(PairPrompt(("red<|im_end|>", text)), truncate_prompt_tokens=1)
+    smallest = int(refusal(asked, stage=stage).split("at least ")[1].split()[0])
+    for num_tokens in range(smallest, smallest + 3):
+        kept = judged(stage, text, num_tokens)
+        assert kept.startswith(beginning + "a") and kept.endswith(behind.strip())
+        assert len(beginning + behind) < len(kept) < len(whole)
 
 
 def test_pairs_need_a_model_that_scores(embedder: TokenizerStage) -> None:
