@@ -8,7 +8,7 @@ from frontend.handlers.call import Call
 from frontend.handlers.generation import answer_each
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.request_context import FACTS
-from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests, place_of_input
+from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests, place_of
 
 
 async def embed(call: Call[EmbeddingRequest]) -> web.StreamResponse:
@@ -16,4 +16,4 @@ async def embed(call: Call[EmbeddingRequest]) -> web.StreamResponse:
     body = call.body
     requests = embedding_to_requests(body, call.name, call.request[FACTS].request_id)
     reply = EmbeddingReply(body, call.name)
-    return await answer_each(call, requests, reply, lambda index: place_of_input(body.input, index))
+    return await answer_each(call, requests, reply, lambda index: place_of("input", body.input, index))

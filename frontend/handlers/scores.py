@@ -8,20 +8,25 @@ from frontend.handlers.call import Call
 from frontend.handlers.generation import answer_each
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.request_context import FACTS
-from frontend.translate.embeddings import inputs_to_requests, place_of_input
-from frontend.translate.scores import ClassifyReply, RerankReply, ScoreReply, rerank_to_requests, score_to_requests
+from frontend.translate.embeddings import inputs_to_requests, place_of
+from frontend.translate.reply import WholeReply
+from frontend.translate.scores import ClassifyReply, RerankReply, ScoreReply, pairs_to_requests, place_of_longer
 
 
 async def rerank(call: Call[RerankRequest]) -> web.StreamResponse:
     """POST /v1/rerank: documents by their relevance for a query."""
-    requests = rerank_to_requests(call.body, call.name, call.request[FACTS].request_id)
-    return await answer_each(call, requests, RerankReply(call.body, call.name), "documents[{}]".format)
+    return await _answer_pairs(call, RerankReply(call.body, call.name))
 
 
 async def score(call: Call[ScoreRequest]) -> web.StreamResponse:
     """POST /v1/score: a score for each pair."""
-    requests = score_to_requests(call.body, call.name, call.request[FACTS].request_id)
-    return await answer_each(call, requests, ScoreReply(call.body, call.name), "text_2[{}]".format)
+    return await _answer_pairs(call, ScoreReply(call.body, call.name))
+
+
+async def _answer_pairs(call: Call[RerankRequest] | Call[ScoreRequest], reply: WholeReply) -> web.StreamResponse:
+    body = call.body
+    requests = pairs_to_requests(body, call.name, call.request[FACTS].request_id)
+    return await answer_each(call, requests, reply, lambda index: place_of_longer(body, body.pairs()[index], index))
 
 
 async def classify(call: Call[ClassifyRequest]) -> web.StreamResponse:
@@ -29,4 +34,4 @@ async def classify(call: Call[ClassifyRequest]) -> web.StreamResponse:
     body = call.body
     requests = inputs_to_requests(body, call.name, call.request[FACTS].request_id)
     reply = ClassifyReply(body, call.name)
-    return await answer_each(call, requests, reply, lambda index: place_of_input(body.input, index))
+    return await answer_each(call, requests, reply, lambda index: place_of("input", body.input, index))

@@ -118,8 +118,12 @@ class RerankRequest(ScoringBody):
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
-        _check_num_chars("documents", [(self.query, document.text) for document in self.documents])
+        _check_num_chars("documents", self.pairs())
         return self
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return the pairs to score."""
+        return [(self.query, document.text) for document in self.documents]
 
 
 def _as_list(value: Any) -> Any:

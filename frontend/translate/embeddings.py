@@ -46,7 +46,7 @@ def inputs_to_requests(
     requests = []
     for index, text_or_ids in enumerate(body.input):
         if body.truncate_prompt_tokens is None:
-            check_prompt_size(text_or_ids, place_of_input(body.input, index), name.model)
+            check_prompt_size(text_or_ids, place_of("input", body.input, index), name.model)
         prompt = TextPrompt(text_or_ids) if isinstance(text_or_ids, str) else TokenPrompt(tuple(text_or_ids))
         requests.append(prompt_to_request(prompt, body.truncate_prompt_tokens, request_id))
     return requests
@@ -63,9 +63,9 @@ def prompt_to_request(prompt: Prompt, truncate_prompt_tokens: int | None, reques
     return GenerationRequest(prompt=prompt, params=params, request_id=request_id)
 
 
-def place_of_input(inputs: Sequence[object], index: int) -> str:
-    """Return the place of an input in the body."""
-    return f"input[{index}]" if len(inputs) > 1 else "input"
+def place_of(field: str, values: Sequence[object], index: int) -> str:
+    """Return the place of a value in the body; the only one may be the field itself."""
+    return f"{field}[{index}]" if len(values) > 1 else field
 
 
 def token_usage(chunks: Sequence[GenerationChunk]) -> EmbeddingUsage:

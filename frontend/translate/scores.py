@@ -20,7 +20,7 @@ from frontend.protocol.answers import (
     ScoringAnswer,
 )
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest, ScoringBody
-from frontend.translate.embeddings import prompt_to_request, token_usage
+from frontend.translate.embeddings import place_of, prompt_to_request, token_usage
 from frontend.translate.reply import WholeReply
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
@@ -31,38 +31,36 @@ from model_repository.model_parameters import JUDGEMENTS
 type Numbers = npt.NDArray[np.float64]
 
 
-def rerank_to_requests(body: RerankRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
-    """Return a request for each document.
+def pairs_to_requests(
+    body: RerankRequest | ScoreRequest, name: ModelName, request_id: str = ""
+) -> list[GenerationRequest]:
+    """Return a request for each pair.
 
     Args:
         request_id: for logs.
 
     Raises:
         UnsupportedValue: the model has several scores for a pair.
-        ContextLengthExceeded: a document is longer than the context window.
+        ContextLengthExceeded: a pair is longer than the context window.
     """
-    pairs = [(body.query, document.text) for document in body.documents]
-    return _pairs_to_requests(body, pairs, "documents", name, request_id)
-
-
-def score_to_requests(body: ScoreRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
-    """Return a request for each pair: as `rerank_to_requests`."""
-    return _pairs_to_requests(body, body.pairs(), "text_2", name, request_id)
-
-
-def _pairs_to_requests(
-    body: ScoringBody, pairs: Sequence[tuple[str, str]], field: str, name: ModelName, request_id: str
-) -> list[GenerationRequest]:
     labels = name.model.parameters.labels
     if len(labels) > 1 and labels != JUDGEMENTS:
         rule = f"this model has {len(labels)} labels ({shown(', '.join(labels))}), and a pair needs one score"
         raise UnsupportedValue(f"model={shown(body.model)}: {rule}: use /v1/classify", param="model")
     requests = []
-    for index, pair in enumerate(pairs):
+    for index, pair in enumerate(body.pairs()):
         if body.truncate_prompt_tokens is None:
-            check_prompt_size("".join(pair), f"{field}[{index}]", name.model)
+            check_prompt_size("".join(pair), place_of_longer(body, pair, index), name.model)
         requests.append(prompt_to_request(PairPrompt(pair), body.truncate_prompt_tokens, request_id))
     return requests
+
+
+def place_of_longer(body: RerankRequest | ScoreRequest, pair: tuple[str, str], index: int) -> str:
+    """Return the place in the body of a pair's longer text, which makes the pair too long."""
+    is_first = len(pair[0]) > len(pair[1])
+    if isinstance(body, RerankRequest):
+        return "query" if is_first else f"documents[{index}]"
+    return place_of("text_1", body.text_1, index) if is_first else place_of("text_2", body.text_2, index)
 
 
 class _Reply[Request: ScoringBody](WholeReply):

@@ -134,7 +134,7 @@ class Vocabulary:
         pair = self._tokenizer.post_process(query, document)
         inside = "".join(map(str, pair.special_tokens_mask)).strip("1")
         if "1" not in inside:
-            raise Unsupported("this model's tokenizer has no token between the texts of a pair", "text_pair")
+            raise Unsupported("this model's tokenizer has no token between the texts of a pair", "model")
         return pair
 
     def token_ids(self, tokens: Iterable[str]) -> list[int]:

@@ -153,13 +153,20 @@ async def test_a_pair_needs_a_model_with_one_score(serve: Serve, path: str, body
     ("path", "body", "place"),
     [
         (RERANK, RERANKING | {"documents": ["a", "long"]}, "documents[1]"),
+        (RERANK, RERANKING | {"query": "long"}, "query"),
         (SCORE, SCORING | {"text_2": ["a", "long"]}, "text_2[1]"),
+        (SCORE, SCORING | {"text_2": "long"}, "text_2"),
+        (SCORE, SCORING | {"text_1": "long"}, "text_1"),
+        (SCORE, SCORING | {"text_1": ["a", "long"], "text_2": ["a", "b"]}, "text_1[1]"),
         (CLASSIFY, CLASSIFICATION | {"input": ["a", "long"]}, "input[1]"),
     ],
 )
-async def test_the_error_of_one_text_names_it(serve: Serve, path: str, body: Mapping[str, Any], place: str) -> None:
+async def test_the_error_of_one_text_names_the_longer_text_of_its_pair(
+    serve: Serve, path: str, body: Mapping[str, Any], place: str
+) -> None:
     def script(request: GenerationRequest) -> Script:
-        is_long = request.prompt in (TextPrompt("long"), PairPrompt(("hi", "long")))
+        prompt = request.prompt
+        is_long = "long" in prompt.texts if isinstance(prompt, PairPrompt) else prompt == TextPrompt("long")
         return [ContextLengthExceeded("prompt: 9 tokens", param="prompt")] if is_long else numbers(1)
 
     http = await serve(FakeTriton(script, models=[RERANKER]))
@@ -167,12 +174,19 @@ async def test_the_error_of_one_text_names_it(serve: Serve, path: str, body: Map
     assert (error["status"], error["param"], error["message"]) == (400, place, f"{place}: 9 tokens")
 
 
-async def test_a_pair_that_is_too_long_for_any_tokenizer_is_not_sent(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("texts", "place"),
+    [({"documents": ["a", "a" * 2**12]}, "documents[1]"), ({"query": "a" * 2**12, "documents": ["a", "b"]}, "query")],
+    ids=["document", "query"],
+)
+async def test_a_pair_that_is_too_long_for_any_tokenizer_is_not_sent(
+    serve: Serve, texts: Mapping[str, Any], place: str
+) -> None:
     triton = FakeTriton(by_length, models=[served_model(pooling="rank", labels=("a",), context_window=8)])
     http = await serve(triton)
-    body = RERANKING | {"documents": ["a", "a" * 2**12]}
+    body = {**RERANKING, **texts}
     error = await error_of(await http.post(RERANK, json=body))
-    assert (error["status"], error["param"], triton.requests) == (400, "documents[1]", [])
+    assert (error["status"], error["param"], triton.requests) == (400, place, [])
     assert (await http.post(RERANK, json=body | {"truncate_prompt_tokens": -1})).status == 200
     assert {each.params.truncate_prompt_tokens for each in triton.requests} == {-1}
 

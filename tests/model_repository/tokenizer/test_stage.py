@@ -455,7 +455,7 @@ def test_pairs_need_a_model_that_scores(embedder: TokenizerStage) -> None:
 def test_a_tokenizer_without_tokens_for_pairs_is_named() -> None:
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
     stage = TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=None), DEMO_BYTES, parameters)
-    rule = "text_pair: this model's tokenizer has no token between the texts of a pair"
+    rule = "model: this model's tokenizer has no token between the texts of a pair"
     assert refusal(request(PairPrompt(("a", "b"))), Unsupported, stage) == rule
 
 
