@@ -8,9 +8,16 @@ from frontend.handlers.call import Call
 from frontend.handlers.generation import answer_each
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.request_context import FACTS
-from frontend.translate.embeddings import inputs_to_requests, place_of
+from frontend.translate.embeddings import place_of
 from frontend.translate.reply import WholeReply
-from frontend.translate.scores import ClassifyReply, RerankReply, ScoreReply, pairs_to_requests, place_of_longer
+from frontend.translate.scores import (
+    ClassifyReply,
+    RerankReply,
+    ScoreReply,
+    pairs_to_requests,
+    place_of_longer,
+    texts_to_requests,
+)
 
 
 async def rerank(call: Call[RerankRequest]) -> web.StreamResponse:
@@ -32,6 +39,6 @@ async def _answer_pairs(call: Call[RerankRequest] | Call[ScoreRequest], reply: W
 async def classify(call: Call[ClassifyRequest]) -> web.StreamResponse:
     """POST /v1/classify: a label for each input."""
     body = call.body
-    requests = inputs_to_requests(body, call.name, call.request[FACTS].request_id)
+    requests = texts_to_requests(body, call.name, call.request[FACTS].request_id)
     reply = ClassifyReply(body, call.name)
     return await answer_each(call, requests, reply, lambda index: place_of("input", body.input, index))

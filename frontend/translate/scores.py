@@ -20,7 +20,7 @@ from frontend.protocol.answers import (
     ScoringAnswer,
 )
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest, ScoringBody
-from frontend.translate.embeddings import place_of, prompt_to_request, token_usage
+from frontend.translate.embeddings import inputs_to_requests, place_of, prompt_to_request, token_usage
 from frontend.translate.reply import WholeReply
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
@@ -53,6 +53,21 @@ def pairs_to_requests(
             check_prompt_size("".join(pair), place_of_longer(body, pair, index), name.model)
         requests.append(prompt_to_request(PairPrompt(pair), body.truncate_prompt_tokens, request_id))
     return requests
+
+
+def texts_to_requests(body: ClassifyRequest, name: ModelName, request_id: str = "") -> list[GenerationRequest]:
+    """Return a request for each text to classify.
+
+    Args:
+        request_id: for logs.
+
+    Raises:
+        UnsupportedValue: the model judges pairs, and a text alone would have numbers without a meaning.
+        ContextLengthExceeded: a text is longer than the context window.
+    """
+    if name.model.parameters.labels == JUDGEMENTS:
+        raise UnsupportedValue(f"model={shown(body.model)}: this model judges pairs: use /v1/score", param="model")
+    return inputs_to_requests(body, name, request_id)
 
 
 def place_of_longer(body: RerankRequest | ScoreRequest, pair: tuple[str, str], index: int) -> str:

@@ -149,6 +149,14 @@ async def test_a_pair_needs_a_model_with_one_score(serve: Serve, path: str, body
     assert "this model has 3 labels" in error["message"]
 
 
+async def test_a_judge_classifies_no_single_texts(serve: Serve) -> None:
+    triton = FakeTriton(numbers(-1, -2), models=[JUDGE])
+    http = await serve(triton)
+    error = await error_of(await http.post(CLASSIFY, json=CLASSIFICATION))
+    assert (error["status"], error["param"], triton.requests) == (400, "model", [])
+    assert "this model judges pairs: use /v1/score" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "place"),
     [
