@@ -15,9 +15,13 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
+RERANK, SCORE, CLASSIFY = "/v1/rerank", "/v1/score", "/v1/classify"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
+
+# Fields with an effect on the order of a queue only: tests of the handlers look at the requests to Triton.
+QUEUE_FIELDS = frozenset({"service_tier", "priority"})
 
 # The same question for both endpoints: the demo model's chat template, written out.
 QUESTION = "Count from 1 to 9."

@@ -136,6 +136,21 @@ async def test_an_input_that_is_too_long_for_any_tokenizer_is_not_sent(serve: Se
     assert {each.params.truncate_prompt_tokens for each in triton.requests} == {-1}
 
 
+@pytest.mark.parametrize(
+    ("fields", "tier", "at_the_engine"),
+    [({}, None, 0), ({"priority": 1}, "flex", 1), ({"service_tier": "priority"}, "priority", -1)],
+    ids=str,
+)
+async def test_the_engine_gets_the_priority_of_each_input(
+    serve: Serve, fields: dict[str, Any], tier: str | None, at_the_engine: int
+) -> None:
+    triton = FakeTriton(vector(1), models=[EMBEDDER])
+    http = await serve(triton)
+    answer = await (await http.post(PATH, json=EMBEDDING | {"input": ["a", "b"]} | fields)).json()
+    assert answer.get("service_tier") == tier
+    assert [each.params.priority for each in triton.requests] == [at_the_engine] * 2
+
+
 async def test_a_failing_engine_is_the_answer(serve: Serve) -> None:
     http = await serve(FakeTriton([EngineFailed()], models=[EMBEDDER]))
     error = await error_of(await http.post(PATH, json=EMBEDDING))

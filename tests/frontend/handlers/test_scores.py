@@ -222,5 +222,17 @@ async def test_a_field_that_breaks_a_rule_is_named(
     assert (error["status"], error["param"], triton.requests) == (400, param, [])
 
 
-async def test_the_answer_repeats_the_tier(serve: Serve) -> None:
-    assert (await answered(serve, RERANK, RERANKING | {"priority": 1}))["service_tier"] == "flex"
+@pytest.mark.parametrize(
+    ("fields", "tier", "at_the_engine"),
+    [({}, None, 0), ({"priority": 1}, "flex", 1), ({"service_tier": "priority"}, "priority", -1)],
+    ids=str,
+)
+@pytest.mark.parametrize(("path", "body"), [(RERANK, RERANKING), (SCORE, SCORING), (CLASSIFY, CLASSIFICATION)])
+async def test_the_engine_gets_the_priority(
+    serve: Serve, path: str, body: Mapping[str, Any], fields: Mapping[str, Any], tier: str | None, at_the_engine: int
+) -> None:
+    triton = FakeTriton(numbers(1), models=[RERANKER])
+    http = await serve(triton)
+    answer = await (await http.post(path, json={**body, **fields})).json()
+    assert answer.get("service_tier") == tier
+    assert [each.params.priority for each in triton.requests] == [at_the_engine]
