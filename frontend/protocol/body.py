@@ -14,7 +14,20 @@ from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
 from model_repository.structured_output.json_schema import ignored_keywords
 
+# Names of other servers for fields: the field to use instead, and the values that change nothing.
+type Peers = Mapping[str, tuple[str, tuple[Any, ...]]]
+
 _LABELS = ("user", "safety_identifier", "prompt_cache_key", "metadata")
+
+
+def refused_of(peers: Peers) -> dict[str, tuple[Any, ...]]:
+    """Return the part of `Body.refused` for these names."""
+    return {name: neutral for name, (_, neutral) in peers.items()}
+
+
+def instead_of(peers: Peers) -> dict[str, str]:
+    """Return the part of `Body.instead` for these names."""
+    return {name: ours for name, (ours, _) in peers.items()}
 
 
 class Body(BaseModel):

@@ -1,4 +1,4 @@
-"""The body of an embeddings request."""
+"""The body of an embeddings request, and its common part with requests for scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import declared
+from frontend.protocol.body import Peers, declared, instead_of, refused_of
 from frontend.protocol.fields import QueuedBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
@@ -16,14 +16,15 @@ from model_repository.contract.spec import MAX_INT32
 MAX_INPUTS = 2048  # OpenAI's
 MAX_CHARS = 2**22  # of all inputs together: the texts of a million tokens, as many as a body may have token ids
 
-# Fields of vLLM, NVIDIA's NIM, Jina and Voyage: the field to use instead, and the values that change nothing.
-_OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+_OF_PEERS: Peers = {
+    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
+    "truncation": ("truncate_prompt_tokens", (False,)),
+}
+_OF_EMBEDDINGS: Peers = {
     "output_dimension": ("dimensions", ()),
     "embedding_type": ("encoding_format", ("float",)),
     "output_dtype": ("encoding_format", ("float",)),
     "embed_dtype": ("encoding_format", ("float32",)),
-    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
-    "truncation": ("truncate_prompt_tokens", (False,)),
     "messages": ("input", ([],)),
     "images": ("input", ([],)),
     "input_type": ("input", ()),
@@ -40,23 +41,33 @@ def not_too_long(inputs: list[Prompt]) -> list[Prompt]:
     return inputs
 
 
-class EmbeddingRequest(QueuedBody):
-    """The body of POST /v1/embeddings."""
+class EncoderBody(QueuedBody):
+    """The fields of requests without a completion."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{name: neutral for name, (_, neutral) in _OF_PEERS.items()},
-        "endianness": ("native", "little"),
+        **refused_of(_OF_PEERS),
         "truncation_side": ("right",),
         "add_special_tokens": (True,),
         "padding": ("do_not_pad",),
+        "mm_processor_kwargs": ({},),
+    }
+    instead: ClassVar[Mapping[str, str]] = instead_of(_OF_PEERS)
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # no KV tokens are kept
+
+
+class EmbeddingRequest(EncoderBody):
+    """The body of POST /v1/embeddings."""
+
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **EncoderBody.refused,
+        **refused_of(_OF_EMBEDDINGS),
+        "endianness": ("native", "little"),
         "normalize": (True,),
         "normalized": (True,),
         "use_activation": (True,),
         "late_chunking": (False,),
-        "mm_processor_kwargs": ({},),
     }
-    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in _OF_PEERS.items()}
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # nothing of an input is kept
+    instead: ClassVar[Mapping[str, str]] = {**EncoderBody.instead, **instead_of(_OF_EMBEDDINGS)}
 
     input: Annotated[
         list[Prompt],

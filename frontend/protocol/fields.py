@@ -9,7 +9,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import Body, ModelBody, broken_rule, declared, needs, value_by_two_names
+from frontend.protocol.body import (
+    Body,
+    ModelBody,
+    Peers,
+    broken_rule,
+    declared,
+    instead_of,
+    needs,
+    refused_of,
+    value_by_two_names,
+)
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
@@ -35,8 +45,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 CACHE_HINTS: dict[str, tuple[Any, ...]] = {"prompt_cache_retention": ("in_memory",), "prompt_cache_options": ({},)}
 HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": (), **CACHE_HINTS}
 
-# Peers' names: the field to use instead, and the values that change nothing.
-OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
+OF_PEERS: Peers = {
     "guided_json": ("structured_outputs.json", ()),
     "guided_regex": ("structured_outputs.regex", ()),
     "guided_choice": ("structured_outputs.choice", ()),
@@ -59,7 +68,7 @@ OF_PEERS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "dry_multiplier": ("repetition_penalty", (0,)),
     "xtc_probability": ("temperature", (0,)),
 }
-REFUSED |= {name: neutral for name, (_, neutral) in OF_PEERS.items()}
+REFUSED |= refused_of(OF_PEERS)
 
 _MAX_BIASES = 1024
 
@@ -73,7 +82,8 @@ class StreamOptions(Body):
     include_timing: bool | None = None  # the last event has the milliseconds of each phase
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """Return a text as a list of it, and any other value as it is."""
     return [value] if isinstance(value, str) else value
 
 
@@ -142,7 +152,7 @@ class GenerationBody(QueuedBody):
     """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
-    instead: ClassVar[Mapping[str, str]] = {name: ours for name, (ours, _) in OF_PEERS.items()}
+    instead: ClassVar[Mapping[str, str]] = instead_of(OF_PEERS)
 
     # The end of the completion.
     max_completion_tokens: Annotated[
@@ -156,7 +166,7 @@ class GenerationBody(QueuedBody):
             examples=[["\n"]],
             description=f"up to {MAX_STOP_WORDS} texts that end the completion; left out of it",
         ),
-        BeforeValidator(_as_list, json_schema_input_type=StopInput | None),
+        BeforeValidator(as_list, json_schema_input_type=StopInput | None),
     ] = None
     bad_words: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None,

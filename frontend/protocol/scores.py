@@ -7,61 +7,42 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from frontend.protocol.body import Body, broken_rule, declared
-from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, not_too_long
-from frontend.protocol.fields import QueuedBody
+from frontend.protocol.body import Body, Peers, broken_rule, declared, instead_of, refused_of
+from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, not_too_long
+from frontend.protocol.fields import as_list
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
 
-# Fields of vLLM, Cohere and Jina: the field to use instead, and the values that change nothing.
-type _Peers = Mapping[str, tuple[str, tuple[Any, ...]]]
-_OF_PEERS: _Peers = {
-    "activation": ("use_activation", ()),
-    "softmax": ("use_activation", ()),
-    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
-    "truncation": ("truncate_prompt_tokens", (False,)),
-}
-_OF_RERANK: _Peers = {
+_OF_PEERS: Peers = {"activation": ("use_activation", ()), "softmax": ("use_activation", ())}
+_OF_RERANK: Peers = {
     "max_tokens_per_doc": ("truncate_prompt_tokens", ()),
     "max_chunks_per_doc": ("truncate_prompt_tokens", ()),
     "rank_fields": ("documents", (["text"],)),
     "texts": ("documents", ()),
 }
-_OF_SCORE: _Peers = {
+_OF_SCORE: Peers = {
     "queries": ("text_1", ()),
     "data_1": ("text_1", ()),
     "documents": ("text_2", ()),
     "items": ("text_2", ()),
     "data_2": ("text_2", ()),
 }
-_OF_CLASSIFY: _Peers = {"messages": ("input", ([],))}
-
-
-def _refused(peers: _Peers) -> dict[str, tuple[Any, ...]]:
-    return {name: neutral for name, (_, neutral) in peers.items()}
-
-
-def _instead(peers: _Peers) -> dict[str, str]:
-    return {name: ours for name, (ours, _) in peers.items()}
+_OF_CLASSIFY: Peers = {"messages": ("input", ([],))}
 
 
 _Text = Annotated[str, Field(min_length=1)]
 
 
-class ScoringBody(QueuedBody):
+class ScoringBody(EncoderBody):
     """The fields of all requests for scores."""
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **_refused(_OF_PEERS),
-        "truncation_side": ("right",),
-        "add_special_tokens": (True,),
-        "padding": ("do_not_pad",),
+        **EncoderBody.refused,
+        **refused_of(_OF_PEERS),
         "chat_template": (),
-        "mm_processor_kwargs": ({},),
         "return_embeddings": (False,),
     }
-    instead: ClassVar[Mapping[str, str]] = _instead(_OF_PEERS)
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # nothing of a text is kept
+    instead: ClassVar[Mapping[str, str]] = {**EncoderBody.instead, **instead_of(_OF_PEERS)}
 
     use_activation: Annotated[
         bool | None,
@@ -100,8 +81,8 @@ _Document = Annotated[Document, BeforeValidator(_as_document, json_schema_input_
 class RerankRequest(ScoringBody):
     """The body of POST /v1/rerank."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_RERANK)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_RERANK)}
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_RERANK)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_RERANK)}
 
     query: Annotated[_Text, Field(description="a text")]
     documents: Annotated[
@@ -126,22 +107,18 @@ class RerankRequest(ScoringBody):
         return [(self.query, document.text) for document in self.documents]
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 _Texts = Annotated[
     list[_Text],
     Field(min_length=1, max_length=MAX_INPUTS),
-    BeforeValidator(_as_list, json_schema_input_type=_Text | list[_Text]),
+    BeforeValidator(as_list, json_schema_input_type=_Text | list[_Text]),
 ]
 
 
 class ScoreRequest(ScoringBody):
     """The body of POST /v1/score."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_SCORE)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_SCORE)}
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_SCORE)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_SCORE)}
 
     text_1: Annotated[_Texts, Field(description="a text, which goes with each of text_2, or as many texts")]
     text_2: Annotated[_Texts, Field(description="a text, or a list of texts")]
@@ -164,8 +141,8 @@ class ScoreRequest(ScoringBody):
 class ClassifyRequest(ScoringBody):
     """The body of POST /v1/classify."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **_refused(_OF_CLASSIFY)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **_instead(_OF_CLASSIFY)}
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_CLASSIFY)}
+    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_CLASSIFY)}
 
     input: Annotated[
         list[Prompt],
