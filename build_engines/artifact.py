@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from build_engines.checkpoint import read_json
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
+from build_engines.json_files import read_json
 from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults

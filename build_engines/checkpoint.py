@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.json_files import read_json
 from build_engines.scores import Scores, read_scores
 from build_engines.sentence_transformers import read_pooling
 from model_repository.engine.runtime import Pooling
@@ -228,22 +229,3 @@ def positive_number(field: str, value: object, at_most: float = _MAX_FLOAT) -> f
             f"{field}={value!r:.80}: expected a number above 0 (from {_MIN_FLOAT} to {at_most:g})"
         )
     return float(value)
-
-
-def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one when it is optional and missing.
-
-    Raises:
-        BuildError: the file is missing, or not a JSON object.
-    """
-    if is_optional and not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise BuildError(f"{path}: no such file") from exc
-    except (ValueError, RecursionError) as exc:
-        raise BuildError(f"{path}: not JSON ({exc})") from exc
-    if not isinstance(value, dict):
-        raise BuildError(f"{path}: expected a JSON object")
-    return value

@@ -16,9 +16,9 @@ from build_engines.checkpoint import (
     named_eos_token_ids,
     named_sampling,
     read_chat_templates,
-    read_json,
 )
 from build_engines.errors import BuildError
+from build_engines.json_files import read_json
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_header import check_projector, gguf_parts, part_names, read_gguf_base, read_gguf_facts
 from build_engines.llama_cpp.lora import write_lora

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from build_engines.catalog import Catalog
-from build_engines.checkpoint import read_config, read_json
+from build_engines.checkpoint import read_config
 from build_engines.cpu_spec import MATRIX_PRECISIONS
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError, UnsupportedCheckpoint
@@ -28,6 +28,7 @@ from build_engines.hub import (
     reference_of_address,
     storage_of,
 )
+from build_engines.json_files import read_json
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES, read_model
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from build_engines.checkpoint import MAX_WHOLE_NUMBER, read_json
+from build_engines.checkpoint import MAX_WHOLE_NUMBER
 from build_engines.errors import UnsupportedAdapter
+from build_engines.json_files import read_json
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 

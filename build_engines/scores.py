@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.sentence_transformers import LOGIT_SCORE, PROMPTS, module_paths, read_file
+from build_engines.json_files import read_json
+from build_engines.sentence_transformers import LOGIT_SCORE, PROMPTS, module_paths
 from model_repository.model_parameters import JUDGEMENTS
 
 CLASSIFIERS = ("BertForSequenceClassification",)  # classes of transformers
@@ -57,13 +58,12 @@ def read_scores(folder: Path, config: Mapping[str, Any]) -> Scores | None:
         return None
     if architecture not in _JUDGES:
         raise UnsupportedCheckpoint(f"architecture {architecture} with {LOGIT_SCORE}: expected {', '.join(_JUDGES)}")
-    judging = read_file(folder / str(path) / "config.json", dict)
-    token_ids = tuple(judging.get(f"{name}_token_id") for name in ("true", "false"))
+    judging = read_json(folder / str(path) / "config.json")
+    token_ids: tuple[Any, ...] = tuple(judging.get(f"{name}_token_id") for name in ("true", "false"))
     if not all(type(each) is int and 0 <= each < int(config["vocab_size"]) for each in token_ids):
         rule = "expected two tokens, true_token_id and false_token_id"
         raise UnsupportedCheckpoint(f"{path}/config.json: {judging!r:.200}: {rule}")
-    named = read_file(folder / PROMPTS, dict) if (folder / PROMPTS).is_file() else {}
-    match named:
+    match read_json(folder / PROMPTS, is_optional=True):
         case {"prompts": {**prompts}, "default_prompt_name": str(name)} if isinstance(prompts.get(name), str):
             return Scores(labels=JUDGEMENTS, token_ids=token_ids, instruction=str(prompts[name]))
     return Scores(labels=JUDGEMENTS, token_ids=token_ids)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.errors import UnsupportedCheckpoint
+from build_engines.json_files import read_json, read_json_list
 from model_repository.engine.runtime import Pooling
 
 MODULES = "modules.json"
@@ -32,7 +32,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
     if not (folder / MODULES).is_file():
         return Pooling.MEAN if (config.get("architectures") or [""])[0] in ENCODERS else None
     path = f"{module_paths(folder).get('Pooling', '1_Pooling')}/config.json"
-    modes = _modes(read_file(folder / path, dict))
+    modes = _modes(read_json(folder / path))
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         found = ", ".join(map(str, modes)) or "none"
         raise UnsupportedCheckpoint(f"{path}: pooling {found}: expected one of {', '.join(_POOLINGS)}")
@@ -47,7 +47,7 @@ def module_paths(folder: Path) -> dict[str, Any]:
         BuildError: the file is malformed.
     """
     paths = {}
-    for module in read_file(folder / MODULES, list) if (folder / MODULES).is_file() else ():
+    for module in read_json_list(folder / MODULES) if (folder / MODULES).is_file() else ():
         kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else ""
         if kind not in _KINDS:
             raise UnsupportedCheckpoint(f"{MODULES}: {module!r:.200}: expected a type of {', '.join(_KINDS)}")
@@ -62,20 +62,3 @@ def _modes(config: Mapping[str, Any]) -> list[Any]:
         return named if isinstance(named, list) else [named]
     fields = [name.removeprefix("pooling_mode_") for name, value in config.items() if value is True]
     return [name.removesuffix("_tokens").removesuffix("_token") for name in fields if f"pooling_mode_{name}" in config]
-
-
-def read_file(path: Path, kind: type) -> Any:
-    """Return the list or the object in a JSON file.
-
-    Raises:
-        BuildError: the file is missing or malformed.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as exc:
-        raise BuildError(f"{path}: no such file") from exc
-    except (ValueError, RecursionError) as exc:
-        raise BuildError(f"{path}: not JSON ({exc})") from exc
-    if not isinstance(value, kind):
-        raise BuildError(f"{path}: expected a JSON {'list' if kind is list else 'object'}")
-    return value

@@ -10,8 +10,9 @@ from typing import Any
 
 import jinja2
 
-from build_engines.checkpoint import TOKENIZER_FILES, read_chat_templates, read_json
+from build_engines.checkpoint import TOKENIZER_FILES, read_chat_templates
 from build_engines.errors import BuildError
+from build_engines.json_files import read_json
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table

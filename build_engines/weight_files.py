@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_engines.checkpoint import read_json
 from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.json_files import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from build_engines.artifact import Manifest
-from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint, read_json
+from build_engines.checkpoint import TOKENIZER_FILES, Checkpoint
+from build_engines.json_files import read_json
 from build_engines.serving import Serving
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME, save_byte_table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
-from build_engines.checkpoint import named_sampling, read_chat_templates, read_json
+from build_engines.checkpoint import named_sampling, read_chat_templates
 from build_engines.commands.build import fault_of_templates
 from build_engines.commands.list import TOO_LARGE, assignments, on_gpus, weights_text
 from build_engines.commands.plan import add_catalog_option
@@ -16,6 +16,7 @@ from build_engines.cpu_spec import GGUF_NAME
 from build_engines.digests import Digests
 from build_engines.errors import CatalogError, NotStored
 from build_engines.hub import HubReference, HubRepository
+from build_engines.json_files import read_json
 from build_engines.llama_cpp.gguf_header import read_gguf_kind
 from build_engines.memory_fit import fit
 from build_engines.model_entry import ModelEntry

@@ -10,8 +10,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-from build_engines.checkpoint import Checkpoint, positive_number, read_json, whole_number
+from build_engines.checkpoint import Checkpoint, positive_number, whole_number
 from build_engines.errors import BuildError, UnsupportedCheckpoint
+from build_engines.json_files import read_json
 from build_engines.llama_cpp.weights import StoredTensor, find_tensors
 
 ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")

@@ -14,8 +14,9 @@ from typing import Any
 
 import gguf
 
-from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json, whole_number
+from build_engines.checkpoint import Checkpoint, read_chat_templates, whole_number
 from build_engines.errors import UnsupportedCheckpoint
+from build_engines.json_files import read_json
 
 Keys = gguf.Keys.Tokenizer
 

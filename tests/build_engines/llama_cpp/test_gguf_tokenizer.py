@@ -18,8 +18,9 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from build_engines.__main__ import main
 from build_engines.artifact import Manifest
-from build_engines.checkpoint import Checkpoint, read_chat_templates, read_json
+from build_engines.checkpoint import Checkpoint, read_chat_templates
 from build_engines.errors import BuildError
+from build_engines.json_files import read_json
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS

@@ -1,0 +1,44 @@
+"""JSON files of a checkpoint or an artifact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from build_engines.errors import BuildError
+
+
+def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one when it is optional and missing.
+
+    Raises:
+        BuildError: the file is missing, or not a JSON object.
+    """
+    if is_optional and not path.exists():
+        return {}
+    value = _read(path)
+    if not isinstance(value, dict):
+        raise BuildError(f"{path}: expected a JSON object")
+    return value
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """Return the list in a JSON file.
+
+    Raises:
+        BuildError: the file is missing, or not a JSON list.
+    """
+    value = _read(path)
+    if not isinstance(value, list):
+        raise BuildError(f"{path}: expected a JSON list")
+    return value
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise BuildError(f"{path}: no such file") from exc
+    except (ValueError, RecursionError) as exc:
+        raise BuildError(f"{path}: not JSON ({exc})") from exc
