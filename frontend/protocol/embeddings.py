@@ -54,6 +54,8 @@ class EncoderBody(QueuedBody):
     instead: ClassVar[Mapping[str, str]] = instead_of(_OF_PEERS)
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # no KV tokens are kept
 
+    model: Annotated[str, Field(min_length=1, description="a model's id or an alias")]
+
 
 class EmbeddingRequest(EncoderBody):
     """The body of POST /v1/embeddings."""

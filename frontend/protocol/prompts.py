@@ -26,10 +26,10 @@ def prompts_of(limit: int) -> PlainValidator:
     def read(value: Any) -> list[Prompt]:
         if isinstance(value, list) and value and isinstance(value[0], str | list):
             if len(value) > limit:
-                raise PydanticCustomError("too_long", f"{len(value)} prompts are more than {limit}")
+                raise PydanticCustomError("too_long", f"{len(value)} values are more than {limit}")
             for item in value:
                 if type(item) is not type(value[0]):
-                    raise PydanticCustomError("prompt_type", "the prompts must be all texts or all lists of token ids")
+                    raise PydanticCustomError("prompt_type", "the values must be all texts or all lists of token ids")
                 _check(item)
             return value
         _check(value)
@@ -50,6 +50,6 @@ def _check(value: Any) -> None:
             "prompt_type", "Input should be a string, a list of token ids, or a list of one of these"
         )
     if not value:
-        raise PydanticCustomError("prompt_empty", "the prompt must not be empty")
+        raise PydanticCustomError("prompt_empty", f"the {'text' if isinstance(value, str) else 'list'} is empty")
     if isinstance(value, list) and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_INT32):
         raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Peers, broken_rule, declared, instead_of, refused_of
 from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, not_too_long
@@ -72,6 +73,8 @@ class Document(Body):
 
 
 def _as_document(value: Any) -> Any:
+    if not isinstance(value, str | dict):
+        raise PydanticCustomError("document_type", 'Input should be a text or {"text": ...}')
     return {"text": value} if isinstance(value, str) else value
 
 

@@ -50,7 +50,7 @@ def check_embedding(request: GenerationRequest) -> None:
     if request.params.sampling.temperature not in (0, 1):  # 0: a gRPC client's request without sampling inputs
         names.append("temperature")
     if names:
-        raise Unsupported("this model embeds its prompt: there is no completion", names[0])
+        raise Unsupported("this model has no completions", names[0])
 
 
 def check_capabilities(request: GenerationRequest, capabilities: Collection[str], runtime: str) -> None:

@@ -222,6 +222,13 @@ async def test_a_field_that_breaks_a_rule_is_named(
     assert (error["status"], error["param"], triton.requests) == (400, param, [])
 
 
+async def test_a_document_of_another_type_is_refused_in_words_of_the_api(serve: Serve) -> None:
+    http = await serve(FakeTriton(by_length, models=[RERANKER]))
+    error = await error_of(await http.post(RERANK, json=RERANKING | {"documents": ["a", 5]}))
+    assert error["param"] == "documents[1]"
+    assert 'Input should be a text or {"text": ...}' in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "tier", "at_the_engine"),
     [({}, None, 0), ({"priority": 1}, "flex", 1), ({"service_tier": "priority"}, "priority", -1)],

@@ -16,13 +16,18 @@ def test_one_body_may_have_two_thousand_inputs(value: Any) -> None:
     assert len(read(EmbeddingRequest, EMBEDDING | {"input": value})[0].input) == MAX_INPUTS
     error = refusal(EmbeddingRequest, EMBEDDING | {"input": [*value, value[0]]})
     assert (error.status, error.param) == (400, "input")
-    assert "2049 prompts are more than 2048" in error.message
+    assert "2049 values are more than 2048" in error.message
 
 
 @pytest.mark.parametrize("value", ["", [], [""], ["a", ""], [[]], None, 5, ["a", 5], [1, "a"], [[1], [-1]], [True]])
 def test_an_empty_input_and_one_of_another_type_are_refused(value: Any) -> None:
     error = refusal(EmbeddingRequest, EMBEDDING | {"input": value})
     assert (error.status, error.param) == (400, "input")
+
+
+@pytest.mark.parametrize(("value", "rule"), [("", "the text is empty"), ([], "the list is empty")])
+def test_an_empty_input_is_refused_in_words_of_the_api(value: Any, rule: str) -> None:
+    assert rule in refusal(EmbeddingRequest, EMBEDDING | {"input": value}).message
 
 
 def test_the_characters_of_all_inputs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

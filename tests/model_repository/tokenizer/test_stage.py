@@ -355,7 +355,7 @@ def test_token_ids_are_truncated_at_their_end(embedder: TokenizerStage) -> None:
     ids=str,
 )
 def test_a_field_of_completions_is_refused(params: dict[str, Any], field: str, embedder: TokenizerStage) -> None:
-    rule = f"{field}: this model embeds its prompt: there is no completion"
+    rule = f"{field}: this model has no completions"
     assert refusal(request(TextPrompt("a"), **params), Unsupported, embedder) == rule
 
 
