@@ -199,9 +199,8 @@ def _not_allowed(model: str) -> PermissionDenied:
 
 
 def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a JSON answer; arrays of numpy become lists, with as many digits as their type needs."""
-    text = orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    return web.Response(body=text, status=status, headers=headers, content_type="application/json")
+    """Return a JSON answer."""
+    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
 
 
 def unexpected(exc: Exception, facts: RequestFacts) -> APIError:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import HttpVersion11, hdrs, web
 
 from frontend.errors import (
     CONTENT_CODINGS,
-    Overloaded,
     RequestTimeout,
     UnsupportedCoding,
     UnsupportedMediaType,
     shown,
 )
+from frontend.handlers.shared_memory import SharedMemory
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
@@ -25,11 +24,10 @@ from frontend.settings import Settings
 BODY_TIMEOUT_S = 60.0  # time for a body, from the end of its head
 LARGE_BYTES = 65_536  # parsing takes about a millisecond
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
-_WAIT_S = 30.0  # longest wait for memory
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
 
-class LargeBodies:
+class LargeBodies(SharedMemory):
     """Bounds the memory of bodies above LARGE_BYTES until their requests end, and parses them in one thread.
 
     Args:
@@ -38,39 +36,9 @@ class LargeBodies:
     """
 
     def __init__(self, max_bytes: int, kept_bytes: int) -> None:
-        self._num_free_bytes = max_bytes
-        self._kept_bytes = kept_bytes
-        self._held: Counter[str] = Counter()  # bytes of each sender
-        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # senders and bytes, in order of arrival
+        super().__init__(max_bytes, kept_bytes, "large bodies")
         # One thread: a parser holds Python's lock, and the event loop waits for it.
         self._thread = ThreadPoolExecutor(1, "large-bodies")
-
-    async def reserve(self, sender: str, num_bytes: int) -> None:
-        """Wait for memory. A sender's bodies get it in order, and pass those of other senders that do not fit.
-
-        Raises:
-            Overloaded: the memory stays full.
-        """
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[granted] = sender, num_bytes
-        self._grant()
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                await granted
-        except BaseException as exc:
-            if self._waiting.pop(granted, None) is None:  # it was granted in the same moment
-                self.release(sender, num_bytes)
-            self._grant()
-            if isinstance(exc, TimeoutError):
-                raise Overloaded("The server's memory for large bodies is full.") from exc
-            raise
-
-    def release(self, sender: str, num_bytes: int) -> None:
-        """Free memory."""
-        self._num_free_bytes += num_bytes
-        self._held[sender] -= num_bytes
-        self._held += Counter()  # drops senders that hold nothing
-        self._grant()
 
     async def parse[Request: Body](
         self, lock: asyncio.Lock, model: type[Request], content: bytearray, settings: Settings
@@ -78,19 +46,6 @@ class LargeBodies:
         """Parse a body in the thread, under the sender's lock: it waits for one body of each other sender."""
         async with lock:
             return await asyncio.get_running_loop().run_in_executor(self._thread, parse, model, content, settings)
-
-    def _grant(self) -> None:
-        """Give free memory to bodies that wait."""
-        are_behind: set[str] = set()  # senders with an earlier body that still waits
-        for granted, (sender, num_bytes) in list(self._waiting.items()):
-            num_kept = self._kept_bytes if self._held[sender] else 0
-            if granted.cancelled() or sender in are_behind or self._num_free_bytes - num_bytes < num_kept:
-                are_behind.add(sender)
-                continue
-            del self._waiting[granted]
-            self._num_free_bytes -= num_bytes
-            self._held[sender] += num_bytes
-            granted.set_result(None)
 
 
 LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")

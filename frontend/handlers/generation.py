@@ -12,13 +12,27 @@ from aiohttp import web
 
 from frontend.errors import GenerationTimeout, InvalidRequest
 from frontend.fan_out import Stream, merged
+from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.call import Call
-from frontend.request_context import FACTS, LIMITS, SETTINGS, TRITON, Admitted, json_response
+from frontend.handlers.shared_memory import SharedMemory
+from frontend.request_context import (
+    CLIENT_CLOSED,
+    FACTS,
+    LIMITS,
+    SETTINGS,
+    TRITON,
+    Admitted,
+    json_response,
+    sender_of,
+)
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import WholeReply
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
+
+MAX_ANSWER_BYTES = 2**27  # an answer counts as at most so many: 2,048 vectors of 4,096 numbers have 107 MB
+LARGE_ANSWERS: web.AppKey[SharedMemory] = web.AppKey("large_answers")  # those of more than LARGE_BYTES, not yet read
 
 
 @asynccontextmanager
@@ -52,7 +66,9 @@ async def answer_each(
     Args:
         place_of: returns the place of a prompt in the body, for the error of one.
     """
-    async with admitted_to(call, generations) as admitted:
+    # A sender whose answer waits for memory begins no other.
+    room = call.request.app[LARGE_ANSWERS].reserved(sender_of(call.request), 0)
+    async with room, admitted_to(call, generations) as admitted:
         try:
             return await Generation(call, admitted, reply).whole()
         except InvalidRequest as exc:
@@ -76,17 +92,41 @@ class Generation[Writer: WholeReply]:
         return merged([self._admitted.running(*each) for each in enumerate(self._admitted.generations)])
 
     async def whole(self) -> web.StreamResponse:
-        """Answer with the only chunk of each completion, in the order of the request."""
+        """Answer with the only chunk of each completion, in the order of the request.
+
+        Raises:
+            Overloaded: the sender does not read its earlier answers.
+        """
+        return await self._written(await self._whole())
+
+    async def _whole(self) -> web.Response:
         collected: dict[int, GenerationChunk] = {}
         async with self._within_time(), self._chunks() as chunks:
             async for index, chunk in chunks:
                 self._record.add(index, chunk)
-                collected[index] = chunk
+                collected[index] = self._reply.kept(chunk)
         num_completions = len(self._record.completions)
         assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
         timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
         body = self._reply.whole([collected[index] for index in range(num_completions)])
         return json_response(body, headers={**self._headers, "Server-Timing": timing})
+
+    async def _written(self, answer: web.Response) -> web.StreamResponse:
+        """Write a large answer as a part of its request: until it is read, it holds memory of its sender."""
+        assert isinstance(answer.body, bytes)
+        if (num_bytes := len(answer.body)) <= LARGE_BYTES:
+            return answer
+        request, written = self._request, web.StreamResponse(headers=answer.headers)
+        written.content_length = num_bytes
+        try:
+            async with request.app[LARGE_ANSWERS].reserved(sender_of(request), min(num_bytes, MAX_ANSWER_BYTES)):
+                await written.prepare(request)
+                for start in range(0, num_bytes, LARGE_BYTES):  # aiohttp would copy the whole
+                    await written.write(answer.body[start : start + LARGE_BYTES])
+                await written.write_eof()
+        except ConnectionResetError:
+            self._facts.error_code = CLIENT_CLOSED
+        return written
 
     @asynccontextmanager
     async def _within_time(self) -> AsyncIterator[None]:

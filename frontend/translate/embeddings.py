@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
+from msgspec.structs import replace
 
 from frontend.errors import UnsupportedValue
 from frontend.protocol.answers import Embedding, EmbeddingList, EmbeddingUsage
@@ -91,14 +92,18 @@ class EmbeddingReply(WholeReply):
         self._body = body
         self._name = name
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> EmbeddingList:
-        """Return the vectors in the order of the inputs.
+    def kept(self, chunk: GenerationChunk) -> GenerationChunk:
+        """Return a chunk with its vector as JSON.
 
         Raises:
             UnsupportedValue: the model's vectors are shorter than wanted, or cannot be cut.
         """
+        return replace(chunk, embedding=self._written(chunk.embedding))
+
+    def whole(self, chunks: Sequence[GenerationChunk]) -> EmbeddingList:
+        """Return the vectors in the order of the inputs."""
         data: list[Embedding] = [
-            {"object": "embedding", "index": index, "embedding": self._written(chunk.embedding)}
+            {"object": "embedding", "index": index, "embedding": orjson.Fragment(chunk.embedding or b"")}
             for index, chunk in enumerate(chunks)
         ]
         answer: EmbeddingList = {
@@ -112,14 +117,14 @@ class EmbeddingReply(WholeReply):
             answer["service_tier"] = tier
         return answer
 
-    def _written(self, embedding: bytes | None) -> Any:
-        """Return a vector as the client wants it; an array becomes a list of numbers with few digits."""
+    def _written(self, embedding: bytes | None) -> bytes:
+        """Return the JSON of a vector as the client wants it; a number has as many digits as its type needs."""
         assert embedding is not None, "a model that embeds ends with a vector or an error"
         if self._body.dimensions is not None:
             embedding = self._shortened(np.frombuffer(embedding, "<f4"), self._body.dimensions).tobytes()
         if self._body.encoding_format == "base64":
-            return base64.b64encode(embedding).decode()
-        return np.frombuffer(embedding, "<f4")
+            return b'"%b"' % base64.b64encode(embedding)
+        return orjson.dumps(np.frombuffer(embedding, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
 
     def _shortened(self, vector: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:
         is_whole_only = self._name.model.parameters.min_dimensions == 0

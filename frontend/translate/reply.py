@@ -31,8 +31,12 @@ class WholeReply(Protocol):
     num_per_prompt: int  # completions of each prompt
     record: StreamRecord | None = None  # the completions in figures, for their times
 
+    def kept(self, chunk: GenerationChunk) -> GenerationChunk:
+        """Return a chunk as `whole` needs it. Long work belongs here: the event loop runs between two chunks."""
+        return chunk
+
     def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
-        """Return the answer without a stream, from one chunk for each completion."""
+        """Return the answer without a stream, from one chunk for each completion, as `kept` returned it."""
 
 
 class Reply(WholeReply, Protocol):

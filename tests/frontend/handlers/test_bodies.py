@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from frontend import app
 from frontend.errors import ContextLengthExceeded, InvalidJSON
-from frontend.handlers import bodies
+from frontend.handlers import bodies, shared_memory
 from frontend.handlers.bodies import LARGE_BYTES, LargeBodies
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
@@ -166,7 +166,7 @@ async def test_the_bodies_of_several_senders_are_parsed_in_turns(monkeypatch: py
 async def test_a_key_with_slow_large_requests_leaves_memory_to_another_key(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
     monkeypatch.setattr(app, "MAX_LARGEST", 2)
     key_file = KeyFile(tmp_path / "keys.json")
     for name in ("slow", "other"):
@@ -188,7 +188,7 @@ async def test_a_key_with_slow_large_requests_leaves_memory_to_another_key(
 async def test_the_room_of_a_large_body_is_given_back_with_the_answer(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, is_chunked: bool
 ) -> None:
-    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
     monkeypatch.setattr(app, "MAX_LARGEST", 1)
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, max_body_bytes=200_000)

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientResponse, web
 
 import frontend.app
-from frontend.handlers import bodies, image_urls
+from frontend.handlers import image_urls, shared_memory
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
@@ -165,7 +165,7 @@ async def test_a_key_without_requests_left_has_nothing_fetched(
 async def test_fetched_images_take_memory_until_the_request_ends(
     serve: Serve, host: str, fetched: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "_WAIT_S", 0.0)
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
     monkeypatch.setattr(frontend.app, "MAX_LARGEST", 1)
     triton = FakeTriton([asyncio.Event()])
     http = await serve(triton, image_hosts=(host,))
