@@ -48,7 +48,7 @@ def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list
     while True:  # Triton has loaded every model that it can load
         timeout_s = min(max(deadline - time.monotonic(), _POLL_S), _TOKEN_TIMEOUT_S)
         try:
-            result = asyncio.run(_check(settings, is_generating=True, deadline_s=timeout_s))
+            result = asyncio.run(_check(settings, is_generating=True, deadline_s=timeout_s, needs_key=True))
         except SettingsError as exc:
             go_on_waiting(str(exc))
         else:

@@ -18,9 +18,17 @@ _POLL_S = 0.1  # pause between requests for the statistics of a draining engine
 
 
 async def check_endpoint(
-    settings: Settings, *, model: str, is_generating: bool, deadline_s: float = STATS_TIMEOUT_S
+    settings: Settings,
+    *,
+    model: str,
+    is_generating: bool,
+    deadline_s: float = STATS_TIMEOUT_S,
+    needs_key: bool = False,
 ) -> HealthResult:
-    """Return whether the engines at the first endpoint work; the arguments are those of `check_health`.
+    """Return whether the engines at the first endpoint work; the other arguments are those of `check_health`.
+
+    Args:
+        needs_key: a Triton that refuses our key is not well: it is another server's, at the port of ours.
 
     Raises:
         SettingsError: the TLS files cannot be used.
@@ -29,6 +37,8 @@ async def check_endpoint(
         settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
     )
     try:
+        if needs_key:
+            await client.repository.ensembles()
         return await check_health(
             client,
             model=model,
@@ -36,6 +46,8 @@ async def check_endpoint(
             stall_s=settings.engine_stall_s,
             is_generating=is_generating,
         )
+    except APIError as exc:
+        return HealthResult(False, f"{exc.code}: {exc}")
     finally:
         with contextlib.suppress(TimeoutError):  # a hanging server takes no cancellations either
             await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)

@@ -56,8 +56,10 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     """The results of the health checks of Triton, the last one first."""
     checks: Checks = [HealthResult(True, "demo made a token", names=("demo", "short"))]
 
-    async def check(settings: Settings, *, model: str, is_generating: bool, deadline_s: float) -> HealthResult:
-        assert (model, is_generating) == ("", True) and deadline_s <= 60.0
+    async def check(
+        settings: Settings, *, model: str, is_generating: bool, deadline_s: float, needs_key: bool
+    ) -> HealthResult:
+        assert (model, is_generating, needs_key) == ("", True, True) and deadline_s <= 60.0
         result = checks.pop()
         if isinstance(result, SettingsError):
             raise result
