@@ -8,6 +8,7 @@ extensions = ["myst_parser"]
 root_doc = "docs/README"
 include_patterns = ["*.md", "docs/*.md", "helm/README.md", "build_engines/demo/README.md", "tests/**.md"]
 exclude_patterns = [".*", "dist", "build"]
+myst_enable_extensions = ["html_image"]
 myst_heading_anchors = 4  # levels
 html_theme = "furo"
 html_title = project

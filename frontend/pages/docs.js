@@ -17,6 +17,13 @@ function typeOf(schema) {
   return schema.type ?? "any value";
 }
 
+/** The cell of a type. Its objects are links to their tables among those of the same endpoint. */
+function typeCell(schema, endpoint) {
+  const words = typeOf(schema).split(/(\w+)/);
+  const link = (word) => element("a", { href: `#${endpoint}/${word}`, textContent: word });
+  return element("td", {}, ...words.map((word) => (Object.hasOwn(schemas, word) ? link(word) : word)));
+}
+
 /** The bounds of a schema, or of its choices, in words. */
 function rulesOf(schema) {
   const words = [];
@@ -41,13 +48,13 @@ function namesIn(schema, names = new Set()) {
 }
 
 /** The fields of an object as a table. */
-function fieldTable(schema) {
+function fieldTable(schema, endpoint) {
   const required = schema.required ?? [];
   const rows = Object.entries(schema.properties ?? {}).map(([name, field]) => {
     const text = [field.description, rulesOf(field), required.includes(name) && "required"].filter(Boolean).join("; ");
     const runtimes = Object.entries(field["x-runtimes"] ?? {}).map(([runtime, word]) => `${runtime}: ${word}`);
     const meaning = element("td", {}, text, ...(runtimes.length ? [element("div", { className: "muted", textContent: runtimes.join(", ") })] : []));
-    const row = element("tr", {}, element("td", {}, element("code", { textContent: name })), element("td", { textContent: typeOf(field) }), meaning);
+    const row = element("tr", {}, element("td", {}, element("code", { textContent: name })), typeCell(field, endpoint), meaning);
     row.dataset.text = `${name} ${text}`.toLowerCase();
     return row;
   });
@@ -55,10 +62,11 @@ function fieldTable(schema) {
   return element("table", { tabIndex: 0 }, element("tr", {}, ...head), ...rows);
 }
 
-function schemaView(title, schema) {
+function schemaView(title, schema, endpoint) {
   const whole = resolved(schema);
-  const body = whole.properties ? fieldTable(whole) : element("p", { textContent: typeOf(whole) });
-  return element("div", {}, element("h2", { textContent: title }), element("p", { className: "muted", textContent: whole.description ?? "" }), body);
+  const body = whole.properties ? fieldTable(whole, endpoint) : element("p", { textContent: typeOf(whole) });
+  const id = `${endpoint}/${nameOf(schema) ?? title}`;
+  return element("div", { id }, element("h2", { textContent: title }), element("p", { className: "muted", textContent: whole.description ?? "" }), body);
 }
 
 function endpointView(method, path, described) {
@@ -71,6 +79,7 @@ function endpointView(method, path, described) {
     const sent = event ? (event.anyOf ?? [event]).find((each) => each.contentSchema)?.contentSchema : schema;
     parts.push([type === "application/json" ? "Answer" : "Event of a stream", sent ?? schema]);
   }
+  const endpoint = method + path;
   const shown = new Set(parts.map(([, schema]) => nameOf(schema)));
   const further = [...new Set(parts.flatMap(([, schema]) => [...namesIn(schema)]))].filter((name) => !shown.has(name));
   const statuses = Object.entries(described.responses).map(([status, { description }]) =>
@@ -87,8 +96,8 @@ function endpointView(method, path, described) {
   const fill = () => {
     if (details.children.length > 1) return;
     details.append(
-      ...parts.map(([title, schema]) => schemaView(title, schema)),
-      ...further.sort().map((name) => schemaView(name, schemas[name])),
+      ...parts.map(([title, schema]) => schemaView(title, schema, endpoint)),
+      ...further.sort().map((name) => schemaView(name, schemas[name], endpoint)),
       element("div", {}, element("h2", { textContent: "Statuses" }), element("table", { tabIndex: 0 }, ...statuses)),
     );
   };
@@ -109,6 +118,15 @@ function filter(views, text) {
   }
 }
 
+/** Shows the whole table that a link leads to, also one that the search has hidden. */
+function showTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  for (const each of [target, ...target.querySelectorAll("[hidden]")]) each.hidden = false;
+  target.scrollIntoView();
+}
+
+addEventListener("hashchange", showTarget);
 try {
   const { info, paths, components } = await json("openapi.json");
   schemas = components.schemas;

@@ -116,6 +116,10 @@ function beginEdit(place, text, urls) {
 function endEdit() {
   edited = -1;
   find("editing").hidden = true;
+  images = [];
+  showImages();
+  find("input").value = "";
+  resize();
 }
 
 /** Answers the conversation, and shows the answer while it comes. */
@@ -146,6 +150,7 @@ async function answer() {
   running = undefined;
   Object.assign(message, view.end());
   if (view.calls.length && view.finishReason) view.askForResults(turnOfResults);
+  if (isAtEnd) scrollTo(0, 1e9);
   showRunning();
   showMemory(view);
 }
@@ -184,6 +189,7 @@ class AnswerView {
   }
 
   add(event) {
+    this.seenAt = performance.now();
     this.usage = event.usage ?? this.usage;
     this.timing = event.timing ?? this.timing;
     const choice = event.choices[0];
@@ -192,7 +198,7 @@ class AnswerView {
     for (const each of choice.logprobs?.content ?? []) this.tokens.push(each);
     const { content, reasoning_content, tool_calls } = choice.delta;
     if (!content && !reasoning_content && !tool_calls) return;
-    this.lastAt = performance.now();
+    this.lastAt = this.seenAt;
     this.firstAt ??= this.lastAt;
     this.waiting.content += content ?? "";
     this.waiting.reasoning_content += reasoning_content ?? "";
@@ -254,7 +260,7 @@ class AnswerView {
 
   #addDetails() {
     const sections = [
-      ["Time", this.timing && (() => timeView(this.timing, this.lastAt - this.startedAt))],
+      ["Time", this.timing && (() => timeView(this.timing, this.seenAt - this.startedAt))],
       ["Tokens", this.tokens.length && (() => tokenView(this.tokens))],
       ["Prompt", () => promptView(this.body, this.usage?.prompt_tokens_details.cached_tokens ?? 0)],
       ["curl", () => codeView("curl", curl(this.body))],
@@ -410,12 +416,8 @@ function submit() {
   const text = find("input").value.trim();
   if (running || (!text && !images.length)) return;
   if (edited >= 0) cutAt(edited);
-  endEdit();
   addUserTurn(text, images);
-  images = [];
-  showImages();
-  find("input").value = "";
-  resize();
+  endEdit();
   isAtEnd = true;
   answer();
 }
@@ -430,7 +432,7 @@ function setUp() {
   }
   find("composer").addEventListener("submit", (event) => (event.preventDefault(), submit()));
   find("stop").addEventListener("click", () => running?.abort());
-  find("unedit").addEventListener("click", () => (endEdit(), (find("input").value = ""), resize()));
+  find("unedit").addEventListener("click", endEdit);
   find("input").addEventListener("input", resize);
   find("input").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -440,14 +442,18 @@ function setUp() {
   find("input").addEventListener("paste", (event) => addFiles(event.clipboardData.files));
   find("file").addEventListener("change", () => (addFiles(find("file").files), (find("file").value = "")));
   find("model").addEventListener("change", showDefaults);
-  find("new").addEventListener("click", () => (running?.abort(), cutAt(0), endEdit(), find("input").focus()));
+  find("new").addEventListener("click", () => (running?.abort(), cutAt(0), edited >= 0 && endEdit(), find("input").focus()));
   find("example").addEventListener("click", () => (find("tools").value = JSON.stringify(EXAMPLE_TOOLS, null, 1)));
   find("toggle").addEventListener("click", () => {
     const isOpen = document.body.classList.toggle("open");
     find("toggle").setAttribute("aria-expanded", String(isOpen));
   });
   addEventListener("scroll", () => (isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120));
-  addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    if (running) running.abort();
+    else if (edited >= 0) endEdit();
+  });
   showModels();
 }
 
