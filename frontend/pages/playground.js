@@ -25,6 +25,7 @@ let running; // the AbortController of the running answer
 let hasMetrics = true; // whether this port may have them
 let isAtEnd = true; // whether the end of the page is seen, so that it follows the answer
 
+const followEnd = () => isAtEnd && scrollTo(0, 1e9);
 const announce = (text) => (find("announcement").textContent = text);
 
 // --- the request -----------------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ function addTurn(message, node) {
   turns.push({ message, node });
   find("welcome").hidden = true;
   find("conversation").append(node);
+  followEnd();
 }
 
 /** Removes the turns from this place on. */
@@ -150,7 +152,7 @@ async function answer() {
   running = undefined;
   Object.assign(message, view.end());
   if (view.calls.length && view.finishReason) view.askForResults(turnOfResults);
-  if (isAtEnd) scrollTo(0, 1e9);
+  followEnd();
   showRunning();
   showMemory(view);
 }
@@ -222,7 +224,7 @@ class AnswerView {
       (this.parts[name] ??= new GrowingText(parent)).add(text);
     }
     this.figures.textContent = this.#figures();
-    if (isAtEnd) scrollTo(0, 1e9);
+    followEnd();
   }
 
   #figures() {
@@ -356,7 +358,7 @@ async function showModels() {
     find("model").replaceChildren(...chosen.map(({ id }) => element("option", { textContent: id, value: id })));
     showDefaults();
   } catch (error) {
-    find("welcome").append(element("p", { className: "error", textContent: `The models cannot be listed: ${error.message}` }));
+    find("welcome").append(element("p", { className: "error", textContent: `The models cannot be listed: ${error.message} Reload the page to try again.` }));
   }
 }
 
@@ -416,9 +418,9 @@ function submit() {
   const text = find("input").value.trim();
   if (running || (!text && !images.length)) return;
   if (edited >= 0) cutAt(edited);
+  isAtEnd = true;
   addUserTurn(text, images);
   endEdit();
-  isAtEnd = true;
   answer();
 }
 

@@ -123,6 +123,31 @@ def test_an_edited_message_replaces_what_follows(browser: Browser, play: Play) -
     assert triton.requests[-1].params.sampling.temperature == 0.5
 
 
+def test_a_cancelled_edit_leaves_the_message_empty(browser: Browser, play: Play, tmp_path: Path) -> None:
+    path = tmp_path / "circle.png"
+    path.write_bytes(circle("red"))
+    play(FakeTriton(chunks("A circle.")))
+    browser.run("document.getElementById('file').classList.remove('hidden')")
+    browser.one("#file").send_keys(str(path))
+    browser.one("#images img")
+    browser.ask("What is this?")
+    browser.one(".figures", "first token")
+    browser.run("document.querySelector('.user button').click()")
+    browser.one("#images img")
+    browser.one("#input").send_keys(Keys.ESCAPE)
+    assert not browser.all("#editing") and not browser.all("#images img")
+    assert browser.one("#input").get_attribute("value") == ""
+
+
+def test_a_conversation_longer_than_the_screen_shows_its_end(browser: Browser, play: Play) -> None:
+    play(FakeTriton(chunks("One, ", "two.")))
+    for count in range(1, 7):
+        browser.ask("Count.")
+        browser.one(f".assistant:nth-child({2 * count}) .details")
+    is_end = "return scrollY > 0 && scrollY + innerHeight >= document.body.scrollHeight"
+    wait_until(lambda: browser.run(is_end), "the end")
+
+
 def test_a_field_that_the_model_ignores_is_named(browser: Browser, play: Play) -> None:
     play(FakeTriton(chunks("Yes.")))
     browser.run("document.getElementById('extra').value = '{\"thinking_budget_tokens\": 5}'")
@@ -370,6 +395,13 @@ def test_the_description_of_the_api_finds_a_field(browser: Browser, play: Play) 
     paths = [each.text for each in browser.all(".path")]
     assert paths == ["/v1/chat/completions", "/v1/completions"]
     assert browser.messages() == []
+
+
+def test_the_type_of_a_field_leads_to_its_table(browser: Browser, play: Play) -> None:
+    browser.open(f"{play(FakeTriton()).url}/docs")
+    browser.one("#filter").send_keys("response_format")
+    browser.one("main > details:first-of-type tr:not([hidden]) a", "ResponseFormat").click()
+    browser.one("main > details:first-of-type div:target code", "json_schema")
 
 
 def test_the_status_page_says_what_fails_and_since_when(
