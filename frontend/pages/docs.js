@@ -17,11 +17,11 @@ function typeOf(schema) {
   return schema.type ?? "any value";
 }
 
-/** The cell of a type. Its objects are links to their tables among those of the same endpoint. */
-function typeCell(schema, endpoint) {
+/** A type in words. Its objects are links to their tables among those of the same endpoint. */
+function typeView(tag, schema, endpoint) {
   const words = typeOf(schema).split(/(\w+)/);
   const link = (word) => element("a", { href: `#${endpoint}/${word}`, textContent: word });
-  return element("td", {}, ...words.map((word) => (Object.hasOwn(schemas, word) ? link(word) : word)));
+  return element(tag, {}, ...words.map((word) => (Object.hasOwn(schemas, word) ? link(word) : word)));
 }
 
 /** The bounds of a schema, or of its choices, in words. */
@@ -54,7 +54,7 @@ function fieldTable(schema, endpoint) {
     const text = [field.description, rulesOf(field), required.includes(name) && "required"].filter(Boolean).join("; ");
     const runtimes = Object.entries(field["x-runtimes"] ?? {}).map(([runtime, word]) => `${runtime}: ${word}`);
     const meaning = element("td", {}, text, ...(runtimes.length ? [element("div", { className: "muted", textContent: runtimes.join(", ") })] : []));
-    const row = element("tr", {}, element("td", {}, element("code", { textContent: name })), typeCell(field, endpoint), meaning);
+    const row = element("tr", {}, element("td", {}, element("code", { textContent: name })), typeView("td", field, endpoint), meaning);
     row.dataset.text = `${name} ${text}`.toLowerCase();
     return row;
   });
@@ -64,7 +64,7 @@ function fieldTable(schema, endpoint) {
 
 function schemaView(title, schema, endpoint) {
   const whole = resolved(schema);
-  const body = whole.properties ? fieldTable(whole, endpoint) : element("p", { textContent: typeOf(whole) });
+  const body = whole.properties ? fieldTable(whole, endpoint) : typeView("p", whole, endpoint);
   const id = `${endpoint}/${nameOf(schema) ?? title}`;
   return element("div", { id }, element("h2", { textContent: title }), element("p", { className: "muted", textContent: whole.description ?? "" }), body);
 }
@@ -135,7 +135,9 @@ try {
     Object.entries(methods).map(([method, described]) => endpointView(method, path, described)),
   );
   document.querySelector("main").append(...views.map((each) => each.details));
-  find("filter").addEventListener("input", (event) => filter(views, event.target.value.trim().toLowerCase()));
+  const search = () => filter(views, find("filter").value.trim().toLowerCase());
+  find("filter").addEventListener("input", search);
+  search();
 } catch (error) {
   find("about").textContent = `The description cannot be read: ${error.message}`;
 }
