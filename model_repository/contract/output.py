@@ -214,7 +214,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the runtime does not know it
     max_kv_tokens: int | None
-    num_steps: int  # since the load
+    num_steps: int  # with results, since the load
     num_step_tokens: int  # completion tokens drawn in those steps, and embeddings
     max_step_sequences: int  # the largest number of sequences that got a token in one step
     num_finished: int

@@ -21,7 +21,7 @@ class EngineCounts:
     cancel_to_free_ms: float = 0.0
 
     def step(self, outputs: Iterable[StepOutput]) -> None:
-        """Count a step and its tokens; an embedding counts as one."""
+        """Count a step with results and its tokens; an embedding counts as one."""
         drawn_by = [each.sequence for each in outputs if each.token_id is not None or each.embedding is not None]
         self.num_steps += 1
         self.num_step_tokens += len(drawn_by)

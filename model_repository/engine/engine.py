@@ -251,7 +251,8 @@ class Engine:
         if outputs is None:  # the step goes on
             return ()
         self._step_started_s = None
-        self._counts.step(outputs)
+        if outputs:
+            self._counts.step(outputs)
         return outputs
 
     def _record(self, output: StepOutput) -> None:

@@ -53,7 +53,7 @@ FAMILIES = (
     _gauge("max_step_sequences", "Largest number of sequences in one step.", lambda stats: stats.max_step_sequences),
     _gauge("adapter_bytes", "Bytes of LoRA adapters in memory.", lambda stats: stats.adapter_bytes),
     _gauge("step_age_seconds", "Age of the running step.", lambda stats: stats.step_age_ms / 1e3),
-    _counter("steps", "Steps.", lambda stats: stats.num_steps),
+    _counter("steps", "Steps with tokens or embeddings.", lambda stats: stats.num_steps),
     _counter("tokens", "Tokens generated.", lambda stats: stats.num_step_tokens),
     _counter("finished", "Finished sequences.", lambda stats: stats.num_finished),
     _counter("cancelled", "Cancelled sequences.", lambda stats: stats.num_cancelled),

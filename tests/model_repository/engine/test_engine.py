@@ -134,6 +134,15 @@ def test_a_step_that_only_waits_goes_on() -> None:
     assert (stats.num_steps, stats.step_age_ms, responder.texts()) == (1, 0.0, ["h"])
 
 
+def test_a_step_without_results_is_not_counted() -> None:
+    fake = Fake(b"hello")
+    fake.runtime.num_tokens = 0
+    fake.submit()
+    fake.step(passed_s=2.0)
+    stats = fake.engine.stats()
+    assert (stats.num_steps, stats.step_age_ms) == (0, 0.0)
+
+
 def test_a_runtime_that_is_broken_for_good_refuses_and_has_no_stats() -> None:
     """Its refusal was treated as a failure of the engine, and the request waited for ever."""
     fake = Fake(b"hello")
