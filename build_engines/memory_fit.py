@@ -33,7 +33,7 @@ class ModelDemand:
 
     @property
     def cache_bytes(self) -> int:
-        """The size of the KV cache, 0 if it is unknown; of a model that embeds that of its largest step."""
+        """The size of the KV cache, 0 if it is unknown; of a model that embeds that of its steps."""
         memory = self.sequence_memory
         return 0 if memory is None else memory.step_bytes + self.num_sequences * memory.num_bytes(self.window)
 

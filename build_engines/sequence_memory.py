@@ -13,7 +13,7 @@ class SequenceMemory:
     window: int = 0  # tokens that the layers with a sliding window keep
     bytes_per_window_token: int = 0  # layers with a sliding window
     state_bytes: int = 0  # recurrent layers
-    step_bytes: int = 0  # of a model that embeds: its largest step, for all sequences together
+    step_bytes: int = 0  # of a model that embeds: the largest steps of all contexts together
 
     def num_bytes(self, num_tokens: int) -> int:
         """Return the size of a sequence with this number of tokens."""

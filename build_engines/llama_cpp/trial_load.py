@@ -1,7 +1,7 @@
 """Tries whether llama.cpp loads a model, in a process of its own: some files make the library end the process.
 
 Run as a program: `python -m build_engines.llama_cpp.trial_load f16|f32 MODEL POOLING WINDOW [PROJECTOR]`. It prints the
-memory of a sequence, or with a POOLING that of a step, in JSON.
+memory of a sequence, or with a POOLING that of the steps, in JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.sequence_memory import SequenceMemory
-from model_repository.engine.runtime import Pooling
+from model_repository.engine.runtime import EngineConfig
 
 _ERROR = 4  # ggml.h: enum ggml_log_level
 # A window longer than those of layers with a sliding window, and enough sequences for sizes of many hundredths of MiB.
@@ -30,7 +30,7 @@ _BUFFER = re.compile(r"compute buffer size = +([\d.]+) MiB")  # of a step
 def check_loads(
     name: str, model: Path, projector: Path | None, pooling: str = "", window: int = WINDOW, *, is_f32: bool = False
 ) -> SequenceMemory | None:
-    """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence or of a step.
+    """Check that llama.cpp loads a model, if it is installed, and return the memory of a sequence or of the steps.
 
     Neither weights nor caches are allocated.
 
@@ -62,7 +62,7 @@ def check_loads(
 def _load(precision: str, model: str, pooling: str, window: str, projector: str | None = None) -> SequenceMemory:
     from cyllama.llama import llama_cpp as llama
 
-    from model_repository.engine.llama_cpp.context import context_params, embedding_params
+    from model_repository.engine.llama_cpp.context import context_params, embedding_params, embedding_windows
 
     logged = []
 
@@ -83,15 +83,24 @@ def _load(precision: str, model: str, pooling: str, window: str, projector: str 
         load_projector(Path(projector), loaded, 1)
     is_f32 = precision == "f32"
     if pooling:
-        params = embedding_params(loaded, int(window), NUM_SEQUENCES, Pooling(pooling), is_f32=is_f32)
-        llama.LlamaContext(loaded, params)
+        config = EngineConfig(
+            runtime="llama_cpp",
+            artifact_dir=Path(model).parent,
+            context_window=int(window),
+            eos_token_ids=frozenset(),
+            max_sequences=NUM_SEQUENCES,
+            precision=precision,
+            pooling=pooling,
+        )
+        for each in embedding_windows(config):
+            llama.LlamaContext(loaded, embedding_params(loaded, config, each))
         return SequenceMemory(step_bytes=_step_bytes_of("".join(logged)))
     llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=is_f32))
     return sequence_memory_of("".join(logged))
 
 
 def _step_bytes_of(log: str) -> int:
-    """Return the memory of a step by the log of a context that embeds: its buffers, and a decoder's KV cache."""
+    """Return the memory of steps by the log of contexts that embed: their buffers, and a decoder's KV caches."""
     caches_mib = [size_mib for _, size_mib, _ in _CACHE.findall(log)]
     return round(sum(map(float, [*_BUFFER.findall(log), *caches_mib])) * 2**20)
 

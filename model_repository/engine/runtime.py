@@ -26,7 +26,7 @@ NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completio
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 
-# Architectures of GGUF whose scores llama.cpp makes probabilities (build_pooling in llama-graph.cpp).
+# Architectures of GGUF with scores of the last token, which llama.cpp makes probabilities (llama-graph.cpp).
 WITH_SOFTMAX = ("qwen3", "qwen3vl")
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from model_repository.engine.llama_cpp.library import llama
-from model_repository.engine.runtime import EngineConfig, Pooling
+from model_repository.engine.runtime import WITH_SOFTMAX, EngineConfig, Pooling
 from model_repository.engine.scheduler import Chunk, Scheduler
 from model_repository.errors import EngineFailed
+from model_repository.system.cores import num_physical_cores
 
 MAX_STEP_TOKENS = 512
 # A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
@@ -27,7 +31,17 @@ _POOLING_TYPES = {
 }
 
 
-def num_contexts(config: EngineConfig, num_threads: int) -> int:
+def model_path(config: EngineConfig) -> Path:
+    """Return the model's file, or the first one of a split model."""
+    return min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
+
+
+def num_threads_of(config: EngineConfig) -> int:
+    """Return the number of threads that compute."""
+    return config.num_threads or num_physical_cores()
+
+
+def num_contexts(config: EngineConfig) -> int:
     """Return the number of contexts: the option's, or one that suits the model's size.
 
     Raises:
@@ -36,7 +50,7 @@ def num_contexts(config: EngineConfig, num_threads: int) -> int:
     given = config.options.get("contexts")
     if given is None:
         weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
-        return min(num_threads, config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
+        return min(num_threads_of(config), config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
     if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
         raise EngineFailed(
             f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
@@ -56,22 +70,28 @@ def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaC
     return params
 
 
-def embedding_params(
-    model: llama.LlamaModel, window: int, max_prompts: int, pooling: Pooling, *, is_f32: bool
-) -> llama.LlamaContextParams:
-    """Return the parameters of a context that embeds up to `max_prompts` prompts in a step, none above `window`."""
-    params = llama.LlamaContextParams()
+def embedding_windows(config: EngineConfig) -> list[int]:
+    """Return the longest prompt of each context that embeds. One context is for prompts above MAX_STEP_TOKENS."""
+    window = config.context_window
+    return [min(window, MAX_STEP_TOKENS)] * num_contexts(config) + [window] * (window > MAX_STEP_TOKENS)
+
+
+def embedding_params(model: llama.LlamaModel, config: EngineConfig, window: int) -> llama.LlamaContextParams:
+    """Return the parameters of a context that embeds up to `max_sequences` prompts in a step, none above `window`."""
+    params, pooling = llama.LlamaContextParams(), Pooling(config.pooling)
     params.embeddings = True
     params.pooling_type = _POOLING_TYPES[pooling]
-    params.n_seq_max = max_prompts
+    params.n_seq_max = config.max_sequences
     params.n_ctx = params.n_batch = max(window, MAX_STEP_TOKENS)
     params.kv_unified = True  # the prompts of a step share the tokens: they differ in length
     # llama.cpp computes a prompt at once, except for the last vector of a model whose tokens see only earlier ones.
     keys = model.metadata()
-    is_causal = keys.get(f"{keys['general.architecture']}.attention.causal") != "false"
-    params.n_ubatch = MAX_STEP_TOKENS if is_causal and pooling == Pooling.LAST else params.n_batch
+    architecture = keys["general.architecture"]
+    is_causal = keys.get(f"{architecture}.attention.causal") != "false"
+    is_last = pooling == Pooling.LAST or (pooling == Pooling.RANK and architecture in WITH_SOFTMAX)
+    params.n_ubatch = MAX_STEP_TOKENS if is_causal and is_last else params.n_batch
     # Without flash attention, which sums in f16, memory grows with the square: 12 heads and 8192 tokens take 3.4 GB.
-    _set_precision(params, is_f32=is_f32 and params.n_ubatch <= MAX_STEP_TOKENS)
+    _set_precision(params, is_f32=config.precision == "f32" and params.n_ubatch <= MAX_STEP_TOKENS)
     return params
 
 
@@ -83,14 +103,90 @@ def _set_precision(params: llama.LlamaContextParams, *, is_f32: bool) -> None:
         params.flash_attn_type = _FLASH_ATTN_DISABLED
 
 
-class Context:
-    """Schedules its sequences and computes their steps. Only `compute` may run in another thread.
+class StepContext[Result](ABC):
+    """Computes prepared steps, in the caller's thread or in a daemon thread: a hung step ends with the process.
 
     Args:
         model: the weights, shared by all contexts.
+        params: of the llama.cpp context.
+        done: called with the context itself after each step that `start` has started.
+    """
+
+    def __init__(self, model: llama.LlamaModel, params: llama.LlamaContextParams, done: Callable[[Any], None]) -> None:
+        self.llama_context = llama.LlamaContext(model, params)
+        self.is_computing = False  # its thread computes a step, until `finish`
+        self._num_threads: int = params.n_threads
+        self._batch = llama.LlamaBatch(n_tokens=params.n_batch, embd=0, n_seq_max=1)
+        self._result: Result | Exception
+        self._done = done
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of threads; 0: the end
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def _compute(self) -> Result:
+        """Compute the prepared step."""
+
+    def compute(self, num_threads: int) -> None:
+        """Compute the prepared step; `finish` returns its result."""
+        try:
+            if self._num_threads != num_threads:
+                self.llama_context.set_n_threads(num_threads, num_threads)
+                self._num_threads = num_threads
+            self._result = self._compute()
+        except Exception as exc:
+            self._result = exc
+
+    def start(self, num_threads: int) -> None:
+        """Compute the prepared step in the context's own thread; return at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="context", daemon=True)
+            self._thread.start()
+        self.is_computing = True
+        self._orders.put(num_threads)
+
+    def finish(self) -> Result:
+        """Return the result of the computed step.
+
+        Raises:
+            RuntimeError, ValueError: llama.cpp failed, or refused the batch.
+        """
+        self.is_computing = False
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+    def close(self) -> None:
+        """Free the context, which must not be computing."""
+        if self._thread is not None:
+            self._orders.put(0)
+            self._thread.join()
+        self._batch.close()
+        self.llama_context.close()
+
+    def _run(self) -> None:
+        while num_threads := self._orders.get():
+            self.compute(num_threads)
+            self._done(self)
+
+
+def let_finish[C: StepContext[Any] | None](
+    contexts: Sequence[StepContext[Any]], computed: queue.SimpleQueue[C]
+) -> None:
+    """Wait for the computing contexts, and drop their results."""
+    while any(context.is_computing for context in contexts):
+        if (context := computed.get()) is not None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                context.finish()
+
+
+class Context(StepContext[list[Chunk]]):
+    """Schedules its sequences and computes their steps. Only `compute` may run in another thread.
+
+    Args:
+        model: see StepContext.
         params: of the llama.cpp context; `n_seq_max` is the number of slots.
         adapters: LoRA adapters of the model, by key; the mapping may grow.
-        done: gets the context itself after each step that `start` has started.
+        done: see StepContext.
         has_drafts: see Scheduler.
     """
 
@@ -99,24 +195,17 @@ class Context:
         model: llama.LlamaModel,
         params: llama.LlamaContextParams,
         adapters: Mapping[str, Any],
-        done: queue.SimpleQueue[Context],
+        done: Callable[[Context], None],
         *,
         has_drafts: bool = False,
     ) -> None:
-        self.llama_context = llama.LlamaContext(model, params)
+        super().__init__(model, params, done)
         cache = SlotCache(self.llama_context)
         self.scheduler = Scheduler(params.n_seq_max, cache, max_step_tokens=MAX_STEP_TOKENS, has_drafts=has_drafts)
-        self.is_computing = False  # its thread computes a step, until `finish`
         self._num_slots: int = params.n_seq_max
-        self._num_threads: int = params.n_threads
         self._adapters = adapters
         self._adapter = ""  # the key of the applied adapter
-        self._batch = llama.LlamaBatch(n_tokens=MAX_STEP_TOKENS, embd=0, n_seq_max=1)
         self._chunks: list[Chunk] = []
-        self._error: Exception | None = None
-        self._done = done
-        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # numbers of threads; 0: the end
-        self._thread: threading.Thread | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -140,52 +229,13 @@ class Context:
                 self._batch.add(token_id, chunk.position + offset, slot, has_logits)
         return bool(self._chunks)
 
-    def compute(self, num_threads: int) -> None:
-        """Compute the prepared step; `finish` returns its result."""
-        try:
-            if self._num_threads != num_threads:
-                self.llama_context.set_n_threads(num_threads, num_threads)
-                self._num_threads = num_threads
-            self._apply_adapter(self._chunks[0].running.job.adapter)
-            started_s = time.perf_counter()
-            self.llama_context.decode(self._batch)
-            num_prompt_tokens = sum(len(each.token_ids) for each in self._chunks if each.running.is_in_prefill)
-            self.scheduler.prefill_budget.record(num_prompt_tokens, time.perf_counter() - started_s)
-        except Exception as exc:
-            self._error = exc
-
-    def start(self, num_threads: int) -> None:
-        """Compute the prepared step in the context's own thread; return at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="context", daemon=True)
-            self._thread.start()
-        self.is_computing = True
-        self._orders.put(num_threads)
-
-    def finish(self) -> list[Chunk]:
-        """Return the computed chunks.
-
-        Raises:
-            RuntimeError, ValueError: llama.cpp failed, or refused the batch.
-        """
-        self.is_computing = False
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def _compute(self) -> list[Chunk]:
+        self._apply_adapter(self._chunks[0].running.job.adapter)
+        started_s = time.perf_counter()
+        self.llama_context.decode(self._batch)
+        num_prompt_tokens = sum(len(each.token_ids) for each in self._chunks if each.running.is_in_prefill)
+        self.scheduler.prefill_budget.record(num_prompt_tokens, time.perf_counter() - started_s)
         return self._chunks
-
-    def close(self) -> None:
-        """Free the context, which must not be computing."""
-        if self._thread is not None:
-            self._orders.put(0)
-            self._thread.join()
-        self._batch.close()
-        self.llama_context.close()
-
-    def _run(self) -> None:
-        while num_threads := self._orders.get():
-            self.compute(num_threads)
-            self._done.put(self)
 
     def _apply_adapter(self, name: str) -> None:
         """Apply an adapter to the next steps. llama.cpp applies one set of adapters to a whole batch."""

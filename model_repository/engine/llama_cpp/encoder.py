@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +14,26 @@ import numpy.typing as npt
 
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
-from model_repository.engine.llama_cpp.context import MAX_STEP_TOKENS, embedding_params, num_contexts
+from model_repository.engine.llama_cpp.context import (
+    MAX_STEP_TOKENS,
+    StepContext,
+    embedding_params,
+    embedding_windows,
+    let_finish,
+    model_path,
+    num_threads_of,
+)
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import WITH_SOFTMAX, EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, Unsupported
-from model_repository.system.cores import num_physical_cores
 
 type _Vector = npt.NDArray[np.float64]
 
 _WAIT_S = 0.04  # during a step the engine sends results that it held, and looks after its clients
 _SIGN_INTERVAL_S = 1.0
+_MAX_SILENCE_S = 30.0  # one operation takes several seconds of some cores: attention over 8192 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +43,13 @@ class _Queued:
     token_ids: tuple[int, ...]
 
 
-class _Context:
+class _Context(StepContext[list[StepOutput]]):
     """Computes the steps of one llama.cpp context.
 
     Args:
-        model: the weights, shared by all contexts.
-        params: of the llama.cpp context.
+        model: see StepContext.
+        params: see StepContext.
+        done: see StepContext.
         finished: changes a vector of llama.cpp's to that of the answer.
         is_long: it is for prompts of more than MAX_STEP_TOKENS tokens.
     """
@@ -49,51 +58,47 @@ class _Context:
         self,
         model: llama.LlamaModel,
         params: llama.LlamaContextParams,
+        done: Callable[[_Context], None],
         finished: Callable[[_Vector], _Vector],
         *,
         is_long: bool,
     ) -> None:
+        super().__init__(model, params, done)
         self.is_long = is_long
-        self.step: Future[list[StepOutput]] | None = None  # the step in progress
         self.wanted: set[int] = set()  # its sequences that are not freed
-        self.num_polls = 0  # by llama.cpp, one before each operation: a sign of life
+        self.signed_s = 0.0  # time.monotonic of its last sign of life
+        self._prompts: Sequence[_Queued] = ()
         self._finished = finished
-        self._context = llama.LlamaContext(model, params)
-        self._context.set_abort_callback(self._is_unwanted)
-        self._batch = llama.LlamaBatch(n_tokens=params.n_batch, embd=0, n_seq_max=1)
+        self.llama_context.set_abort_callback(self._is_unwanted)
 
-    def compute(self, prompts: Sequence[_Queued], num_threads: int) -> list[StepOutput]:
-        """Embed prompts in one step.
-
-        Raises:
-            RuntimeError, ValueError: llama.cpp failed, or refused the batch.
-        """
-        started_s = time.monotonic()
-        self._context.set_n_threads(num_threads, num_threads)
-        self._context.kv_cache_clear(clear_data=False)  # a decoder's; an encoder has none
+    def prepare(self, prompts: Sequence[_Queued]) -> None:
+        """Fill the next step's batch."""
+        self.signed_s = time.monotonic()
+        self.wanted = {each.sequence for each in prompts}
+        self._prompts = prompts
         self._batch.clear()
         for slot, each in enumerate(prompts):
             for position, token_id in enumerate(each.token_ids):
                 self._batch.add(token_id, position, [slot], True)
+
+    def _compute(self) -> list[StepOutput]:
+        started_s = time.monotonic()
+        self.llama_context.kv_cache_clear(clear_data=False)  # a decoder's; an encoder has none
         try:
-            self._context.decode(self._batch)
+            self.llama_context.decode(self._batch)
         except InterruptedError:
             return []  # no sequence is wanted
         return [
             StepOutput(each.sequence, embedding=self._embedding(slot), scheduled_s=started_s)
-            for slot, each in enumerate(prompts)
+            for slot, each in enumerate(self._prompts)
         ]
 
-    def close(self) -> None:
-        """Free the context, which must not be computing."""
-        self._batch.close()
-        self._context.close()
-
     def _embedding(self, slot: int) -> bytes:
-        return self._finished(np.array(self._context.get_embeddings_seq(slot))).astype("<f4").tobytes()
+        return self._finished(np.array(self.llama_context.get_embeddings_seq(slot))).astype("<f4").tobytes()
 
     def _is_unwanted(self) -> bool:
-        self.num_polls += 1
+        """Answer llama.cpp, which asks before each operation."""
+        self.signed_s = time.monotonic()
         return not self.wanted
 
 
@@ -109,31 +114,25 @@ class LlamaCppEncoder:
     """
 
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
-        path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
-        pooling, is_f32 = Pooling(config.pooling), config.precision == "f32"
-        self._num_threads = config.num_threads or num_physical_cores()
-        num_short, window = num_contexts(config, self._num_threads), config.context_window
-        windows = [min(window, MAX_STEP_TOKENS)] * num_short + [window] * (window > MAX_STEP_TOKENS)
+        path, self._num_threads = model_path(config), num_threads_of(config)
+        self._computed: queue.SimpleQueue[_Context | None] = queue.SimpleQueue()  # None: wake up
         self._contexts: list[_Context] = []
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
             self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
-            for window in windows:
-                params = embedding_params(self._model, window, config.max_sequences, pooling, is_f32=is_f32)
-                is_long = window > MAX_STEP_TOKENS
-                self._contexts.append(_Context(self._model, params, self._finished, is_long=is_long))
+            for window in embedding_windows(config):
+                params, is_long = embedding_params(self._model, config, window), window > MAX_STEP_TOKENS
+                context = _Context(self._model, params, self._computed.put, self._finished, is_long=is_long)
+                self._contexts.append(context)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
-        self._threads = ThreadPoolExecutor(len(windows), "context")
-        self._computed: queue.SimpleQueue[_Context | None] = queue.SimpleQueue()  # None: wake up
         self._config = config
         architecture = self._model.meta_val_str("general.architecture")
-        self._has_probabilities = pooling is Pooling.RANK and architecture in WITH_SOFTMAX
+        self._has_probabilities = config.pooling == Pooling.RANK and architecture in WITH_SOFTMAX
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
-        self._num_polls = 0  # at the last sign of life, ...
-        self._signed_s = 0.0  # ... and its time
+        self._signed_s = 0.0  # up to then, all computing contexts have given signs of life to the engine
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Do nothing: there are neither constraints nor images."""
@@ -162,53 +161,55 @@ class LlamaCppEncoder:
             EngineFailed: llama.cpp failed; every sequence is lost.
         """
         self._start_steps()
-        try:
-            context = self._computed.get(timeout=_WAIT_S)
-        except queue.Empty:
-            context = None
+        context = self._next_computed()
         if context is None:
             return self._sign_of_life()
-        assert context.step is not None
         try:
-            return context.step.result()
+            return context.finish()
         except (RuntimeError, ValueError) as exc:
             self._forget_all()
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
-        finally:
-            context.step = None
+
+    def _next_computed(self) -> _Context | None:
+        """Wait for the first context to finish. Messages, of which each left a None, and time end the wait."""
+        with contextlib.suppress(queue.Empty):
+            context = self._computed.get(timeout=_WAIT_S)
+            while context is None:
+                context = self._computed.get_nowait()
+            return context
+        return None
 
     def _sign_of_life(self) -> Sequence[StepOutput] | None:
-        """Return an empty result now and then while llama.cpp goes on: the engine counts as lost without one."""
-        num_polls, now_s = sum(context.num_polls for context in self._contexts), time.monotonic()
-        if num_polls == self._num_polls or now_s < self._signed_s + _SIGN_INTERVAL_S:
+        """Return an empty result now and then while every step goes on: the engine counts as lost without one."""
+        signed_s = self._last_sign_of_all_s
+        if signed_s <= self._signed_s + _SIGN_INTERVAL_S:
             return None
-        self._num_polls, self._signed_s = num_polls, now_s
+        self._signed_s = signed_s
         return ()
 
     @property
+    def _last_sign_of_all_s(self) -> float:
+        return min((context.signed_s for context in self._computing), default=time.monotonic())
+
+    @property
     def _computing(self) -> list[_Context]:
-        return [context for context in self._contexts if context.step is not None]
+        return [context for context in self._contexts if context.is_computing]
 
     def _start_steps(self) -> None:
-        """Share the waiting prompts out to the idle contexts."""
-        idle = [context for context in self._contexts if context.step is None]
+        """Share the waiting prompts out to the idle contexts, unless a step hangs: the engine shall count as lost."""
+        if time.monotonic() - self._last_sign_of_all_s > _MAX_SILENCE_S:
+            return
+        idle = [context for context in self._contexts if not context.is_computing]
         lengths = [len(each.token_ids) for each in self._waiting]
         num_sharing = max(1, sum(not context.is_long for context in idle))
         share = sum(length for length in lengths if length <= MAX_STEP_TOKENS) / num_sharing
-        steps = [(context, prompts) for context in idle if (prompts := self._take(context, share))]
-        num_busy = len(self._computing) + len(steps)
-        for context, prompts in steps:
-            num_threads = max(1, self._num_threads // num_busy)
-            context.step = self._threads.submit(self._compute, context, prompts, num_threads)
+        prepared = [context for context in idle if self._prepare(context, share)]
+        num_busy = len(self._computing) + len(prepared)
+        for context in prepared:
+            context.start(max(1, self._num_threads // num_busy))
 
-    def _compute(self, context: _Context, prompts: Sequence[_Queued], num_threads: int) -> list[StepOutput]:
-        try:
-            return context.compute(prompts, num_threads)
-        finally:
-            self._computed.put(context)
-
-    def _take(self, context: _Context, share: float) -> list[_Queued]:
-        """Move the first prompts that a context computes, of about `share` tokens, out of the queue."""
+    def _prepare(self, context: _Context, share: float) -> bool:
+        """Move the first prompts for a context, of about `share` tokens, into its batch; return whether it has any."""
         taken: list[_Queued] = []
         num_tokens = 0
         for each in self._waiting:
@@ -220,9 +221,9 @@ class LlamaCppEncoder:
                 break
             taken.append(each)
             num_tokens += length
-        context.wanted = {each.sequence for each in taken}
+        context.prepare(taken)
         self._waiting = [each for each in self._waiting if each.sequence not in context.wanted]
-        return taken
+        return bool(taken)
 
     def _finished(self, vector: _Vector) -> _Vector:
         if self._has_probabilities:
@@ -236,7 +237,7 @@ class LlamaCppEncoder:
         self._waiting.clear()
         for context in self._contexts:
             context.wanted.clear()
-        wait([context.step for context in self._computing if context.step is not None])
+        let_finish(self._contexts, self._computed)
 
     def prepare_adapter(self, adapter: Adapter) -> Adapter:
         """Do nothing: nothing can be loaded."""
@@ -273,7 +274,6 @@ class LlamaCppEncoder:
     def close(self) -> None:
         """Free the contexts, then the model."""
         self._forget_all()
-        self._threads.shutdown()
         for context in self._contexts:
             context.close()
         self._model.close()

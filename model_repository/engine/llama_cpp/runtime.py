@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import queue
 import time
@@ -18,7 +17,14 @@ from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.grammar_budget import GrammarBudget
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
-from model_repository.engine.llama_cpp.context import Context, context_params, num_contexts
+from model_repository.engine.llama_cpp.context import (
+    Context,
+    context_params,
+    let_finish,
+    model_path,
+    num_contexts,
+    num_threads_of,
+)
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler
@@ -29,7 +35,6 @@ from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
-from model_repository.system.cores import num_physical_cores
 
 # Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
 MIN_LOGITS_OF_THREADS = 1 << 16
@@ -56,9 +61,8 @@ class LlamaCppRuntime:
     """
 
     def __init__(self, config: EngineConfig, byte_table: Sequence[bytes]) -> None:
-        path = min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
-        self._num_threads = config.num_threads or num_physical_cores()
-        num_slots_of_contexts = _share_out(config.max_sequences, num_contexts(config, self._num_threads))
+        path, self._num_threads = model_path(config), num_threads_of(config)
+        num_slots_of_contexts = _share_out(config.max_sequences, num_contexts(config))
         self._images: ImagePrompts | None = None
         self._image_counts = ImageCounts()
         projector = config.artifact_dir / PROJECTOR
@@ -80,7 +84,7 @@ class LlamaCppRuntime:
                 context_params = _context_params(config, num_slots, self._num_threads)
                 weights, has_drafts = self._adapters.weights, config.speculative is not None
                 self._contexts.append(
-                    Context(self._model, context_params, weights, self._computed, has_drafts=has_drafts)
+                    Context(self._model, context_params, weights, self._computed.put, has_drafts=has_drafts)
                 )
             for name in config.adapters:
                 path = config.artifact_dir / config.adapters[name]
@@ -257,15 +261,9 @@ class LlamaCppRuntime:
     def _forget_all(self) -> None:
         self._sequences.clear()
         self._waiting.clear()
-        self._let_finish()
+        let_finish(self._contexts, self._computed)
         for context in self._contexts:
             context.scheduler.forget_all()
-
-    def _let_finish(self) -> None:
-        """Wait for the computing contexts, and drop their results."""
-        while any(context.is_computing for context in self._contexts):
-            with contextlib.suppress(RuntimeError, ValueError):
-                self._computed.get().finish()
 
     def _score(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> None:
         """Record the log probabilities of the prompt tokens that follow the tokens of the chunk."""
@@ -356,7 +354,7 @@ class LlamaCppRuntime:
     def close(self) -> None:
         """Free the contexts, then the model with its adapters."""
         self._sequences.clear()
-        self._let_finish()
+        let_finish(self._contexts, self._computed)
         self._drawers.shutdown()
         for context in self._contexts:
             context.close()

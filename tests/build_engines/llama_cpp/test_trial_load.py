@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from build_engines.model_source import DEMO
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import cache_terms, sequence_memory
 from build_engines.sequence_memory import SequenceMemory
-from model_repository.engine.llama_cpp.context import context_params
+from model_repository.engine.llama_cpp.context import MAX_CACHED_WEIGHTS_BYTES, context_params
 from model_repository.engine.runtime import PROJECTOR
+from model_repository.system.cores import num_physical_cores
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.tiny_models import write_model
 
@@ -118,9 +120,21 @@ def test_a_model_that_embeds_has_the_buffers_of_its_longest_prompt(name: str, is
     """They hold the mask of all pairs of tokens, but not the scores of each head."""
     path, num_tokens = write_model(tmp_path / "model.gguf", name), 2048
     memory = check_loads(name, path, None, "mean", num_tokens, is_f32=is_f32)
+    short = check_loads(name, path, None, "mean", 512, is_f32=is_f32)
     mask_bytes, scores_bytes = 2 * num_tokens**2, 3 * 4 * num_tokens**2  # three heads
-    assert memory is not None and mask_bytes < memory.step_bytes < scores_bytes
+    assert memory is not None and short is not None
+    assert mask_bytes < memory.step_bytes - short.step_bytes < scores_bytes
     assert memory.num_bytes(num_tokens) == 0
+
+
+def test_each_context_of_a_model_that_embeds_has_buffers(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", "bert")
+    memory = check_loads("bert", path, None, "mean", 512)
+    os.truncate(path, MAX_CACHED_WEIGHTS_BYTES + 1)
+    of_one = check_loads("bert", path, None, "mean", 512)
+    assert memory is not None and of_one is not None
+    num_contexts = min(num_physical_cores(), NUM_SEQUENCES)
+    assert memory.step_bytes == pytest.approx(num_contexts * of_one.step_bytes, rel=1e-6)
 
 
 @pytest.mark.parametrize("is_f32", [False, True])

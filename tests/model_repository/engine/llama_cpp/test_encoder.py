@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from tests.build_engines.llama_cpp.reference import EmbeddingReference, digest_o
 from tests.build_engines.tiny_embedders import CONFIGS, weights_of, write_embedder
 from tests.model_repository.engine.llama_cpp.embedding import Vectors, config_of, embed, loaded, step, submit
 from tests.model_repository.engine.tiny_models import ENCODERS, write_model
+from tests.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -116,22 +116,23 @@ def test_a_long_prompt_has_the_same_vector_in_its_own_context(
 
 @dataclass
 class Hold:
-    """Holds each step until `is_over`; while `has_polls`, llama.cpp goes on."""
+    """Holds each step until `is_over`; meanwhile llama.cpp goes on in the contexts that poll."""
 
     is_over: threading.Event = field(default_factory=threading.Event)
-    has_polls: bool = False
+    has_polls: Callable[[encoder._Context], bool] = lambda _: False
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
-    hold, compute = Hold(), encoder._Context.compute
+    hold, compute = Hold(), encoder._Context._compute
 
-    def compute_later(context: encoder._Context, *arguments: Any) -> list[StepOutput]:
+    def compute_later(context: encoder._Context) -> list[StepOutput]:
         while not hold.is_over.wait(0.001):
-            context.num_polls += hold.has_polls
-        return compute(context, *arguments)
+            if hold.has_polls(context):
+                context._is_unwanted()
+        return compute(context)
 
-    monkeypatch.setattr(encoder._Context, "compute", compute_later)
+    monkeypatch.setattr(encoder._Context, "_compute", compute_later)
     yield hold
     hold.is_over.set()
 
@@ -139,7 +140,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
 def test_the_prompt_of_a_step_in_progress_is_cancelled(runtime: LlamaCppEncoder, held: Hold) -> None:
     submit(runtime, 0, [40, 41])
     runtime.wake()
-    assert runtime.step() is None
+    assert not runtime.step()
     assert runtime.stats().num_active == 1
     runtime.free(0)
     held.is_over.set()
@@ -152,35 +153,73 @@ def test_a_long_prompt_leaves_room_for_short_ones(short_steps: Callable[..., Lla
     for sequence, length in enumerate((40, 40, 3)):
         submit(runtime, sequence, [40] * length)
     runtime.wake()
-    assert runtime.step() is None
+    assert not runtime.step()
     stats = runtime.stats()
     assert (stats.num_active, stats.num_waiting) == (2, 1)
 
 
-def test_a_step_in_progress_tells_whether_it_goes_on(
-    runtime: LlamaCppEncoder, held: Hold, monkeypatch: pytest.MonkeyPatch
+def test_steps_tell_whether_all_go_on(
+    short_steps: Callable[..., LlamaCppEncoder], held: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine counts as lost after a minute without a result."""
     monkeypatch.setattr(encoder, "_WAIT_S", 0.1)
-    submit(runtime, 0, [40])
+    runtime = short_steps(num_threads=1)
+    submit(runtime, 0, [40] * 40)
+    submit(runtime, 1, [40])
+    assert runtime.step() == ()  # the beginning
+    monkeypatch.setattr(encoder, "_SIGN_INTERVAL_S", 0.0)
+    held.has_polls = lambda context: context.is_long
     assert runtime.step() is None
-    held.has_polls = True
+    held.has_polls = lambda _: True
     assert runtime.step() == ()
-    assert runtime.step() is None  # a sign is enough for a second
+    monkeypatch.setattr(encoder, "_SIGN_INTERVAL_S", 1e9)
+    assert runtime.step() is None
 
 
-def test_a_failed_step_loses_all_prompts(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
+def test_no_step_starts_beside_one_that_hangs(
+    short_steps: Callable[..., LlamaCppEncoder], held: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of the others would hide it from the health check."""
+    runtime = short_steps(num_threads=1)
+    submit(runtime, 0, [40] * 40)
+    runtime.step()
+    monkeypatch.setattr(encoder, "_MAX_SILENCE_S", 0.0)
+    submit(runtime, 1, [40])
+    runtime.step()
+    assert runtime.stats().num_waiting == 1
+
+
+def test_a_step_that_hangs_ends_with_the_process(runtime: LlamaCppEncoder, held: Hold) -> None:
+    others = set(threading.enumerate())
+    submit(runtime, 0, [40])
+    runtime.step()
+    assert [thread.daemon for thread in set(threading.enumerate()) - others] == [True]
+
+
+def test_many_messages_are_one_interruption(runtime: LlamaCppEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_WAIT_S", DEADLINE_S)
+    for _ in range(9):
+        runtime.wake()
+    submit(runtime, 0, [40])
+    assert any([runtime.step(), runtime.step()])
+
+
+def test_a_failed_step_loses_all_prompts_and_no_later_one(
+    short_steps: Callable[..., LlamaCppEncoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: encoder._Context) -> None:
         raise RuntimeError("no memory")
 
+    runtime = short_steps(num_threads=2)
     with monkeypatch.context() as patch:
-        patch.setattr(encoder._Context, "compute", fail)
-        submit(runtime, 0, [40])
+        patch.setattr(encoder._Context, "_compute", fail)
+        for sequence in range(3):  # two fail, and one waits
+            submit(runtime, sequence, [40] * 32)
         with pytest.raises(EngineFailed, match="llama\\.cpp failed in a step: no memory"):
-            runtime.step()
+            step(runtime)
     assert not runtime.has_work
-    submit(runtime, 1, [40])
-    assert list(step(runtime)) == [1]
+    submit(runtime, 3, [40])
+    assert list(step(runtime)) == [3]
 
 
 def test_a_step_has_no_more_prompts_than_sequences(config: EngineConfig) -> None:

@@ -14,6 +14,7 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.llama_cpp.gguf_header import read_gguf_facts
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import PairPrompt
+from model_repository.engine.llama_cpp import context, encoder
 from model_repository.tokenizer.prompt import PromptEncoder
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from tests.build_engines.llama_cpp.reference import ScoreReference, digest_of
@@ -44,8 +45,8 @@ def test_scores_of_a_cross_encoder_are_those_of_transformers(name: str, tmp_path
 
     table = load_byte_table(artifact / FILE_NAME)
     files = TokenizerFiles.load(artifact / "tokenizer")
-    encoder = PromptEncoder(files, table, "plain", has_token_types=manifest.has_token_types)
-    prompts = [encoder.encode(PairPrompt(tuple(pair))).token_ids for pair in expected.pairs]
+    prompt_encoder = PromptEncoder(files, table, "plain", has_token_types=manifest.has_token_types)
+    prompts = [prompt_encoder.encode(PairPrompt(tuple(pair))).token_ids for pair in expected.pairs]
     num_tokens = len(table) // 2
     assert [[token_id % num_tokens for token_id in prompt] for prompt in prompts] == expected.token_ids
     assert [[token_id // num_tokens for token_id in prompt] for prompt in prompts] == expected.types
@@ -65,6 +66,17 @@ def test_a_judge_has_the_log_probabilities_of_its_two_tokens(tmp_path: Path) -> 
     log_probabilities = np.array(expected.scores)
     of_both = log_probabilities - np.logaddexp.reduce(log_probabilities, axis=1, keepdims=True)
     assert np.abs(scores(artifact, expected.token_ids) - of_both).max() < 1e-4
+
+
+def test_a_long_pair_has_the_score_of_one_that_is_computed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention, which sums in f16, is not necessary: the last token's scores are computed in pieces."""
+    artifact, prompt = built(write_judge(tmp_path / "checkpoint"), tmp_path)[0], [[40 + i % 9 for i in range(200)]]
+    at_once = scores(artifact, prompt)
+    for module in (context, encoder):
+        monkeypatch.setattr(module, "MAX_STEP_TOKENS", 32)
+    assert np.abs(scores(artifact, prompt) - at_once).max() < 1e-5
 
 
 def test_a_judge_with_an_output_matrix_of_its_own_judges_by_that(tmp_path: Path) -> None:
