@@ -354,11 +354,12 @@ async function showModels() {
   try {
     const { data } = await json("v1/models");
     const chosen = data.filter((card) => card.task === "generate");
+    if (!chosen.length) throw new Error("none of the models generates text.");
     cards = Object.fromEntries(chosen.map((card) => [card.id, card]));
     find("model").replaceChildren(...chosen.map(({ id }) => element("option", { textContent: id, value: id })));
     showDefaults();
   } catch (error) {
-    find("welcome").append(element("p", { className: "error", textContent: `The models cannot be listed: ${error.message} Reload the page to try again.` }));
+    find("welcome").append(element("p", { className: "error", textContent: `There is no model to chat with: ${error.message} Reload the page to try again.` }));
   }
 }
 
