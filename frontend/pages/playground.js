@@ -276,7 +276,9 @@ class AnswerView {
         panel.hidden = isOpen;
         if (isOpen) return;
         button.setAttribute("aria-expanded", "true");
-        panel.replaceChildren(await make());
+        const content = await make();
+        if (button.getAttribute("aria-expanded") !== "true") return; // another part was chosen meanwhile
+        panel.replaceChildren(content);
         panel.scrollIntoView({ block: "nearest" });
       });
       button.setAttribute("aria-expanded", "false");

@@ -288,6 +288,7 @@ def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play:
     browser.press("Time")
     assert browser.one(".legend").text.splitlines()[2:8] == ["Queue", "2 ms", "Prefill", "7 ms", "Decode", "30 ms"]
     browser.press("Prompt")
+    browser.one(".tokens .cached")
     assert [each.text for each in browser.all(".tokens .cached")] == [" a"]
     for label in ("curl", "Python"):
         browser.press(label)
