@@ -228,9 +228,17 @@ def test_fields_without_effect_are_logged_or_listed(api: Api) -> None:
 # Behind the others: the model is loaded again.
 def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack, api: Api) -> None:
     with ThreadPoolExecutor(1) as pool:
-        before = stack.stats(MODEL).num_finished
-        posted = pool.submit(post, api, [" ".join(DOCUMENTS)] * 500)
-        wait_until(lambda: stack.stats(MODEL).num_finished > before, "the first has a vector")
+        before, num_inputs = stack.stats(MODEL).num_finished, 100  # all of them run at the same time
+        posted = pool.submit(post, api, [" ".join(DOCUMENTS)] * num_inputs)
+
+        def num_finished() -> int:
+            """Return 0 until all inputs are at the engine: it confirms them with its next vector."""
+            stats = stack.stats(MODEL)
+            finished = stats.num_finished - before
+            return finished if finished + stats.num_active + stats.num_waiting == num_inputs else 0
+
+        first = wait_until(num_finished, "the first has a vector")
+        wait_until(lambda: num_finished() > first, "the engine has confirmed all")
         stack.kill_stage(f"{MODEL}__engine")
         answer = posted.result()
     assert (answer.status, answer.error["code"]) in ((503, "model_not_ready"), (500, "engine_failed"))
