@@ -9,10 +9,11 @@ from typing import Any
 from build_engines.architecture import Architecture, LayerKind
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import read_config, whole_number
-from build_engines.config_architecture import architecture_of, class_of
+from build_engines.config_architecture import architecture_of
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError
 from build_engines.hub import HubReference, HubRepository, reference_of_address
+from build_engines.json_files import class_of
 from build_engines.listed_classes import check_listed
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.model_source import model_id_of

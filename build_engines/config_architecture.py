@@ -22,8 +22,10 @@ from build_engines.architecture import (
 )
 from build_engines.checkpoint import MAX_WHOLE_NUMBER, whole_number
 from build_engines.errors import UnsupportedCheckpoint
+from build_engines.json_files import class_of
 
-# Classes whose fields this module reads. Others have kinds of layers, or sizes for single layers, that it cannot read.
+# This module reads the fields of these classes. It cannot read the others: they have more kinds of layers, or sizes for
+# single layers.
 READ_CLASSES = frozenset(
     f"{name}For{task}"
     for task, names in {
@@ -62,11 +64,6 @@ _LETTERS = {  # of hybrid_override_pattern (Nemotron) and sliding_window_pattern
 }
 _TIED = ("Gemma", "Cohere")  # classes that tie their embeddings by default
 _UNGATED = "relu2"  # the activation of networks without a gate
-
-
-def class_of(whole: Mapping[str, Any]) -> str:
-    """Return the class of a model; `none` if config.json names none."""
-    return str((whole.get("architectures") or ["none"])[0])
 
 
 def architecture_of(config: Mapping[str, Any], whole: Mapping[str, Any]) -> Architecture:

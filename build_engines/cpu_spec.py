@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 CONVERTER = 6  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
-# A prompt is embedded in one step, whose memory grows with it; --context-window sets more.
+# One step embeds a whole prompt, and a longer prompt needs more memory. --context-window sets more.
 _MAX_EMBEDDED_TOKENS = 8192
 _OPTION_VALUES = {  # pattern and rule of a runtime's option; the others are whole numbers from 0
     "contexts": (r"0*[1-9]\d*", "a whole number from 1"),
@@ -181,9 +181,8 @@ class CpuSpec:
             if facts.pooling and given:
                 raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
         sampling = facts.sampling or self.sampling
-        write_text_files(
-            *(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format), _pair_template(checkpoint)
-        )
+        template = _pair_template(checkpoint)
+        write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format, template)
         context_window = _context_window(self, facts)
         sequence_memory = _write_model(self, checkpoint, folder, facts.pooling, context_window)
         return Contents(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BuildError(f"{path}: expected a JSON object")
     return value
+
+
+def class_of(config: Mapping[str, Any]) -> str:
+    """Return the class of a model; `none` if config.json names none."""
+    return str((config.get("architectures") or ["none"])[0])
 
 
 def read_json_list(path: Path) -> list[Any]:

@@ -28,7 +28,7 @@ from build_engines.hub import (
     reference_of_address,
     storage_of,
 )
-from build_engines.json_files import read_json
+from build_engines.json_files import class_of, read_json
 from build_engines.llama_cpp.gguf_header import PART_NAME, part_names
 from build_engines.llama_cpp.model_config import ARCHITECTURES, read_model
 from build_engines.llama_cpp.projector import ARCHITECTURES as IMAGE_ARCHITECTURES
@@ -332,7 +332,7 @@ def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
         BuildError: config.json is missing or malformed.
     """
     config, image_config = read_config(folder)
-    architecture = str(((image_config or config).get("architectures") or ["none"])[0])
+    architecture = class_of(image_config or config)
     if architecture not in _CONVERTED:
         return f"{architecture} is not converted"
     if "tokenizer.json" not in names:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.json_files import read_json
+from build_engines.json_files import class_of, read_json
 from build_engines.sentence_transformers import LOGIT_SCORE, PROMPTS, module_paths
 from model_repository.model_parameters import JUDGEMENTS
 
@@ -47,7 +47,7 @@ def read_scores(folder: Path, config: Mapping[str, Any]) -> Scores | None:
         UnsupportedCheckpoint: the model scores in another way; names the field.
         BuildError: a file is missing or malformed.
     """
-    architecture = (config.get("architectures") or [""])[0]
+    architecture = class_of(config)
     if architecture in CLASSIFIERS:
         problem = config.get("problem_type")
         if problem not in (None, "single_label_classification"):

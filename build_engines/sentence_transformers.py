@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.json_files import read_json, read_json_list
+from build_engines.json_files import class_of, read_json, read_json_list
 from model_repository.engine.runtime import Pooling
 
 MODULES = "modules.json"
@@ -30,7 +30,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         BuildError: a file is missing or malformed.
     """
     if not (folder / MODULES).is_file():
-        return Pooling.MEAN if (config.get("architectures") or [""])[0] in ENCODERS else None
+        return Pooling.MEAN if class_of(config) in ENCODERS else None
     path = f"{module_paths(folder).get('Pooling', '1_Pooling')}/config.json"
     modes = _modes(read_json(folder / path))
     if len(modes) != 1 or modes[0] not in _POOLINGS:

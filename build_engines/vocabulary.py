@@ -24,9 +24,7 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
         UnsupportedCheckpoint: neither byte-level BPE nor SentencePiece nor WordPiece.
     """
     model = description.get("model")
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    if isinstance(vocab, list):  # of a unigram model: each token with its score
-        vocab = {token: token_id for token_id, (token, _) in enumerate(vocab)}
+    vocab = vocab_of(model) if isinstance(model, dict) else None
     if not isinstance(vocab, dict) or not vocab:
         kind = model.get("type") if isinstance(model, dict) else model
         raise UnsupportedCheckpoint(f"tokenizer.json: model {kind}: expected a vocabulary")
@@ -40,6 +38,12 @@ def token_bytes(description: dict[str, Any], vocab_size: int, visible: Collectio
             is_text = not added["special"] or added["content"] in visible
             table[added["id"]] = to_bytes(added["content"]) if is_text else b""
     return table
+
+
+def vocab_of(model: Mapping[str, Any]) -> Any:
+    """Return the token ids of a tokenizer.json's `model` by token. A unigram model lists tokens with their scores."""
+    vocab = model.get("vocab")
+    return {token: token_id for token_id, (token, _) in enumerate(vocab)} if isinstance(vocab, list) else vocab
 
 
 def _token_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:

@@ -113,8 +113,8 @@ def read_gguf_facts(path: Path) -> GgufFacts:
 def _pooling(readers: tuple[gguf.GGUFReader, ...], path: Path, architecture: str) -> str:
     """Return how a model pools.
 
-    An encoder whose file does not say it scores if it has a classification head: llama.cpp's converter names no pooling
-    of cross-encoders. Otherwise it has the mean, as in sentence-transformers.
+    If the file of an encoder names no pooling, a classification head means that the model scores: llama.cpp's converter
+    names no pooling of cross-encoders. Without a head it has the mean, as in sentence-transformers.
     """
     pooling = _number(readers[0], path, f"{architecture}.pooling_type", gguf.PoolingType.NONE)
     if pooling == gguf.PoolingType.NONE:

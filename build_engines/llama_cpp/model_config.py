@@ -10,6 +10,7 @@ import gguf
 
 from build_engines.checkpoint import positive_number, require, whole_number
 from build_engines.errors import UnsupportedCheckpoint
+from build_engines.json_files import class_of
 from build_engines.llama_cpp.bert import BertConfig
 from build_engines.llama_cpp.rope import Rope
 from build_engines.scores import CLASSIFIERS, label_names
@@ -73,7 +74,7 @@ class ModelConfig:
             BuildError: a field is missing.
             UnsupportedCheckpoint: a field has an unsupported value; names the field.
         """
-        name = str((config.get("architectures") or ["none"])[0])
+        name = class_of(config)
         if name not in ARCHITECTURES:
             known = ", ".join((*ARCHITECTURES, *ENCODERS, *CLASSIFIERS))
             raise UnsupportedCheckpoint(f"architecture {name}: expected one of {known}")
@@ -134,7 +135,7 @@ def read_model(config: dict[str, Any]) -> ModelConfig | BertConfig:
     Raises:
         BuildError: as `ModelConfig.of`.
     """
-    architecture = (config.get("architectures") or ["none"])[0]
+    architecture = class_of(config)
     if architecture in CLASSIFIERS:
         return BertConfig.of(config, len(label_names(config)))
     return BertConfig.of(config) if architecture in ENCODERS else ModelConfig.of(config)

@@ -17,6 +17,7 @@ import gguf
 from build_engines.checkpoint import Checkpoint, read_chat_templates, whole_number
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.json_files import read_json
+from build_engines.vocabulary import vocab_of
 
 Keys = gguf.Keys.Tokenizer
 
@@ -33,9 +34,7 @@ _PRE_TOKENIZERS = {_WORDS % "{1,3}": "llama-bpe", _WORDS % "": "qwen2"}
 class GgufVocabulary:
     """The tokens of a model, one for each row of its embedding."""
 
-    kind: (
-        str  # llama.cpp's word: `gpt2` byte-level BPE, `llama` SentencePiece, `bert` WordPiece, `t5` its unigram model
-    )
+    kind: str  # llama.cpp's word: gpt2 is byte-level BPE, llama SentencePiece, bert WordPiece, t5 the unigram model
     tokens: list[str]
     types: list[gguf.TokenType]
     merges: list[str]  # two tokens separated by a space; the first merge goes first
@@ -98,12 +97,10 @@ class GgufVocabulary:
         writer.add_token_types(self.types)
         if self.kind == "gpt2":
             writer.add_token_merges(self.merges)
-        elif self.kind == "llama":
+        elif self.kind in ("llama", "t5"):
             writer.add_token_scores(self.scores)
             writer.add_add_space_prefix(self.has_space_prefix)
-        elif self.kind == "t5":
-            writer.add_token_scores(self.scores)
-            writer.add_add_space_prefix(self.has_space_prefix)
+        if self.kind == "t5":
             writer.add_remove_extra_whitespaces(True)
             if self.charsmap:
                 writer.add_array(Keys.PRECOMPILED_CHARSMAP, self.charsmap)
@@ -123,9 +120,7 @@ def _phantom(token: str, kind: gguf.TokenType) -> str:
 
 def _tokens(description: dict[str, Any], vocab_size: int) -> tuple[list[str], list[gguf.TokenType]]:
     """Return token and type of every row of the embedding."""
-    vocab = description["model"]["vocab"]
-    if isinstance(vocab, list):  # of a unigram model: each token with its score
-        vocab = {token: token_id for token_id, (token, _) in enumerate(vocab)}
+    vocab = vocab_of(description["model"])
     if max(vocab.values()) >= vocab_size:
         rule = f"config.json says vocab_size={vocab_size}"
         raise UnsupportedCheckpoint(f"tokenizer.json: the model has token {max(vocab.values())}; {rule}")

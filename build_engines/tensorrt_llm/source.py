@@ -11,9 +11,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from build_engines.checkpoint import Checkpoint
-from build_engines.config_architecture import READ_CLASSES, architecture_of, class_of
+from build_engines.config_architecture import READ_CLASSES, architecture_of
 from build_engines.errors import BuildError, UnsupportedCheckpoint
-from build_engines.json_files import read_json
+from build_engines.json_files import class_of, read_json
 from build_engines.model_entry import Family, ModelEntry, Precision
 from build_engines.tensorrt_llm.recipe import SourceFormat
 from build_engines.weight_files import INDEX_FILE, weight_files

@@ -66,7 +66,7 @@ async def answer_each(
     Args:
         place_of: returns the place of a prompt in the body, for the error of one.
     """
-    # A sender whose answer waits for memory begins no other.
+    # While an answer of a sender waits for memory, the sender begins no other.
     room = call.request.app[LARGE_ANSWERS].reserved(sender_of(call.request), 0)
     async with room, admitted_to(call, generations) as admitted:
         try:

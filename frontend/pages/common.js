@@ -107,7 +107,7 @@ export function samples(text) {
   return found;
 }
 
-/** Sums the samples of a name whose labels have these values; undefined: there is none. */
+/** Sums the samples that have this name and these labels; undefined: there is none. */
 export function total(found, name, labels = {}) {
   const fits = (sample) => Object.entries(labels).every(([label, value]) => sample.labels[label] === value);
   const values = found.filter((each) => each.name === name && fits(each)).map((each) => each.value);
@@ -128,6 +128,13 @@ export function kvTokens(found, model) {
 export function meter(label, text, share) {
   const bar = element("progress", { max: 1, value: Math.min(1, share || 0), "aria-label": label });
   return element("div", { className: "meter" }, element("span", { textContent: label }), element("span", { textContent: text }), bar);
+}
+
+/** A block of code with its language and a button that copies it. */
+export function codeBlock(language, text) {
+  const code = element("code", { textContent: text });
+  const head = element("div", { className: "code-head" }, language, copyButton(code));
+  return element("div", { className: "code" }, head, element("pre", { tabIndex: 0 }, code));
 }
 
 /** A button that copies the text of a node, or another form of it. */

@@ -6,10 +6,10 @@ const SHADES = [0.9, 0.6, 0.3, 0.1]; // the probabilities below which a token ha
 
 const percent = (logprob) => (logprob < Math.log(0.0005) ? "< 0.1 %" : `${shown(Math.exp(logprob) * 100, 1)} %`);
 
-/** A text in which blanks and line breaks can be seen. */
+/** A text with visible signs for blanks and line breaks. */
 const visible = (text) => (text.trim() === text && text ? text : text.replaceAll(" ", "·").replaceAll("\n", "↵") || "∅");
 
-/** Tokens as a row of spans, whose text has its line breaks. */
+/** Tokens as a row of spans. Line breaks in them are kept. */
 function spans(texts, className) {
   return texts.map((text, place) => {
     const span = element("span", { className: className(place), textContent: text.replaceAll("\n", "↵\n") || "∅" });
@@ -18,7 +18,7 @@ function spans(texts, className) {
   });
 }
 
-/** A row of tokens of which the pointer or the arrow keys choose one; `show` gets its place. */
+/** A row of tokens. The pointer or the arrow keys choose a token, and `show` gets its place. */
 function tokenRow(label, nodes, show) {
   const row = element("div", { className: "tokens", tabIndex: 0, role: "group", "aria-label": `${label}. The arrow keys choose a token.` }, ...nodes);
   let chosen = -1;

@@ -105,7 +105,7 @@ function endpointView(method, path, described) {
   return { details, fill, text: `${path} ${described.summary}`.toLowerCase() };
 }
 
-/** Shows the endpoints whose path has the text, and the others' fields that have it. */
+/** Shows each endpoint that has the text in its path, with all fields; of other endpoints, the fields that have it. */
 function filter(views, text) {
   for (const { details, fill, text: own } of views) {
     if (text) fill();

@@ -1,6 +1,6 @@
 // Markdown to DOM nodes. The text is a model's, so it is hostile: it only ever becomes text nodes of the elements made
 // here, links lead to http and https alone, and images are named, never loaded.
-import { copyButton, element } from "./common.js";
+import { codeBlock, element } from "./common.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
@@ -63,9 +63,7 @@ export function blocks(text, depth = 0) {
     if (mark) {
       const [, ...body] = takeWhile((next) => !next.trim().startsWith(mark));
       lines.shift();
-      const code = element("code", { textContent: body.join("\n") });
-      const head = element("div", { className: "code-head" }, language.trim() || "text", copyButton(code));
-      nodes.push(element("div", { className: "code" }, head, element("pre", { tabIndex: 0 }, code)));
+      nodes.push(codeBlock(language.trim() || "text", body.join("\n")));
     } else if (heading) {
       nodes.push(element(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2])));
     } else if (/^ *([-*_])( *\1){2,} *$/.test(line)) {

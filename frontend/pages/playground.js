@@ -1,5 +1,5 @@
 // The playground: a conversation with a model, and what the server knows about each answer.
-import { call, copyButton, element, events, find, json, kvTokens, meter, milliseconds, samples, shown } from "./common.js";
+import { call, codeBlock, copyButton, element, events, find, json, kvTokens, meter, milliseconds, samples, shown } from "./common.js";
 import { GrowingText } from "./markdown.js";
 import { promptView, timeView, tokenView } from "./details.js";
 
@@ -265,8 +265,8 @@ class AnswerView {
       ["Time", this.timing && (() => timeView(this.timing, this.seenAt - this.startedAt))],
       ["Tokens", this.tokens.length && (() => tokenView(this.tokens))],
       ["Prompt", () => promptView(this.body, this.usage?.prompt_tokens_details.cached_tokens ?? 0)],
-      ["curl", () => codeView("curl", curl(this.body))],
-      ["Python", () => codeView("Python", python(this.body))],
+      ["curl", () => codeBlock("curl", curl(this.body))],
+      ["Python", () => codeBlock("Python", python(this.body))],
     ].filter(([, make]) => make);
     const panel = element("div", { className: "panel", hidden: true });
     const buttons = sections.map(([label, make]) => {
@@ -310,12 +310,6 @@ class AnswerView {
 }
 
 // --- copies of the request -------------------------------------------------------------------------------------------
-
-function codeView(language, text) {
-  const code = element("code", { textContent: text });
-  const head = element("div", { className: "code-head" }, language, copyButton(code));
-  return element("div", { className: "code" }, head, element("pre", { tabIndex: 0 }, code));
-}
 
 const root = () => new URL("v1", document.baseURI).href;
 

@@ -431,24 +431,20 @@ class EmbeddingUsage(TypedDict):
     total_tokens: int
 
 
-class EmbeddingList(TypedDict):
+class EncoderAnswer(TypedDict):
+    """The fields that all answers without a completion have."""
+
+    id: str
+    model: str
+    service_tier: NotRequired[ServiceTier]  # if the request has one
+    usage: EmbeddingUsage
+
+
+class EmbeddingList(EncoderAnswer):
     """The answer of /v1/embeddings, in the order of the inputs."""
 
-    id: str
     object: Literal["list"]
     data: list[Embedding]
-    model: str
-    service_tier: NotRequired[ServiceTier]  # if the request has one
-    usage: EmbeddingUsage
-
-
-class ScoringAnswer(TypedDict):
-    """The part that the answers of models that score share."""
-
-    id: str
-    model: str
-    service_tier: NotRequired[ServiceTier]  # if the request has one
-    usage: EmbeddingUsage
 
 
 class RankedText(TypedDict):
@@ -465,7 +461,7 @@ class RankedDocument(TypedDict):
     document: NotRequired[RankedText]  # with return_documents
 
 
-class Ranking(ScoringAnswer):
+class Ranking(EncoderAnswer):
     """The answer of /v1/rerank, the best document first."""
 
     results: list[RankedDocument]
@@ -479,7 +475,7 @@ class Score(TypedDict):
     score: float
 
 
-class Scores(ScoringAnswer):
+class Scores(EncoderAnswer):
     """The answer of /v1/score, in the order of the pairs."""
 
     object: Literal["list"]
@@ -496,7 +492,7 @@ class Classification(TypedDict):
     num_classes: int
 
 
-class Classifications(ScoringAnswer):
+class Classifications(EncoderAnswer):
     """The answer of /v1/classify, in the order of the inputs."""
 
     object: Literal["list"]

@@ -33,12 +33,14 @@ _OF_EMBEDDINGS: Peers = {
 }
 
 
-def not_too_long(inputs: list[Prompt]) -> list[Prompt]:
-    """Return inputs that together have at most MAX_CHARS characters."""
+def _not_too_long(inputs: list[Prompt]) -> list[Prompt]:
     num_chars = sum(len(each) for each in inputs if isinstance(each, str))
     if num_chars > MAX_CHARS:
         raise PydanticCustomError("too_long", f"{num_chars} characters together are more than {MAX_CHARS}")
     return inputs
+
+
+Inputs = Annotated[list[Prompt], prompts_of(MAX_INPUTS), AfterValidator(_not_too_long)]
 
 
 class EncoderBody(QueuedBody):
@@ -72,10 +74,7 @@ class EmbeddingRequest(EncoderBody):
     instead: ClassVar[Mapping[str, str]] = {**EncoderBody.instead, **instead_of(_OF_EMBEDDINGS)}
 
     input: Annotated[
-        list[Prompt],
-        prompts_of(MAX_INPUTS),
-        AfterValidator(not_too_long),
-        Field(description="a text, a list of token ids, or a list of one of these; each gets a vector"),
+        Inputs, Field(description="a text, a list of token ids, or a list of one of these; each gets a vector")
     ]
     dimensions: Annotated[
         int | None,

@@ -83,7 +83,7 @@ class StreamOptions(Body):
 
 
 def as_list(value: Any) -> Any:
-    """Return a text as a list of it, and any other value as it is."""
+    """Return a list with the text. Other values stay as they are."""
     return [value] if isinstance(value, str) else value
 
 

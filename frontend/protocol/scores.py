@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Peers, broken_rule, declared, instead_of, refused_of
-from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, not_too_long
+from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, Inputs
 from frontend.protocol.fields import as_list
-from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
 
 _OF_PEERS: Peers = {"activation": ("use_activation", ()), "softmax": ("use_activation", ())}
@@ -148,10 +147,7 @@ class ClassifyRequest(ScoringBody):
     instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_CLASSIFY)}
 
     input: Annotated[
-        list[Prompt],
-        prompts_of(MAX_INPUTS),
-        AfterValidator(not_too_long),
-        Field(description="a text, a list of token ids, or a list of one of these; each gets a label"),
+        Inputs, Field(description="a text, a list of token ids, or a list of one of these; each gets a label")
     ]
 
 

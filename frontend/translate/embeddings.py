@@ -12,8 +12,8 @@ import orjson
 from msgspec.structs import replace
 
 from frontend.errors import UnsupportedValue
-from frontend.protocol.answers import Embedding, EmbeddingList, EmbeddingUsage
-from frontend.protocol.embeddings import EmbeddingRequest
+from frontend.protocol.answers import Embedding, EmbeddingList, EncoderAnswer
+from frontend.protocol.embeddings import EmbeddingRequest, EncoderBody
 from frontend.protocol.scores import ClassifyRequest
 from frontend.translate.reply import WholeReply
 from frontend.translate.requests import check_prompt_size
@@ -69,10 +69,31 @@ def place_of(field: str, values: Sequence[object], index: int) -> str:
     return f"{field}[{index}]" if len(values) > 1 else field
 
 
-def token_usage(chunks: Sequence[GenerationChunk]) -> EmbeddingUsage:
-    """Return the token counts of all prompts together."""
-    num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
-    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+class EncoderReply[Request: EncoderBody](WholeReply):
+    """Writes the answer to one request without a completion.
+
+    Args:
+        prefix: of the answer's id.
+    """
+
+    num_per_prompt = 1
+
+    def __init__(self, body: Request, name: ModelName, prefix: str) -> None:
+        self.id = f"{prefix}-{secrets.token_hex(16)}"
+        self._body = body
+        self._name = name
+
+    def _shared(self, chunks: Sequence[GenerationChunk]) -> EncoderAnswer:
+        """Return the fields that all answers have, with the token counts of all prompts together."""
+        num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
+        answer: EncoderAnswer = {
+            "id": self.id,
+            "model": self._name.requested,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        if (tier := self._body.tier()) is not None:
+            answer["service_tier"] = tier
+        return answer
 
 
 def _check_dimensions(dimensions: int | None, name: ModelName) -> None:
@@ -82,15 +103,11 @@ def _check_dimensions(dimensions: int | None, name: ModelName) -> None:
         raise UnsupportedValue(f"dimensions={dimensions}: {rule}", param="dimensions")
 
 
-class EmbeddingReply(WholeReply):
+class EmbeddingReply(EncoderReply[EmbeddingRequest]):
     """Writes the answer to one embeddings request."""
 
-    num_per_prompt = 1
-
     def __init__(self, body: EmbeddingRequest, name: ModelName) -> None:
-        self.id = f"embd-{secrets.token_hex(16)}"
-        self._body = body
-        self._name = name
+        super().__init__(body, name, "embd")
 
     def kept(self, chunk: GenerationChunk) -> GenerationChunk:
         """Return a chunk with its vector as JSON.
@@ -106,16 +123,7 @@ class EmbeddingReply(WholeReply):
             {"object": "embedding", "index": index, "embedding": orjson.Fragment(chunk.embedding or b"")}
             for index, chunk in enumerate(chunks)
         ]
-        answer: EmbeddingList = {
-            "id": self.id,
-            "object": "list",
-            "data": data,
-            "model": self._name.requested,
-            "usage": token_usage(chunks),
-        }
-        if (tier := self._body.tier()) is not None:
-            answer["service_tier"] = tier
-        return answer
+        return {**self._shared(chunks), "object": "list", "data": data}
 
     def _written(self, embedding: bytes | None) -> bytes:
         """Return the JSON of a vector as the client wants it; a number has as many digits as its type needs."""
@@ -131,6 +139,6 @@ class EmbeddingReply(WholeReply):
         if length > len(vector) or (is_whole_only and length < len(vector)):
             rule = f"the vectors of {self._name.requested} have {len(vector)} values"
             if is_whole_only:
-                rule += ", of which no part could stand for the whole (no Matryoshka training)"
+                rule += ", always: the model has no Matryoshka training"
             raise UnsupportedValue(f"dimensions={length}: {rule}", param="dimensions")
         return vector[:length] / (np.linalg.norm(vector[:length]) or 1.0)

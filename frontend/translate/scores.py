@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 
@@ -17,11 +16,9 @@ from frontend.protocol.answers import (
     Ranking,
     Score,
     Scores,
-    ScoringAnswer,
 )
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest, ScoringBody
-from frontend.translate.embeddings import inputs_to_requests, place_of, prompt_to_request, token_usage
-from frontend.translate.reply import WholeReply
+from frontend.translate.embeddings import EncoderReply, inputs_to_requests, place_of, prompt_to_request
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
@@ -78,19 +75,9 @@ def place_of_longer(body: RerankRequest | ScoreRequest, pair: tuple[str, str], i
     return place_of("text_1", body.text_1, index) if is_first else place_of("text_2", body.text_2, index)
 
 
-class _Reply[Request: ScoringBody](WholeReply):
-    num_per_prompt = 1
-
+class _Reply[Request: ScoringBody](EncoderReply[Request]):
     def __init__(self, body: Request, name: ModelName) -> None:
-        self.id = f"score-{secrets.token_hex(16)}"
-        self._body = body
-        self._name = name
-
-    def _shared(self, chunks: Sequence[GenerationChunk]) -> ScoringAnswer:
-        answer: ScoringAnswer = {"id": self.id, "model": self._name.requested, "usage": token_usage(chunks)}
-        if (tier := self._body.tier()) is not None:
-            answer["service_tier"] = tier
-        return answer
+        super().__init__(body, name, "score")
 
     def _scores(self, chunks: Sequence[GenerationChunk]) -> list[float]:
         return [_score(_numbers(chunk), has_activation=self._body.has_activation) for chunk in chunks]

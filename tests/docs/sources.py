@@ -1,4 +1,4 @@
-"""The text of the product's code, in which messages and names are looked up."""
+"""The text of the product's code. Tests look for messages and names in it."""
 
 from __future__ import annotations
 

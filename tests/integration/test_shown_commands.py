@@ -45,7 +45,7 @@ def shown_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture
 def folder(shown_server: Stack, tmp_path: Path) -> Path:
-    """A folder like a clone's, whose `conch chat` talks to the running server."""
+    """A folder like a clone's. Its `conch chat` talks to the running server."""
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
     frontend = f'exec "{sys.executable}" -P -m frontend'

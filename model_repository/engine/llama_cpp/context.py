@@ -76,6 +76,11 @@ def embedding_windows(config: EngineConfig) -> list[int]:
     return [min(window, MAX_STEP_TOKENS)] * num_contexts(config) + [window] * (window > MAX_STEP_TOKENS)
 
 
+def has_probabilities(model: llama.LlamaModel, config: EngineConfig) -> bool:
+    """Whether llama.cpp makes probabilities of a model's scores. These scores are the last token's."""
+    return config.pooling == Pooling.RANK and model.meta_val_str("general.architecture") in WITH_SOFTMAX
+
+
 def embedding_params(model: llama.LlamaModel, config: EngineConfig, window: int) -> llama.LlamaContextParams:
     """Return the parameters of a context that embeds up to `max_sequences` prompts in a step, none above `window`."""
     params, pooling = llama.LlamaContextParams(), Pooling(config.pooling)
@@ -84,11 +89,11 @@ def embedding_params(model: llama.LlamaModel, config: EngineConfig, window: int)
     params.n_seq_max = config.max_sequences
     params.n_ctx = params.n_batch = max(window, MAX_STEP_TOKENS)
     params.kv_unified = True  # the prompts of a step share the tokens: they differ in length
-    # llama.cpp computes a prompt at once, except for the last vector of a model whose tokens see only earlier ones.
+    # llama.cpp computes a prompt at once. It may compute it in pieces if each token sees earlier ones only, and if the
+    # result is the last token's.
     keys = model.metadata()
-    architecture = keys["general.architecture"]
-    is_causal = keys.get(f"{architecture}.attention.causal") != "false"
-    is_last = pooling == Pooling.LAST or (pooling == Pooling.RANK and architecture in WITH_SOFTMAX)
+    is_causal = keys.get(f"{keys['general.architecture']}.attention.causal") != "false"
+    is_last = pooling == Pooling.LAST or has_probabilities(model, config)
     params.n_ubatch = MAX_STEP_TOKENS if is_causal and is_last else params.n_batch
     # Without flash attention, which sums in f16, memory grows with the square: 12 heads and 8192 tokens take 3.4 GB.
     _set_precision(params, is_f32=config.precision == "f32" and params.n_ubatch <= MAX_STEP_TOKENS)

@@ -19,6 +19,7 @@ from model_repository.engine.llama_cpp.context import (
     StepContext,
     embedding_params,
     embedding_windows,
+    has_probabilities,
     let_finish,
     model_path,
     num_threads_of,
@@ -26,7 +27,7 @@ from model_repository.engine.llama_cpp.context import (
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import WITH_SOFTMAX, EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, Unsupported
 
 type _Vector = npt.NDArray[np.float64]
@@ -128,8 +129,7 @@ class LlamaCppEncoder:
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
-        architecture = self._model.meta_val_str("general.architecture")
-        self._has_probabilities = config.pooling == Pooling.RANK and architecture in WITH_SOFTMAX
+        self._has_probabilities = has_probabilities(self._model, config)
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
         self._signed_s = 0.0  # up to then, all computing contexts have given signs of life to the engine
@@ -171,7 +171,7 @@ class LlamaCppEncoder:
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
 
     def _next_computed(self) -> _Context | None:
-        """Wait for the first context to finish. Messages, of which each left a None, and time end the wait."""
+        """Wait for the first context to finish, until a message comes or time is over. Each message has left a None."""
         with contextlib.suppress(queue.Empty):
             context = self._computed.get(timeout=_WAIT_S)
             while context is None:

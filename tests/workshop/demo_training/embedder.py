@@ -1,4 +1,4 @@
-"""Train the demo embedder on a CPU: a small BERT whose vectors of texts that belong together are near.
+"""Train the demo embedder on a CPU. It is a small BERT, which gives near vectors to texts that belong together.
 
 Usage: python -m tests.workshop.demo_training.embedder
 

@@ -50,7 +50,7 @@ def n_grams(texts: Sequence[str]) -> Vectors:
 
 
 def recall(embed_texts: Embed, queries: Sequence[str], texts: Sequence[str], is_right: IsRight) -> float:
-    """Return the share of the queries whose nearest text is right."""
+    """Return the share of the queries that are nearest to their right text."""
     vectors = embed_texts([*queries, *texts])
     nearest = (vectors[: len(queries)] @ vectors[len(queries) :].T).argmax(axis=1)
     return float(np.mean([is_right(query, int(text)) for query, text in enumerate(nearest)]))

@@ -143,7 +143,7 @@ def _of_text(rng: random.Random) -> tuple[str, str]:
 
 
 def _of_any_words(rng: random.Random) -> tuple[str, str]:
-    """Draw words of no sentence, and some of them again: unknown texts are near if they share words."""
+    """Draw words that form no sentence, and a second text with some of them: texts are near if they share words."""
     words = [made_up_word(rng) if rng.random() < 0.5 else rng.choice(VOCABULARY) for _ in range(rng.randint(2, 10))]
     return " ".join(words), " ".join(rng.sample(words, rng.randint((len(words) + 1) // 2, len(words))))
 

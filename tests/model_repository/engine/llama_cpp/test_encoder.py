@@ -76,7 +76,7 @@ def test_prompts_of_unlike_lengths_share_a_step(
 
 @pytest.fixture
 def short_steps(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LlamaCppEncoder]]:
-    """Makes an encoder whose steps have at most 32 tokens."""
+    """Makes an encoder that computes at most 32 tokens in a step."""
     with ExitStack() as stack:
 
         def make(num_threads: int) -> LlamaCppEncoder:
