@@ -108,8 +108,7 @@ class ServerFactory:
             arguments = ["bench/minilm", "--checkpoint", str(real_embedder())]
         elif setup.weights == "random":
             arguments = ["bench/large", "--checkpoint", str(self._large_checkpoint()), "--precision", setup.precision]
-        output = _build_engines("build", *arguments, "--home", str(self.state_dir))
-        return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
+        return build(self.state_dir, *arguments)
 
     def _tokenizer_checkpoint(self, setup: Setup) -> Path:
         """Return a checkpoint for engines that compute nothing."""
@@ -137,38 +136,26 @@ class ServerFactory:
         return path
 
     def _repository(self, artifacts: Sequence[Path], setup: Setup) -> Path:
-        repository = self.state_dir / f"repository-{next(self._numbers)}"
         options = ["--max-sequences", str(setup.max_sequences), "--num-threads", str(self.num_threads)]
         options += ["--speculative", setup.speculative] if setup.speculative else []
-        _build_engines("render", *map(str, artifacts), "--repository", str(repository), *options)
-        return repository
+        return render(self.state_dir / f"repository-{next(self._numbers)}", artifacts, *options)
 
     @contextmanager
     def _ours(self, repository: Path, artifact_dir: Path, setup: Setup) -> Iterator[Server]:
-        port, grpc_port = free_port(), free_port()
-        command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--port={port}"]
-        command += [f"--triton-grpc-port={grpc_port}", "--triton-metrics-port=0", f"--workers={setup.num_workers}"]
-        command += [f"--home={self.state_dir / 'serve'}", f"--max-in-flight={setup.max_in_flight}"]
-        with (
-            self.log_path.open("a") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
-        ):
-            assert process.stdout is not None
-            try:
-                if not any(line.startswith("Ready: ") for line in process.stdout):
-                    raise StartError(f"the server did not start; see {self.log_path}")
-                token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
-                yield Server(
-                    target=Target(
-                        url=f"http://{ADDRESS}:{port}",
-                        model=Manifest.load(artifact_dir).model_id,
-                        token_ends=token_ends,
-                    ),
-                    processes=Processes({"serve": process.pid}),
-                    grpc_endpoint=f"{ADDRESS}:{grpc_port}",
-                )
-            finally:
-                process.terminate()
+        options = [f"--workers={setup.num_workers}", f"--home={self.state_dir / 'serve'}"]
+        options += [f"--max-in-flight={setup.max_in_flight}"]
+        grpc_port = free_port()
+        with serving(repository, self.log_path, *options, grpc_port=grpc_port) as (port, processes):
+            token_ends = _synthetic_token_ends(artifact_dir) if setup.runtime == "synthetic" else ()
+            yield Server(
+                target=Target(
+                    url=f"http://{ADDRESS}:{port}",
+                    model=Manifest.load(artifact_dir).model_id,
+                    token_ends=token_ends,
+                ),
+                processes=processes,
+                grpc_endpoint=f"{ADDRESS}:{grpc_port}",
+            )
 
     @contextmanager
     def _dynamo(self, setup: Setup) -> Iterator[Server]:
@@ -208,6 +195,44 @@ class ServerFactory:
             finally:
                 process.stdin.close()
                 process.terminate()
+
+
+@contextmanager
+def serving(repository: Path, log_path: Path, *options: str, grpc_port: int = 0) -> Iterator[tuple[int, Processes]]:
+    """Serve a repository until the end of the block; yield the port and the processes.
+
+    Args:
+        grpc_port: of Triton; 0: any.
+
+    Raises:
+        StartError: the server did not start.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "frontend", "serve", f"--repository={repository}", f"--port={port}"]
+    command += [f"--triton-grpc-port={grpc_port}", "--triton-metrics-port=0", *options]
+    with (
+        log_path.open("a") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            if not any(line.startswith("Ready: ") for line in process.stdout):
+                raise StartError(f"the server did not start; see {log_path}")
+            yield port, Processes({"serve": process.pid})
+        finally:
+            process.terminate()
+
+
+def build(state_dir: Path, *arguments: str) -> Path:
+    """Return the artifact that `build` makes, or finds, in a folder."""
+    output = _build_engines("build", *arguments, "--home", str(state_dir))
+    return Path(next(line.split(maxsplit=1)[1] for line in output.splitlines() if line.startswith("artifact")))
+
+
+def render(repository: Path, artifacts: Sequence[Path], *options: str) -> Path:
+    """Render a repository into its folder, and return the folder."""
+    _build_engines("render", *map(str, artifacts), "--repository", str(repository), *options)
+    return repository
 
 
 def _build_engines(*arguments: str) -> str:
