@@ -20,9 +20,8 @@ from frontend.endpoints import ENDPOINTS
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
-from frontend.handlers.generation import LARGE_ANSWERS, MAX_ANSWER_BYTES
 from frontend.handlers.image_urls import image_fetcher
-from frontend.handlers.shared_memory import SharedMemory
+from frontend.handlers.large_answers import LARGE_ANSWERS, LargeAnswers
 from frontend.reference.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
@@ -81,7 +80,7 @@ def create_app(
     app[SETTINGS], app[IS_PUBLIC] = settings, True
     app[SENDER_LOCKS] = WeakValueDictionary()
     app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
-    app[LARGE_ANSWERS] = SharedMemory(2 * MAX_ANSWER_BYTES, MAX_ANSWER_BYTES, "answers that are not read yet")
+    app[LARGE_ANSWERS] = LargeAnswers()
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
@@ -143,6 +142,8 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
             facts.error_code = CLIENT_CLOSED
         if facts.num_reserved_bytes:
             request.app[LARGE_BODIES].release(sender_of(request), facts.num_reserved_bytes)
+        if facts.num_answer_bytes:
+            request.app[LARGE_ANSWERS].release(sender_of(request), facts.num_answer_bytes)
         observer.end_request(request, status)
 
 

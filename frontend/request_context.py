@@ -119,6 +119,8 @@ class RequestFacts:
     started_at: float  # time.monotonic()
     num_body_bytes: int = 0
     num_reserved_bytes: int = 0  # its share of the memory for large bodies
+    num_answer_bytes: int = 0  # its share of the memory for large answers
+    num_kept_bytes: int = 0  # of its answer so far
     id: str = "-"  # the completion's
     model: str = "-"  # the name that the client used
     served_model: str = "unknown"  # the model's id

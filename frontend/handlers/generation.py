@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,8 @@ from frontend.errors import GenerationTimeout, InvalidRequest
 from frontend.fan_out import Stream, merged
 from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.call import Call
-from frontend.handlers.shared_memory import SharedMemory
+from frontend.handlers.large_answers import LARGE_ANSWERS
+from frontend.json_pieces import json_slices
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -22,17 +23,12 @@ from frontend.request_context import (
     SETTINGS,
     TRITON,
     Admitted,
-    json_response,
-    sender_of,
 )
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
-from frontend.translate.reply import WholeReply
+from frontend.translate.reply import Event, WholeReply
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
-
-MAX_ANSWER_BYTES = 2**27  # an answer counts as at most so many: 2,048 vectors of 4,096 numbers have 107 MB
-LARGE_ANSWERS: web.AppKey[SharedMemory] = web.AppKey("large_answers")  # those of more than LARGE_BYTES, not yet read
 
 
 @asynccontextmanager
@@ -41,6 +37,8 @@ async def admitted_to(
 ) -> AsyncIterator[Admitted]:
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
+    The memory of its answer is reserved first: a place of the model does not wait for readers.
+
     Raises:
         APIError: the model is full or not ready, or the key has reached a limit.
     """
@@ -48,6 +46,7 @@ async def admitted_to(
     triton, limits = request.app[TRITON], request.app.get(LIMITS)
     triton.require_available(model_id)
     with request.app[OBSERVER].in_flight(model_id):
+        await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
         if limits is None:
             yield Admitted(
                 generations,
@@ -66,9 +65,7 @@ async def answer_each(
     Args:
         place_of: returns the place of a prompt in the body, for the error of one.
     """
-    # While an answer of a sender waits for memory, the sender begins no other.
-    room = call.request.app[LARGE_ANSWERS].reserved(sender_of(call.request), 0)
-    async with room, admitted_to(call, generations) as admitted:
+    async with admitted_to(call, generations) as admitted:
         try:
             return await Generation(call, admitted, reply).whole()
         except InvalidRequest as exc:
@@ -81,6 +78,7 @@ class Generation[Writer: WholeReply]:
 
     def __init__(self, call: Call[Any], admitted: Admitted, reply: Writer) -> None:
         self._request = call.request
+        self._name = call.name
         self._headers = call.headers
         self._admitted = admitted
         self._reply = reply
@@ -95,35 +93,40 @@ class Generation[Writer: WholeReply]:
         """Answer with the only chunk of each completion, in the order of the request.
 
         Raises:
-            Overloaded: the sender does not read its earlier answers.
+            Overloaded: the answer is larger than expected, and the memory of its sender is full.
         """
-        return await self._written(await self._whole())
+        body = await self._whole()
+        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
+        headers = {**self._headers, "Server-Timing": timing}
+        slices = json_slices(body, LARGE_BYTES)
+        first = next(slices)
+        if len(first) < LARGE_BYTES:
+            return web.Response(body=first, headers=headers, content_type="application/json")
+        return await self._written(first, slices, headers)
 
-    async def _whole(self) -> web.Response:
+    async def _whole(self) -> Event:
         collected: dict[int, GenerationChunk] = {}
+        memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
         async with self._within_time(), self._chunks() as chunks:
             async for index, chunk in chunks:
                 self._record.add(index, chunk)
-                collected[index] = self._reply.kept(chunk)
-        num_completions = len(self._record.completions)
+                memory.count(self._request, self._name, chunk)
+                collected[index] = self._reply.kept(index, chunk)
+                if num_completions > 1:
+                    await asyncio.sleep(0)
         assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
-        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
-        body = self._reply.whole([collected[index] for index in range(num_completions)])
-        return json_response(body, headers={**self._headers, "Server-Timing": timing})
+        return self._reply.whole([collected[index] for index in range(num_completions)])
 
-    async def _written(self, answer: web.Response) -> web.StreamResponse:
-        """Write a large answer as a part of its request: until it is read, it holds memory of its sender."""
-        assert isinstance(answer.body, bytes)
-        if (num_bytes := len(answer.body)) <= LARGE_BYTES:
-            return answer
-        request, written = self._request, web.StreamResponse(headers=answer.headers)
-        written.content_length = num_bytes
+    async def _written(self, first: bytes, slices: Iterator[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
+        """Write a large answer while it is made, as a part of its request."""
+        request, written = self._request, web.StreamResponse(headers=headers)
+        written.content_type = "application/json"
         try:
-            async with request.app[LARGE_ANSWERS].reserved(sender_of(request), min(num_bytes, MAX_ANSWER_BYTES)):
-                await written.prepare(request)
-                for start in range(0, num_bytes, LARGE_BYTES):  # aiohttp would copy the whole
-                    await written.write(answer.body[start : start + LARGE_BYTES])
-                await written.write_eof()
+            await written.prepare(request)
+            await _write(written, first)
+            async for each in request.app[LARGE_ANSWERS].in_turn(request, slices):
+                await _write(written, each)
+            await written.write_eof()
         except ConnectionResetError:
             self._facts.error_code = CLIENT_CLOSED
         return written
@@ -144,3 +147,8 @@ class Generation[Writer: WholeReply]:
             if not limit.expired():
                 raise
             raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
+
+
+async def _write(response: web.StreamResponse, made: bytes) -> None:
+    for start in range(0, len(made), LARGE_BYTES):  # aiohttp would copy the whole
+        await response.write(made[start : start + LARGE_BYTES])

@@ -45,8 +45,18 @@ class SharedMemory:
                 self.release(sender, num_bytes)
             self._grant()
             if isinstance(exc, TimeoutError):
-                raise Overloaded(f"The server's memory for {self._purpose} is full.") from exc
+                raise self._full() from exc
             raise
+
+    def grow(self, sender: str, num_bytes: int) -> None:
+        """Get more memory at once, before those that wait.
+
+        Raises:
+            Overloaded: there is none. To wait for it, with memory, could be for ever.
+        """
+        if not self._fits(sender, num_bytes):
+            raise self._full()
+        self._hold(sender, num_bytes)
 
     def release(self, sender: str, num_bytes: int) -> None:
         """Free memory."""
@@ -72,11 +82,20 @@ class SharedMemory:
         """Give free memory to those that wait."""
         are_behind: set[str] = set()  # senders that wait for an earlier piece
         for granted, (sender, num_bytes) in list(self._waiting.items()):
-            num_kept = self._kept_bytes if self._held[sender] else 0
-            if granted.cancelled() or sender in are_behind or self._num_free_bytes - num_bytes < num_kept:
+            if granted.cancelled() or sender in are_behind or not self._fits(sender, num_bytes):
                 are_behind.add(sender)
                 continue
             del self._waiting[granted]
-            self._num_free_bytes -= num_bytes
-            self._held[sender] += num_bytes
+            self._hold(sender, num_bytes)
             granted.set_result(None)
+
+    def _fits(self, sender: str, num_bytes: int) -> bool:
+        num_kept = self._kept_bytes if self._held[sender] else 0
+        return self._num_free_bytes - num_bytes >= num_kept
+
+    def _hold(self, sender: str, num_bytes: int) -> None:
+        self._num_free_bytes -= num_bytes
+        self._held[sender] += num_bytes
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"The server's memory for {self._purpose} is full.")

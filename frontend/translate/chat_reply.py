@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec.structs
 
+from frontend.json_pieces import lazy_list
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, OutputDelta, ReasoningDelta, TextDelta
 from frontend.protocol.answers import (
     AssistantMessage,
@@ -114,7 +117,7 @@ class ChatReply(Reply):
             "created": self._created,
             "model": self._name.requested,
             "system_fingerprint": self._name.model.parameters.fingerprint,
-            "choices": [self._whole_choice(index, chunk) for index, chunk in enumerate(chunks)],
+            "choices": lazy_list(lambda: itertools.starmap(self._whole_choice, enumerate(chunks))),
             "usage": total_usage(usages, len(chunks)),
         }
         if self._service_tier is not None:
@@ -140,7 +143,9 @@ class ChatReply(Reply):
         return whole
 
     def _logprobs(self, chunk: GenerationChunk) -> ChatLogprobs:
-        return chat_logprobs(chunk.logprobs, has_ids=self._names_ids, is_whole=self._has_token_ids or self._names_ids)
+        is_whole = self._has_token_ids or self._names_ids
+        tokens = partial(chat_logprobs, chunk.logprobs, has_ids=self._names_ids, is_whole=is_whole)
+        return {"content": lazy_list(tokens), "refusal": None}
 
     def _message(self, deltas: Sequence[Delta]) -> AssistantMessage:
         content = "".join(delta.get("content", "") for delta in deltas)

@@ -41,6 +41,7 @@ class CompletionReply(Reply):
         self._writers = [
             CompletionLogprobsWriter(each, has_ids=has_ids) for each in num_chars for _ in range(self.num_per_prompt)
         ]
+        self._means: dict[int, float] = {}  # mean log probability of each completion that may be left out
         self._num_running = len(completion.prompt) * self.num_per_prompt
         options = completion.stream_options
         self._is_padded = options is not None and bool(options.include_obfuscation)
@@ -85,25 +86,31 @@ class CompletionReply(Reply):
             events[-1]["timing"] = timing(self.record)
         return events
 
+    def kept(self, index: int, chunk: GenerationChunk) -> GenerationChunk:
+        """Note the rank of a completion that may be left out."""
+        if self.num_per_prompt > self._num_chosen:
+            self._means[index] = mean_logprob(chunk)
+        return chunk
+
     def whole(self, chunks: Sequence[GenerationChunk]) -> TextCompletion:
         """Return the answer without a stream, from one chunk for each completion."""
         choices: list[CompletionChoice] = []
         for start in range(0, len(chunks), self.num_per_prompt):
-            scores = prompt_logprobs(chunks[start].prompt_logprobs)
-            for index in self._chosen(chunks, start):
+            scores = chunks[start].prompt_logprobs
+            for index in self._chosen(start):
                 choices.append(self._choice(len(choices), index, chunks[index]))
                 if scores:
-                    choices[-1]["prompt_logprobs"] = scores
+                    choices[-1]["prompt_logprobs"] = prompt_logprobs(scores)
         self._usages = {index: chunk.usage for index, chunk in enumerate(chunks) if chunk.usage is not None}
         completion = self._completion(choices)
         completion["usage"] = self._usage()
         return completion
 
-    def _chosen(self, chunks: Sequence[GenerationChunk], start: int) -> list[int]:
+    def _chosen(self, start: int) -> list[int]:
         """Return the numbers of a prompt's completions in the answer: the best ones with `best_of`, else all."""
         drawn = list(range(start, start + self.num_per_prompt))
         if self.num_per_prompt > self._num_chosen:
-            drawn.sort(key=lambda index: mean_logprob(chunks[index]), reverse=True)
+            drawn.sort(key=self._means.__getitem__, reverse=True)
         return drawn[: self._num_chosen]
 
     def _choice(self, index: int, drawn: int, chunk: GenerationChunk) -> CompletionChoice:

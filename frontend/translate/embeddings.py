@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import secrets
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ import orjson
 from msgspec.structs import replace
 
 from frontend.errors import UnsupportedValue
+from frontend.json_pieces import lazy_list
 from frontend.protocol.answers import Embedding, EmbeddingList, EncoderAnswer
 from frontend.protocol.embeddings import EmbeddingRequest, EncoderBody
 from frontend.protocol.scores import ClassifyRequest
@@ -109,30 +111,31 @@ class EmbeddingReply(EncoderReply[EmbeddingRequest]):
     def __init__(self, body: EmbeddingRequest, name: ModelName) -> None:
         super().__init__(body, name, "embd")
 
-    def kept(self, chunk: GenerationChunk) -> GenerationChunk:
-        """Return a chunk with its vector as JSON.
+    def kept(self, index: int, chunk: GenerationChunk) -> GenerationChunk:
+        """Return a chunk with its vector in the length that the client wants.
 
         Raises:
             UnsupportedValue: the model's vectors are shorter than wanted, or cannot be cut.
         """
-        return replace(chunk, embedding=self._written(chunk.embedding))
+        assert chunk.embedding is not None, "a model that embeds ends with a vector or an error"
+        if self._body.dimensions is None:
+            return chunk
+        vector = self._shortened(np.frombuffer(chunk.embedding, "<f4"), self._body.dimensions)
+        return replace(chunk, embedding=vector.tobytes())
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> EmbeddingList:
         """Return the vectors in the order of the inputs."""
-        data: list[Embedding] = [
-            {"object": "embedding", "index": index, "embedding": orjson.Fragment(chunk.embedding or b"")}
-            for index, chunk in enumerate(chunks)
-        ]
+        data = lazy_list(lambda: itertools.starmap(self._written, enumerate(chunks)))
         return {**self._shared(chunks), "object": "list", "data": data}
 
-    def _written(self, embedding: bytes | None) -> bytes:
-        """Return the JSON of a vector as the client wants it; a number has as many digits as its type needs."""
-        assert embedding is not None, "a model that embeds ends with a vector or an error"
-        if self._body.dimensions is not None:
-            embedding = self._shortened(np.frombuffer(embedding, "<f4"), self._body.dimensions).tobytes()
+    def _written(self, index: int, chunk: GenerationChunk) -> Embedding:
+        """Return a vector in the form that the client wants; a number has as many digits as its type needs."""
+        vector = chunk.embedding or b""
         if self._body.encoding_format == "base64":
-            return b'"%b"' % base64.b64encode(embedding)
-        return orjson.dumps(np.frombuffer(embedding, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+            written = b'"%b"' % base64.b64encode(vector)
+        else:
+            written = orjson.dumps(np.frombuffer(vector, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+        return {"object": "embedding", "index": index, "embedding": orjson.Fragment(written)}
 
     def _shortened(self, vector: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:
         is_whole_only = self._name.model.parameters.min_dimensions == 0

@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
+from frontend.json_pieces import lazy_list
 from frontend.protocol import answers
-from frontend.protocol.answers import ChatLogprobs, CompletionLogprobs, PromptLogprob
+from frontend.protocol.answers import CompletionLogprobs, PromptLogprob
+from model_repository.contract.codec import unpack_drawn, unpack_logprobs
 from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
 
 _LEAST = -9999.0  # OpenAI's stand-in for minus infinity, and for a token that is not among the likely ones
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob], *, has_ids: bool = False, is_whole: bool = False) -> ChatLogprobs:
-    """Return the log probabilities of a chat's content, with the bytes of each token.
+def chat_logprobs(
+    parts: Iterable[bytes], *, has_ids: bool = False, is_whole: bool = False
+) -> Iterator[answers.TokenLogprob]:
+    """Yield the log probabilities of a chat's content, with the bytes of each token.
 
     Args:
-        logprobs: of the tokens drawn.
+        parts: of the tokens drawn, packed.
         has_ids: tokens are named by their ids.
         is_whole: tokens without text, such as end tokens, are included, as in the list of token ids.
     """
-    content: list[answers.TokenLogprob] = [
-        {
-            "token": _chat_token(item, has_ids),
-            "logprob": _LEAST if item.logprob is None else _finite(item.logprob),
-            "bytes": list(item.token_bytes),
-            "top_logprobs": [
-                {
-                    "token": _chat_token(each, has_ids),
-                    "logprob": _finite(each.logprob),
-                    "bytes": list(each.token_bytes),
-                }
-                for each in item.top
-            ],
-        }
-        for item in logprobs
-        if is_whole or item.token_bytes
-    ]
-    return {"content": content, "refusal": None}
+    for item in unpack_logprobs(parts):
+        if is_whole or item.token_bytes:
+            yield {
+                "token": _chat_token(item, has_ids),
+                "logprob": _LEAST if item.logprob is None else _finite(item.logprob),
+                "bytes": list(item.token_bytes),
+                "top_logprobs": [
+                    {
+                        "token": _chat_token(each, has_ids),
+                        "logprob": _finite(each.logprob),
+                        "bytes": list(each.token_bytes),
+                    }
+                    for each in item.top
+                ],
+            }
 
 
 def _chat_token(item: TokenLogprob | TopLogprob, has_ids: bool) -> str:
@@ -62,19 +64,33 @@ class CompletionLogprobsWriter:
         self._has_ids = has_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, logprobs: Sequence[TokenLogprob], num_prompt_tokens: int = 0) -> CompletionLogprobs:
-        """Return the lists of the next tokens. The first `num_prompt_tokens` belong to an echoed prompt."""
-        lists: CompletionLogprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for index, item in enumerate(logprobs):
+    def write(self, parts: Sequence[bytes], num_prompt_tokens: int = 0) -> CompletionLogprobs:
+        """Return the lists of the next tokens, to be written once.
+
+        Args:
+            parts: of the tokens, packed.
+            num_prompt_tokens: number of the tokens, from the first one, that belong to an echoed prompt.
+        """
+        return {
+            "text_offset": lazy_list(lambda: self._offsets(parts, num_prompt_tokens)),
+            "token_logprobs": lazy_list(
+                lambda: (None if each is None else _finite(each) for each in unpack_drawn(parts))
+            ),
+            "tokens": lazy_list(lambda: map(self._name, unpack_logprobs(parts))),
+            "top_logprobs": lazy_list(
+                lambda: (self._top(item, self._name(item)) or None for item in unpack_logprobs(parts))
+            ),
+        }
+
+    def _offsets(self, parts: Iterable[bytes], num_prompt_tokens: int) -> Iterator[int]:
+        for index, item in enumerate(unpack_logprobs(parts)):
             if num_prompt_tokens and index == num_prompt_tokens:  # prompt and completion are decoded apart
                 self._num_chars += len(self._decoder.decode(b"", final=True))
-            lists["text_offset"].append(self._num_chars + self._num_broken_before(item.token_bytes))
+            yield self._num_chars + self._num_broken_before(item.token_bytes)
             self._num_chars += len(self._decoder.decode(item.token_bytes))
-            name = _id_text(item.token_id) if self._has_ids else _name(item)
-            lists["tokens"].append(name)
-            lists["token_logprobs"].append(None if item.logprob is None else _finite(item.logprob))
-            lists["top_logprobs"].append(self._top(item, name) or None)
-        return lists
+
+    def _name(self, item: TokenLogprob) -> str:
+        return _id_text(item.token_id) if self._has_ids else _name(item)
 
     def _top(self, item: TokenLogprob, name: str) -> dict[str, float]:
         """Return the likely tokens and the drawn one, which has a name of its own; of equal names the likeliest."""
@@ -100,18 +116,21 @@ class CompletionLogprobsWriter:
         return 0
 
 
-def prompt_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, PromptLogprob] | None]:
+def prompt_logprobs(parts: Iterable[bytes]) -> list[dict[str, PromptLogprob] | None]:
     """Return the log probabilities of a prompt's tokens, by token id: each token's own, then the likely ones.
 
     Source: `prompt_logprobs` in vLLM's answers. Ids are names already, so `return_tokens_as_token_ids` changes nothing.
     """
-    return [
-        None
-        if item.logprob is None
-        else {str(item.token_id): _ranked(item.logprob, item.rank, item.token_bytes)}
-        | {str(each.token_id): _ranked(each.logprob, rank, each.token_bytes) for rank, each in enumerate(item.top, 1)}
-        for item in logprobs
-    ]
+    return lazy_list(lambda: map(_prompt_token, unpack_logprobs(parts)))
+
+
+def _prompt_token(item: TokenLogprob) -> dict[str, PromptLogprob] | None:
+    if item.logprob is None:
+        return None
+    likely = {
+        str(each.token_id): _ranked(each.logprob, rank, each.token_bytes) for rank, each in enumerate(item.top, 1)
+    }
+    return {str(item.token_id): _ranked(item.logprob, item.rank, item.token_bytes)} | likely
 
 
 def _ranked(logprob: float, rank: int | None, token_bytes: bytes) -> PromptLogprob:
@@ -120,7 +139,8 @@ def _ranked(logprob: float, rank: int | None, token_bytes: bytes) -> PromptLogpr
 
 def mean_logprob(chunk: GenerationChunk) -> float:
     """Return the mean log probability of the completion's own tokens; minus infinity for an empty text."""
-    values = [item.logprob for item in chunk.logprobs[chunk.num_prompt_tokens :] if item.logprob is not None]
+    own = itertools.islice(unpack_drawn(chunk.logprobs), chunk.num_prompt_tokens, None)
+    values = [logprob for logprob in own if logprob is not None]
     return sum(values) / len(values) if values else float("-inf")
 
 

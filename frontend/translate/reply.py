@@ -31,12 +31,15 @@ class WholeReply(Protocol):
     num_per_prompt: int  # completions of each prompt
     record: StreamRecord | None = None  # the completions in figures, for their times
 
-    def kept(self, chunk: GenerationChunk) -> GenerationChunk:
-        """Return a chunk as `whole` needs it. Long work belongs here: the event loop runs between two chunks."""
+    def kept(self, index: int, chunk: GenerationChunk) -> GenerationChunk:
+        """Return a completion's only chunk as `whole` needs it. The event loop runs between two of them."""
         return chunk
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
-        """Return the answer without a stream, from one chunk for each completion, as `kept` returned it."""
+        """Return the answer without a stream, from one chunk for each completion, as `kept` returned it.
+
+        Its long parts are lazy lists.
+        """
 
 
 class Reply(WholeReply, Protocol):

@@ -6,12 +6,13 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from frontend.errors import APIError
+from frontend.json_pieces import lazy_list
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
-from frontend.protocol.answers import TokenLogprob
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.response_objects import Response, ResponseError, ResponseUsage, TextLogprob
@@ -89,8 +90,8 @@ class ResponsesReply(Reply):
         self._output: list[dict[str, Any]] = []
         self._open: _Form | None = None  # the last item's while it is open
         self._pieces: list[str] = []  # texts of the open item
-        self._logprobs: list[TokenLogprob] = []  # of its tokens
-        self._unsent: list[TokenLogprob] = []  # of tokens whose text is not sent yet
+        self._logprobs: list[bytes] = []  # of its tokens, packed
+        self._unsent: list[bytes] = []  # of tokens whose text is not sent yet
 
     def opening(self, first: GenerationChunk) -> Sequence[Event]:
         """Return the events before the content."""
@@ -113,7 +114,7 @@ class ResponsesReply(Reply):
         """Return the events of a chunk."""
         is_thinking = 0 < chunk.num_thinking_chars == len(chunk.text)
         if self._has_logprobs and not is_thinking:
-            self._unsent += chat_logprobs(chunk.logprobs)["content"]
+            self._unsent += chunk.logprobs
         events = [event for parsed in self._parser.read(chunk) for event in self._events_of(parsed)]
         if chunk.finish_reason is not None:
             if not self._output:
@@ -184,7 +185,7 @@ class ResponsesReply(Reply):
             yield from self._closing(is_complete=self._is_text)
             yield from self._opening(form, _EMPTY_MESSAGE if form is _MESSAGE else {"summary": [], "content": []})
         self._pieces.append(text)
-        logprobs: list[TokenLogprob] = []
+        logprobs: list[bytes] = []
         if form is _MESSAGE:
             logprobs, self._unsent = self._unsent, []
             self._logprobs += logprobs
@@ -201,11 +202,11 @@ class ResponsesReply(Reply):
         if form.part:
             yield {"type": f"{form.part_events}.added", **self._place(form), "part": self._part(form, "", [])}
 
-    def _delta(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> Event:
+    def _delta(self, text: str, logprobs: Sequence[bytes] = ()) -> Event:
         form = self._open
         assert form is not None, "text belongs to an item"
         event = {"type": f"{form.events}.delta", **self._place(form), "delta": text}
-        return event | {"logprobs": _short(logprobs)} if form is _MESSAGE else event
+        return event | {"logprobs": lazy_list(partial(_short, logprobs))} if form is _MESSAGE else event
 
     def _closing(self, *, is_complete: bool) -> Iterator[Event]:
         """End the open item."""
@@ -214,7 +215,7 @@ class ResponsesReply(Reply):
             return
         text, logprobs = "".join(self._pieces), self._logprobs + self._unsent
         done = {"type": f"{form.events}.done", **self._place(form), form.text: text}
-        yield done | {"logprobs": _short(logprobs)} if form is _MESSAGE else done
+        yield done | {"logprobs": lazy_list(partial(_short, logprobs))} if form is _MESSAGE else done
         if form.part:
             yield {"type": f"{form.part_events}.done", **self._place(form), "part": self._part(form, text, logprobs)}
         self._close_item("completed" if is_complete else "incomplete")
@@ -245,9 +246,11 @@ class ResponsesReply(Reply):
         place = {"item_id": self._output[-1]["id"], **self._index()}
         return place | {form.part_index: 0} if form.part else place
 
-    def _part(self, form: _Form, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _part(self, form: _Form, text: str, logprobs: Sequence[bytes]) -> dict[str, Any]:
         part = {"type": form.part, "text": text}
-        return part | {"annotations": [], "logprobs": [*logprobs]} if form is _MESSAGE else part
+        if form is not _MESSAGE:
+            return part
+        return part | {"annotations": [], "logprobs": lazy_list(partial(chat_logprobs, logprobs))}
 
 
 def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, model: str, created: int) -> Response:
@@ -318,13 +321,11 @@ def _error(error: APIError) -> ResponseError:
     return {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
 
 
-def _short(logprobs: Iterable[TokenLogprob]) -> list[TextLogprob]:
-    """Return log probabilities as events have them: without bytes."""
-    return [
-        {
+def _short(parts: Iterable[bytes]) -> Iterator[TextLogprob]:
+    """Yield log probabilities as events have them: without bytes."""
+    for item in chat_logprobs(parts):
+        yield {
             "token": item["token"],
             "logprob": item["logprob"],
             "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in item["top_logprobs"]],
         }
-        for item in logprobs
-    ]

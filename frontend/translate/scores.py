@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frontend.errors import UnsupportedValue, shown
+from frontend.json_pieces import lazy_list
 from frontend.protocol.answers import (
     Classification,
     Classifications,
@@ -90,11 +91,14 @@ class RerankReply(_Reply[RerankRequest]):
         """Return the documents, the best one first."""
         scores, documents = self._scores(chunks), self._body.documents
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
-        results: list[RankedDocument] = [{"index": index, "relevance_score": scores[index]} for index in best]
-        if self._body.return_documents:
-            for result in results:
-                result["document"] = {"text": documents[result["index"]].text}
-        return {**self._shared(chunks), "results": results}
+
+        def ranked(index: int) -> RankedDocument:
+            result: RankedDocument = {"index": index, "relevance_score": scores[index]}
+            if self._body.return_documents:
+                result["document"] = {"text": documents[index].text}
+            return result
+
+        return {**self._shared(chunks), "results": lazy_list(lambda: map(ranked, best))}
 
 
 class ScoreReply(_Reply[ScoreRequest]):
@@ -113,7 +117,7 @@ class ClassifyReply(_Reply[ClassifyRequest]):
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Classifications:
         """Return the labels in the order of the inputs."""
-        data = [self._classification(index, _numbers(chunk)) for index, chunk in enumerate(chunks)]
+        data = lazy_list(lambda: (self._classification(index, _numbers(chunk)) for index, chunk in enumerate(chunks)))
         return {**self._shared(chunks), "object": "list", "created": int(time.time()), "data": data}
 
     def _classification(self, index: int, numbers: Numbers) -> Classification:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 
-import orjson
-
 from frontend.errors import APIError
+from frontend.json_pieces import json_bytes
 from frontend.translate.reply import Event, Reply
 from model_repository.contract.output import GenerationChunk
 
@@ -83,7 +82,7 @@ def event(payload: Event, name: str = "") -> bytes:
 
 def _json(value: object) -> bytes:
     """Return a value as one line of JSON."""
-    body = orjson.dumps(value)
+    body = json_bytes(value)
     for raw, escaped in _LINE_BREAKS.items():
         body = body.replace(raw, escaped)
     return body

@@ -130,6 +130,7 @@ class MultiplexedCall:
         self._wakes_sender.set()
         queue = self._queues[number] = ChunkQueue(
             request.params.cancel_key,
+            is_stream=request.params.is_stream,
             close=lambda is_cancelled: self._close_queue(number, is_cancelled=is_cancelled),
             on_end=on_end,
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from frontend.errors import APIError, ReaderTooSlow
 from model_repository.contract.output import GenerationChunk, Usage
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
+LOGPROB_BYTES = 24  # a log probability as it comes, about
 
 
 class ChunkQueue:
@@ -18,6 +22,7 @@ class ChunkQueue:
 
     Args:
         cancel_key: of the request.
+        is_stream: otherwise its reader gets one chunk, the whole completion.
         close: called when its reader leaves, or is too slow; with True, it has the engine cancel the request.
         on_end: called once the engine has no more work for the request, with what it used; None: it was cancelled.
     """
@@ -26,6 +31,7 @@ class ChunkQueue:
         self,
         cancel_key: str,
         *,
+        is_stream: bool = True,
         close: Callable[[bool], None],
         on_end: Callable[[Usage | None], None],
     ) -> None:
@@ -36,6 +42,8 @@ class ChunkQueue:
         self._on_end = on_end
         self._num_unread = 0
         self._chunks: deque[GenerationChunk] = deque()
+        self._is_stream = is_stream
+        self._parts: list[GenerationChunk] = []  # of a whole completion, until its end
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -43,6 +51,11 @@ class ChunkQueue:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
+            if not self._is_stream:
+                self._parts.append(chunk)
+                if chunk.finish_reason is None:
+                    return
+                chunk, self._parts = joined(self._parts), []
             self._num_unread += 1 if chunk.is_text else _weight(chunk)
             if self._num_unread > MAX_UNREAD and self._chunks:
                 self._overflow()
@@ -105,4 +118,20 @@ class ChunkQueue:
 
 def _weight(chunk: GenerationChunk) -> int:
     """Number of tokens that a chunk counts as."""
-    return 1 + len(chunk.token_ids) + sum(1 + len(token.top) for token in chunk.logprobs)
+    return 1 + len(chunk.token_ids) + sum(map(len, chunk.logprobs)) // LOGPROB_BYTES
+
+
+def joined(parts: Sequence[GenerationChunk]) -> GenerationChunk:
+    """Return a completion as one chunk."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[-1],
+        text="".join([each.text for each in parts]),
+        token_ids=tuple(itertools.chain.from_iterable(each.token_ids for each in parts)),
+        logprobs=tuple(itertools.chain.from_iterable(each.logprobs for each in parts)),
+        num_prompt_tokens=parts[0].num_prompt_tokens,
+        prompt_token_ids=parts[0].prompt_token_ids,
+        prompt_logprobs=parts[0].prompt_logprobs,
+        num_thinking_chars=sum(each.num_thinking_chars for each in parts),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,19 @@ from model_repository.errors import InvalidRequest
 
 type Tensors = Mapping[str, npt.NDArray[Any]]
 
+
+class _Drawn(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a TokenLogprob."""
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float | None
+
+
 _ENCODER = msgspec.msgpack.Encoder()
+_LOGPROBS = msgspec.msgpack.Decoder(tuple[TokenLogprob, ...])
+_DRAWN = msgspec.msgpack.Decoder(tuple[_Drawn, ...])
+_PART_SIZE = 512  # log probabilities in a part: a reader spends about a millisecond on it
 _NO_TOKEN = -1  # fills the lists of most likely tokens to the same length
 
 
@@ -48,6 +60,33 @@ def unpack[Message: msgspec.Struct](message: type[Message], payload: bytes, name
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise InvalidRequest(f"not a {message.__name__} ({exc})", name) from exc
     return unpacked
+
+
+def pack_logprobs(logprobs: Iterable[TokenLogprob]) -> tuple[bytes, ...]:
+    """Return log probabilities as parts of bounded size: some hundred tokens have more than a reader may do at once."""
+    parts: list[bytes] = []
+    part: list[TokenLogprob] = []
+    size = 0
+    for item in logprobs:
+        part.append(item)
+        size += 1 + len(item.top)
+        if size >= _PART_SIZE:
+            parts.append(_ENCODER.encode(part))
+            part, size = [], 0
+    return (*parts, _ENCODER.encode(part)) if part else tuple(parts)
+
+
+def unpack_logprobs(parts: Iterable[bytes]) -> Iterator[TokenLogprob]:
+    """Yield the log probabilities that `pack_logprobs` packed; each part is decoded when it is reached."""
+    for part in parts:
+        yield from _LOGPROBS.decode(part)
+
+
+def unpack_drawn(parts: Iterable[bytes]) -> Iterator[float | None]:
+    """Yield the log probabilities of the drawn tokens alone, which takes a tenth of the time."""
+    for part in parts:
+        for drawn in _DRAWN.decode(part):
+            yield drawn.logprob
 
 
 def message_tensor(spec: TensorSpec, payload: bytes) -> dict[str, npt.NDArray[Any]]:
@@ -159,7 +198,7 @@ def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
                 spec, *(value if field.is_list else [json.dumps(value) if spec.is_json else value])
             )
         else:
-            tensors |= _logprob_tensors(field.specs, value)
+            tensors |= _logprob_tensors(field.specs, [*unpack_logprobs(value)])
     return tensors
 
 

@@ -129,7 +129,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         TensorSpec(doc="of the text, with return_token_ids or return_log_probs; an echoed prompt first"),
     ] = ()
     logprobs: Annotated[
-        tuple[TokenLogprob, ...],
+        tuple[bytes, ...],  # see `codec.pack_logprobs`
         TensorSpec("token_bytes", doc="with return_log_probs: the bytes that each of token_ids adds to the text"),
         TensorSpec(
             "output_log_probs",
@@ -172,7 +172,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
             doc="characters of text_output, behind an echoed prompt, that are the model's thinking, with its markers"
         ),
     ] = 0
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # the frontend's: no tensor carries them
+    prompt_logprobs: tuple[bytes, ...] = ()  # the frontend's: no tensor carries them
     embedding: Annotated[
         bytes | None,
         TensorSpec(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
     ChunkBatch,
     DeltaDetails,
@@ -108,10 +109,10 @@ class Detokenizer:
 
     def _logprobs(
         self, token_ids: Iterable[int], pieces: Iterable[bytes], drawn: Sequence[DrawnLogprob]
-    ) -> tuple[TokenLogprob, ...]:
+    ) -> tuple[bytes, ...]:
         if not drawn:
             return ()
-        return tuple(
+        return pack_logprobs(
             TokenLogprob(token_id, piece, item.logprob, self._top(item.top), item.rank)
             for token_id, piece, item in zip(token_ids, pieces, drawn, strict=True)
         )

@@ -12,6 +12,8 @@ from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.stop_buffer import StopBuffer, ThinkingBorder
 
+_PART_SIZE = 512  # log probabilities: their objects take 50 kB here, and the detokenizer a millisecond
+
 
 class EngineSequence:
     """A request from its arrival at the engine to its last token delta.
@@ -120,17 +122,29 @@ class EngineSequence:
         self._final_token_ids += token_ids
 
     def pending_output(self) -> PendingOutput | None:
-        """Return the output that may be sent now, if any. Without streaming everything is sent in one response."""
-        is_last = self.finish_reason is not None
-        if not is_last and not (self.request.params.is_stream and (self._final_token_ids or self._can_send_echo())):
+        """Return the output that may be sent now, if any.
+
+        Without streaming everything is sent in one response, except for many log probabilities: a frontend joins them.
+        """
+        is_last, is_stream = self.finish_reason is not None, self.request.params.is_stream
+        if not is_last and not (self._has_part() if not is_stream else self._final_token_ids or self._can_send_echo()):
             return None
         return PendingOutput(
             key=self.number,
             since_s=self._final_since_s,
-            is_urgent=is_last or not self._has_sent_token,
+            is_urgent=is_last or (is_stream and not self._has_sent_token),
             stream=self.stream.number,
             max_wait_s=self._max_wait_s,
             is_held=self.stream.is_sending,
+        )
+
+    def _has_part(self) -> bool:
+        """Whether there are so many log probabilities that they should not wait for the others."""
+        num_top = self.request.params.num_logprobs
+        if num_top is None or self.stream.is_single:
+            return False
+        return len(self._final_token_ids) * (1 + num_top) >= _PART_SIZE and (
+            not self._has_echo or bool(self._prompt_logprobs)
         )
 
     def _can_send_echo(self) -> bool:

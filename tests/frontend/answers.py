@@ -7,6 +7,13 @@ from typing import Any
 
 import aiohttp
 
+from frontend.json_pieces import json_pieces
+
+
+def written(value: Any) -> Any:
+    """Return what a client reads of an answer or event."""
+    return json.loads(b"".join(json_pieces(value)))
+
 
 async def events_of(response: aiohttp.ClientResponse) -> list[Any]:
     """Return the events of a stream; the last one has to be [DONE], which is left out."""

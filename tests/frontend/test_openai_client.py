@@ -13,6 +13,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionUserMessageParam
 
 from frontend.errors import EngineFailed
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from model_repository.contract.request import ChatPrompt
 from model_repository.tokenizer.chat_prompt import ChatEncoder
@@ -115,7 +116,9 @@ async def test_every_answer_can_be_sent_back(
 
 async def test_a_prompts_log_probabilities_are_extra_fields(client: openai.AsyncOpenAI, triton: FakeTriton) -> None:
     triton.script = [
-        replace(WHOLE[0], prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)))
+        replace(
+            WHOLE[0], prompt_logprobs=pack_logprobs([TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)])
+        )
     ]
     asked = {"prompt_logprobs": 1}
     expected = [None, {"6": {"logprob": -1.0, "rank": 3, "decoded_token": "b"}}]

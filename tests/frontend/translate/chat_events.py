@@ -10,8 +10,10 @@ from pydantic import TypeAdapter
 from frontend.protocol.answers import ChatCompletion, ChatCompletionChunk
 from frontend.translate.chat_reply import ChatReply
 from frontend.triton.models import ModelName
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import USAGE, served_model
+from tests.frontend.answers import written
 from tests.frontend.bodies import chat
 
 _ANSWER, _EVENT = TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)
@@ -29,7 +31,7 @@ def pieces_of(texts: Sequence[str], reason: FinishReason = FinishReason.STOP) ->
         GenerationChunk(
             text=text,
             token_ids=(number,),
-            logprobs=(TokenLogprob(number, text.encode(), -1.0),),
+            logprobs=pack_logprobs([TokenLogprob(number, text.encode(), -1.0)]),
             finish_reason=reason if number == len(texts) - 1 else None,
             usage=USAGE if number == len(texts) - 1 else None,
         )
@@ -41,7 +43,8 @@ def events_of(reply: ChatReply, pieces: Iterable[tuple[int, GenerationChunk]]) -
     """Return every event of a stream; each has the shape that is promised."""
     pieces = list(pieces)
     opening = reply.opening(pieces[0][1] if pieces else GenerationChunk(text=""))
-    events = [*opening, *(event for index, chunk in pieces for event in reply.events(index, chunk))]
+    events = [written(event) for event in opening]
+    events += [written(event) for index, chunk in pieces for event in reply.events(index, chunk)]
     for event in events:
         _EVENT.validate_python(event, strict=True)
     return events
@@ -49,7 +52,7 @@ def events_of(reply: ChatReply, pieces: Iterable[tuple[int, GenerationChunk]]) -
 
 def whole(reply: ChatReply, *chunks: GenerationChunk) -> ChatCompletion:
     """Return the whole answer; it has the shape that is promised."""
-    return _ANSWER.validate_python(reply.whole(chunks), strict=True)
+    return _ANSWER.validate_python(written(reply.whole(chunks)), strict=True)
 
 
 def put_together(events: Iterable[ChatCompletionChunk], index: int = 0) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob
 from tests.fakes import chunks, counted
 from tests.frontend.translate.chat_events import events_of, pieces_of, put_together, reply_to, whole
@@ -55,7 +56,7 @@ def test_a_stream_opens_with_the_role_of_each_choice() -> None:
 
 
 def test_tokens_without_text_are_events_on_request() -> None:
-    token = GenerationChunk(text="", token_ids=(5,), logprobs=(TokenLogprob(5, b"\xe2", -1.0),))
+    token = GenerationChunk(text="", token_ids=(5,), logprobs=pack_logprobs([TokenLogprob(5, b"\xe2", -1.0)]))
     assert put_together(one_choice(token, LAST, logprobs=True))["logprobs"][0]["bytes"] == [0xE2]
     assert put_together(one_choice(token, LAST, return_token_ids=True))["token_ids"] == [5]
 
@@ -134,7 +135,9 @@ def test_the_prompts_token_ids_are_there_once_as_in_vllm() -> None:
 
 
 def test_the_prompts_log_probabilities_are_at_the_top_as_in_vllm() -> None:
-    scored = replace(LAST, prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)))
+    scored = replace(
+        LAST, prompt_logprobs=pack_logprobs([TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)])
+    )
     answer = whole(reply_to(n=2, prompt_logprobs=0), scored, LAST)
     assert answer["prompt_logprobs"] == [None, {"6": {"logprob": -1.0, "rank": 3, "decoded_token": "b"}}]
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["c", "c"]

@@ -11,8 +11,10 @@ from pydantic import TypeAdapter
 from frontend.protocol.answers import TextCompletion
 from frontend.translate.completion_reply import CompletionReply
 from frontend.triton.models import ModelName
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, Usage
 from tests.fakes import DEMO, USAGE, chunks, counted
+from tests.frontend.answers import written
 from tests.frontend.bodies import completion
 
 NAME = ModelName(requested="gpt-4o", model=DEMO)
@@ -26,19 +28,20 @@ def reply_to(prompt_num_chars: Any = (), **fields: Any) -> CompletionReply:
 
 def drawn(text: str, *logprobs: float, usage: Usage = USAGE) -> GenerationChunk:
     """Return a whole completion, a character a token."""
-    items = tuple(TokenLogprob(1, char.encode(), value) for char, value in zip(text, logprobs, strict=False))
+    items = pack_logprobs(TokenLogprob(1, char.encode(), value) for char, value in zip(text, logprobs, strict=False))
     return GenerationChunk(text=text, logprobs=items, finish_reason=FinishReason.STOP, usage=usage)
 
 
 def events_of(reply: CompletionReply, *pieces: tuple[int, GenerationChunk]) -> list[TextCompletion]:
-    events = [event for index, chunk in pieces for event in reply.events(index, chunk)]
+    events = [written(event) for index, chunk in pieces for event in reply.events(index, chunk)]
     for event in events:
         ANSWER.validate_python(event, strict=True)
     return [*reply.opening(GenerationChunk(text="")), *events]
 
 
 def whole(reply: CompletionReply, *chunks: GenerationChunk) -> TextCompletion:
-    return ANSWER.validate_python(reply.whole(chunks), strict=True)
+    kept = [reply.kept(index, chunk) for index, chunk in enumerate(chunks)]
+    return ANSWER.validate_python(written(reply.whole(kept)), strict=True)
 
 
 def test_a_length_limited_completion_reports_length() -> None:
@@ -147,9 +150,10 @@ def test_each_choice_has_the_prompts_token_ids_as_in_vllm() -> None:
 
 def test_each_choice_has_the_log_probabilities_of_its_prompt_as_in_vllm() -> None:
     scored = replace(
-        drawn("a", -3.0), prompt_logprobs=(TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3))
+        drawn("a", -3.0),
+        prompt_logprobs=pack_logprobs([TokenLogprob(5, b"a", None), TokenLogprob(6, b"b", -1.0, (), 3)]),
     )
-    other = replace(scored, prompt_logprobs=scored.prompt_logprobs[:1])
+    other = replace(scored, prompt_logprobs=pack_logprobs([TokenLogprob(5, b"a", None)]))
     best = drawn("b", -1.0)
     fields = {"prompt": ["p", "q"], "n": 1, "best_of": 2, "prompt_logprobs": 0}
     answer = whole(reply_to(**fields), scored, best, other, best)

@@ -18,9 +18,11 @@ from frontend.protocol.responses import ResponsesRequest, opened_thinking
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.models import ModelName
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
 from model_repository.tool_formats import HERMES
 from tests.fakes import served_model
+from tests.frontend.answers import written
 from tests.frontend.bodies import RESPONSE, WEATHER, read
 from tests.frontend.translate.test_chat_reasoning import chunks_of
 from tests.responses_types import checked_response, checked_response_event
@@ -41,7 +43,8 @@ def reply_to(**fields: Any) -> ResponsesReply:
 
 def events_of(reply: ResponsesReply, chunks: Sequence[GenerationChunk]) -> list[dict[str, Any]]:
     """Return the events of a stream, which the client's types and ours allow."""
-    events = [*reply.opening(chunks[0]), *(event for chunk in chunks for event in reply.events(0, chunk))]
+    events = [*reply.opening(chunks[0])]
+    events += [written(event) for chunk in chunks for event in reply.events(0, chunk)]
     numbered = [{**event, "sequence_number": number} for number, event in enumerate(events)]
     for event in numbered:
         checked_response_event(event)
@@ -102,7 +105,7 @@ def test_a_stream_adds_up_to_the_whole_answer(
 ) -> None:
     fields = fields | {"include": include, "reasoning": reasoning}
     [chunk] = chunks_of(thinking, answer, set(), reason)
-    whole = reply_to(**fields).whole([chunk])
+    whole = written(reply_to(**fields).whole([chunk]))
     checked_response(whole)
     events = events_of(reply_to(**fields), chunks_of(thinking, answer, places, reason))
     items = list(put_together(events))
@@ -118,7 +121,7 @@ def test_a_stream_adds_up_to_the_whole_answer(
 
 def answered(text: str, reason: FinishReason = FinishReason.STOP, **fields: Any) -> Response:
     chunk = GenerationChunk(text=text, finish_reason=reason, usage=USAGE)
-    return checked_response(reply_to(**fields).whole([chunk]))
+    return checked_response(written(reply_to(**fields).whole([chunk])))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_the_tokens_are_counted() -> None:
 def test_the_thinking_comes_in_an_opaque_form_too_if_it_is_included() -> None:
     [chunk] = chunks_of("<think>Hm.</think>", "Hi.", set(), FinishReason.STOP)
     for include in ([], ["reasoning.encrypted_content"]):
-        thinking = checked_response(reply_to(include=include).whole([chunk])).output[0]
+        thinking = checked_response(written(reply_to(include=include).whole([chunk]))).output[0]
         assert thinking.type == "reasoning" and thinking.content is not None
         assert [part.text for part in thinking.content] == ["Hm."]
         sealed = thinking.encrypted_content
@@ -198,7 +201,7 @@ def test_the_thinking_comes_in_an_opaque_form_too_if_it_is_included() -> None:
 def test_the_thinking_is_the_summary_of_a_client_that_asks_for_one(name: str) -> None:
     """The AI SDK, Codex and LiteLLM show a summary alone."""
     [chunk] = chunks_of("<think>Hm.</think>", "Hi.", set(), FinishReason.STOP)
-    answer = checked_response(reply_to(reasoning={name: "concise"}).whole([chunk]))
+    answer = checked_response(written(reply_to(reasoning={name: "concise"}).whole([chunk])))
     thinking = answer.output[0]
     assert thinking.type == "reasoning"
     assert ([part.text for part in thinking.summary], thinking.content) == (["Hm."], [])
@@ -213,9 +216,9 @@ def token(text: str) -> TokenLogprob:
 def test_log_probabilities_are_those_of_the_text() -> None:
     thinking = "<think>Hm.</think>"
     chunks = [
-        GenerationChunk(text=thinking, num_thinking_chars=len(thinking), logprobs=(token("Hm."),)),
-        GenerationChunk(text="", logprobs=(token("\\u00c3"),)),
-        GenerationChunk(text="Hi.", logprobs=(token("Hi."),)),
+        GenerationChunk(text=thinking, num_thinking_chars=len(thinking), logprobs=pack_logprobs([token("Hm.")])),
+        GenerationChunk(text="", logprobs=pack_logprobs([token("\\u00c3")])),
+        GenerationChunk(text="Hi.", logprobs=pack_logprobs([token("Hi.")])),
         GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=USAGE),
     ]
     fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}

@@ -18,6 +18,7 @@ from model_repository.contract.codec import (
     chunk_to_tensors,
     message_tensor,
     pack,
+    pack_logprobs,
     payload_of,
     tensor,
     unpack,
@@ -134,7 +135,7 @@ def test_every_empty_output_batch_is_a_disconnect_check_and_some_of_the_others()
         ({}, True),
         ({"num_prompt_tokens": 0}, True),
         ({"token_ids": (1,)}, False),
-        ({"logprobs": (TokenLogprob(1, b"a", -1.0),)}, False),
+        ({"logprobs": pack_logprobs([TokenLogprob(1, b"a", -1.0)])}, False),
         ({"prompt_token_ids": (1,)}, False),
         ({"finish_reason": FinishReason.STOP}, False),
         ({"usage": Usage(num_input_tokens=1, num_output_tokens=1)}, False),
@@ -160,9 +161,11 @@ def test_a_payload_travels_as_one_text() -> None:
 FULL = GenerationChunk(
     text="日本",
     token_ids=(1, 2),
-    logprobs=(
-        TokenLogprob(1, b"\xe6\x97", None),
-        TokenLogprob(2, b"\xa5\xe6\x9c\xac", -0.5, (TopLogprob(2, b"\xa5", -0.5), TopLogprob(9, b"", -1.25))),
+    logprobs=pack_logprobs(
+        [
+            TokenLogprob(1, b"\xe6\x97", None),
+            TokenLogprob(2, b"\xa5\xe6\x9c\xac", -0.5, (TopLogprob(2, b"\xa5", -0.5), TopLogprob(9, b"", -1.25))),
+        ]
     ),
     num_prompt_tokens=1,
     prompt_token_ids=(0, 7),
@@ -208,7 +211,7 @@ def test_a_chunk_fills_every_public_output() -> None:
     assert repr(found) == repr({spec.name: [FULL_OUTPUTS[spec.name]] for spec in PUBLIC_OUTPUTS})  # NaN is not equal
 
 
-@given(messages(GenerationChunk))
+@given(messages(GenerationChunk, logprobs=st.lists(messages(TokenLogprob), max_size=3).map(pack_logprobs)))
 def test_any_chunk_has_the_datatypes_of_the_public_outputs_and_a_batch_of_one(chunk: GenerationChunk) -> None:
     specs = {spec.name: spec for spec in PUBLIC_OUTPUTS}
     for name, value in chunk_to_tensors(chunk).items():
@@ -226,7 +229,10 @@ def test_any_chunk_has_the_datatypes_of_the_public_outputs_and_a_batch_of_one(ch
             GenerationChunk(text="", usage=Usage(num_input_tokens=0, num_output_tokens=0)),
             {"num_input_tokens", "num_output_tokens", "num_cached_tokens", "num_reasoning_tokens"},
         ),
-        (GenerationChunk(text="a", logprobs=(TokenLogprob(1, b"a", -1.0),)), {"token_bytes", "output_log_probs"}),
+        (
+            GenerationChunk(text="a", logprobs=pack_logprobs([TokenLogprob(1, b"a", -1.0)])),
+            {"token_bytes", "output_log_probs"},
+        ),
     ],
 )
 def test_a_chunk_has_only_the_outputs_that_it_sets(chunk: GenerationChunk, names: set[str]) -> None:

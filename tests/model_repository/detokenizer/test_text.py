@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_repository.contract.codec import pack_logprobs, unpack_logprobs
 from model_repository.contract.output import (
     DeltaDetails,
     DrawnLogprob,
@@ -60,11 +61,13 @@ def test_log_probabilities_have_the_bytes_that_each_token_adds() -> None:
     assert found == GenerationChunk(
         text="aris\ufffd ",
         token_ids=(0, 1, 2, 4),
-        logprobs=(
-            TokenLogprob(0, b"", None),
-            TokenLogprob(1, b"aris", -0.5, (TopLogprob(1, b"Paris", -0.5),)),
-            TokenLogprob(2, b"\xe2\x82", -1.0, (TopLogprob(4, b" STOP ", -0.25), TopLogprob(2, b"\xe2\x82", -1.0))),
-            TokenLogprob(4, b" ", -2.0),
+        logprobs=pack_logprobs(
+            [
+                TokenLogprob(0, b"", None),
+                TokenLogprob(1, b"aris", -0.5, (TopLogprob(1, b"Paris", -0.5),)),
+                TokenLogprob(2, b"\xe2\x82", -1.0, (TopLogprob(4, b" STOP ", -0.25), TopLogprob(2, b"\xe2\x82", -1.0))),
+                TokenLogprob(4, b" ", -2.0),
+            ]
         ),
         num_prompt_tokens=2,
     )
@@ -74,15 +77,17 @@ def test_the_prompts_own_log_probabilities_name_its_tokens_and_add_no_text() -> 
     scores = (DrawnLogprob(None), DrawnLogprob(-0.5, ((0, -0.25),), 2))
     assert chunk(1, prompt_token_ids=(0, 1), prompt_logprobs=scores) == GenerationChunk(
         text="Paris",
-        prompt_logprobs=(
-            TokenLogprob(0, b"<|end|>", None),
-            TokenLogprob(1, b"Paris", -0.5, (TopLogprob(0, b"<|end|>", -0.25),), 2),
+        prompt_logprobs=pack_logprobs(
+            [
+                TokenLogprob(0, b"<|end|>", None),
+                TokenLogprob(1, b"Paris", -0.5, (TopLogprob(0, b"<|end|>", -0.25),), 2),
+            ]
         ),
     )
 
 
 def test_a_special_token_among_the_likely_ones_shows_its_string_and_the_drawn_one_adds_nothing() -> None:
-    (found,) = chunk(0, logprobs=(DrawnLogprob(-1.0, ((0, -1.0), (5, -2.0))),)).logprobs
+    (found,) = unpack_logprobs(chunk(0, logprobs=(DrawnLogprob(-1.0, ((0, -1.0), (5, -2.0))),)).logprobs)
     assert found == TokenLogprob(0, b"", -1.0, (TopLogprob(0, b"<|end|>", -1.0), TopLogprob(5, b"<tool>", -2.0)))
 
 
@@ -109,9 +114,9 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(
         has_token_ids=True,
     )
     assert found.text == b"".join(echo_bytes).decode("utf-8", "replace") + plain.text
-    pieces = [item.token_bytes for item in found.logprobs]
+    pieces = [item.token_bytes for item in unpack_logprobs(found.logprobs)]
     assert b"".join(pieces) == b"".join(echo_bytes) + whole[: len(whole) - num_cut_bytes]
-    assert [item.token_id for item in found.logprobs] == list(found.token_ids)
+    assert [item.token_id for item in unpack_logprobs(found.logprobs)] == list(found.token_ids)
 
 
 # --- direct callers of the stage ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from axe_selenium_python import Axe
 from selenium.webdriver.common.keys import Keys
 
 from frontend.errors import EngineFailed, TritonUnreachable, UnsupportedValue
+from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
     FinishReason,
     GenerationChunk,
@@ -279,7 +280,9 @@ def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play:
     )
     usage = Usage(num_input_tokens=2, num_output_tokens=4, num_cached_tokens=1)
     tokens = (TokenLogprob(2, b" No", -2.5, top),)
-    last = GenerationChunk(text=" No", logprobs=tokens, finish_reason=FinishReason.STOP, usage=usage, timing=timing)
+    last = GenerationChunk(
+        text=" No", logprobs=pack_logprobs(tokens), finish_reason=FinishReason.STOP, usage=usage, timing=timing
+    )
     play(FakeTriton([last]))
     browser.ask("Yes?")
     assert "100 tokens/s" in browser.one(".figures", "tokens/s").text
@@ -308,7 +311,7 @@ class LongAnswer(FakeTriton):
         top = tuple(TopLogprob(place, b"word ", -1.0 - place) for place in range(5))
         for place in range(1, NUM_TOKENS):
             text = "word\n\n" if place % 100 == 0 else "word "
-            yield GenerationChunk(text=text, logprobs=(TokenLogprob(1, text.encode(), -1.0, top),))
+            yield GenerationChunk(text=text, logprobs=pack_logprobs([TokenLogprob(1, text.encode(), -1.0, top)]))
             await asyncio.sleep(0.0005)
         usage = Usage(num_input_tokens=2, num_output_tokens=NUM_TOKENS)
         yield GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=usage)
@@ -365,7 +368,7 @@ def test_the_pages_are_accessible(browser: Browser, play: Play, scheme: str, wid
     tokens = (TokenLogprob(1, answer.encode(), -0.1, top), TokenLogprob(2, b"No", -4.5, top))
     last = GenerationChunk(
         text=answer,
-        logprobs=tokens,
+        logprobs=pack_logprobs(tokens),
         finish_reason=FinishReason.STOP,
         usage=Usage(num_input_tokens=2, num_output_tokens=1),
     )

@@ -1,0 +1,105 @@
+"""Memory of answers without a stream, reserved before they are generated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from aiohttp import web
+
+from frontend.errors import InvalidRequest
+from frontend.handlers.bodies import LARGE_BYTES
+from frontend.handlers.shared_memory import SharedMemory
+from frontend.request_context import FACTS, lock_of_sender, sender_of
+from frontend.triton.chunk_queue import LOGPROB_BYTES
+from frontend.triton.models import ModelName
+from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import GenerationRequest
+from model_repository.model_parameters import Task
+
+MAX_ANSWER_BYTES = 2**27  # of one answer, and of all answers of a sender
+_TEXT_BYTES = 8  # a token's text
+_ID_BYTES = 36  # a token's id in a list
+_MEAN_TOKENS = 512  # expected of a completion without a limit
+_VECTOR_BYTES = 4096  # expected of a model's first vector
+_SCORES_BYTES = 256  # the same with scores
+
+
+class LargeAnswers(SharedMemory):
+    """Bounds the memory of answers above LARGE_BYTES until they are written, and makes their JSON in turns."""
+
+    def __init__(self) -> None:
+        super().__init__(2 * MAX_ANSWER_BYTES, MAX_ANSWER_BYTES, "answers that are not read yet")
+        self._vector_bytes: dict[str, int] = {}  # model to the size of its last vector
+        self._turn = asyncio.Lock()
+
+    async def expect(self, request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> None:
+        """Reserve the memory of an answer, until the end of its request.
+
+        Raises:
+            Overloaded: the memory stays full.
+        """
+        if generations[0].params.is_stream:
+            return
+        num_bytes = min(self._expected_bytes(request, name, generations), MAX_ANSWER_BYTES)
+        if num_bytes > LARGE_BYTES:
+            await self.reserve(sender_of(request), num_bytes)
+            request[FACTS].num_answer_bytes = num_bytes
+
+    def count(self, request: web.Request, name: ModelName, chunk: GenerationChunk) -> None:
+        """Count a completion of an answer, which may be larger than expected.
+
+        Raises:
+            InvalidRequest: the answer is too large.
+            Overloaded: the memory is full.
+        """
+        facts = request[FACTS]
+        if chunk.embedding is not None:
+            self._vector_bytes[name.model.id] = len(chunk.embedding)
+        facts.num_kept_bytes += _num_bytes(chunk)
+        if facts.num_kept_bytes > MAX_ANSWER_BYTES:
+            raise InvalidRequest(f"The answer has more than {MAX_ANSWER_BYTES} bytes: use a stream, or ask for less")
+        num_more = facts.num_kept_bytes - facts.num_answer_bytes
+        if num_more > 0 and facts.num_kept_bytes > LARGE_BYTES:
+            self.grow(sender_of(request), num_more)
+            facts.num_answer_bytes += num_more
+
+    async def in_turn(self, request: web.Request, slices: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield slices of JSON. All answers together make one in each round of the event loop; senders take turns."""
+        while True:
+            async with lock_of_sender(request), self._turn:
+                await asyncio.sleep(0)
+                made = next(slices, None)
+            if made is None:
+                return
+            yield made
+
+    def _fits(self, sender: str, num_bytes: int) -> bool:
+        return num_bytes <= self._num_free_bytes and self._held[sender] + num_bytes <= self._kept_bytes
+
+    def _expected_bytes(self, request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> int:
+        """Return the expected size of an answer: as it is kept, and the largest that its limits allow."""
+        params = generations[0].params
+        parameters = name.model.parameters
+        if parameters.task is not Task.GENERATE:
+            default = _VECTOR_BYTES if parameters.task is Task.EMBED else _SCORES_BYTES
+            return len(generations) * self._vector_bytes.get(name.model.id, default)
+        num_tokens = params.max_tokens if params.max_tokens < parameters.context_window else _MEAN_TOKENS
+        num_prompt_tokens = min(request[FACTS].num_body_bytes, parameters.context_window)
+        num_bytes = num_tokens * _TEXT_BYTES
+        if params.has_token_ids or params.has_logprobs:
+            num_bytes += num_tokens * _ID_BYTES
+        if params.has_logprobs:
+            num_echoed = num_prompt_tokens if params.is_echo else 0
+            num_bytes += (num_tokens + num_echoed) * (1 + params.num_top_logprobs) * LOGPROB_BYTES
+        num_scored = 0 if params.num_prompt_logprobs is None else num_prompt_tokens * (1 + params.num_prompt_logprobs)
+        return len(generations) * num_bytes + num_scored * LOGPROB_BYTES
+
+
+LARGE_ANSWERS: web.AppKey[LargeAnswers] = web.AppKey("large_answers")
+
+
+def _num_bytes(chunk: GenerationChunk) -> int:
+    ids = len(chunk.token_ids) + len(chunk.prompt_token_ids)
+    packed = sum(map(len, chunk.logprobs)) + sum(map(len, chunk.prompt_logprobs))
+    return len(chunk.text) + ids * _ID_BYTES + packed + len(chunk.embedding or b"")
