@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton.chunk_queue import MAX_UNREAD, ChunkQueue
@@ -92,6 +93,27 @@ async def test_one_long_chunk_is_never_too_much() -> None:
     for _ in range(2):
         queue.put(chunk)
         assert await queue.get() == chunk
+
+
+async def test_a_completion_without_a_stream_is_one_chunk() -> None:
+    """The engine sends many log probabilities in parts: one message with all of them held up each stream."""
+    queue = ChunkQueue("", is_stream=False, close=lambda _: None, on_end=lambda _: None)
+    reader = asyncio.create_task(queue.get())
+    (last,) = chunks("c")
+    first = GenerationChunk(text="pa", token_ids=(1, 2), logprobs=(b"1",), num_prompt_tokens=1, prompt_token_ids=(1,))
+    for part in (first, GenerationChunk(text="b", token_ids=(3,), logprobs=(b"2",), num_thinking_chars=1), last):
+        assert not reader.done()
+        queue.put(part)
+        await asyncio.sleep(0)
+    assert await reader == replace(
+        last,
+        text="pabc",
+        token_ids=(1, 2, 3),
+        logprobs=(b"1", b"2"),
+        num_prompt_tokens=1,
+        prompt_token_ids=(1,),
+        num_thinking_chars=1,
+    )
 
 
 async def test_the_end_of_the_work_is_told_before_its_reader_reads() -> None:

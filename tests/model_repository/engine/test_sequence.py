@@ -258,3 +258,12 @@ def test_an_embedding_ends_its_sequence() -> None:
     assert delta.finish_reason is FinishReason.STOP
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0)
     assert delta.details == DeltaDetails(embedding=b"\0\0\0\0")
+
+
+def test_many_log_probabilities_leave_in_parts_without_a_stream() -> None:
+    """128 completions of 2,000 tokens with 20 likely ones each left at once, and held up each stream for seconds."""
+    letters = b"a" * 1000
+    deltas = run(letters, is_stream=False, max_tokens=1000, num_logprobs=0)
+    assert [len(each.token_ids) for each in deltas] == [512, 488]
+    assert logprobs(deltas) == [-index - 1.0 for index in range(1000)]
+    assert len(run(letters, is_stream=False, max_tokens=1000)) == 1
