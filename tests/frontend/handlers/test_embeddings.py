@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from aiohttp import web
 
 from frontend.endpoints import ENDPOINTS
 from frontend.errors import ContextLengthExceeded, EngineFailed
 from frontend.fan_out import MAX_RUNNING
-from frontend.handlers import large_answers, shared_memory
-from frontend.handlers.large_answers import LARGE_ANSWERS, MAX_ANSWER_BYTES
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, TextPrompt, TokenPrompt
 from model_repository.model_parameters import Task
@@ -23,8 +19,6 @@ from tests.fakes import FakeTriton, Script, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, CLASSIFICATION, COMPLETION, EMBEDDING, MESSAGE, RERANKING, RESPONSE, SCORING
 from tests.frontend.conftest import Serve
-from tests.frontend.connections.raw_http import narrow_connection, port_of, post
-from tests.frontend.gateway.key_files import KeyFile
 
 PATH = "/v1/embeddings"
 EMBEDDER = served_model(pooling="mean")
@@ -188,51 +182,6 @@ async def test_at_most_a_bounded_number_of_inputs_runs_at_a_time(serve: Serve) -
     answer = await (await http.post(PATH, json=EMBEDDING | {"input": ["a"] * 300})).json()
     assert len(answer["data"]) == len(triton.requests) == 300
     assert max(most) == MAX_RUNNING
-
-
-async def test_a_key_that_does_not_read_its_answers_leaves_memory_to_another_key(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """2,048 letters got 10 MB and more, which stayed in memory without a bound."""
-    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
-    monkeypatch.setattr(large_answers, "MAX_ANSWER_BYTES", 10_000_000)
-    key_file = KeyFile(tmp_path / "keys.json")
-    for name in ("slow", "other"):
-        key_file.add(name)
-    large = vector(*[0.125] * 2**20)  # 4 MB, and 6 MB as JSON; two of them are more than the kernel takes
-    http = await serve(FakeTriton(large, models=[EMBEDDER]), key_file=str(key_file.path))
-    body = EMBEDDING | {"input": ["a", "b"]}
-
-    async def status(name: str) -> int:
-        async with http.post(PATH, json=body, headers=key_file.headers(name)) as response:
-            await response.json()
-            return response.status
-
-    with narrow_connection(port_of(http)) as client:
-        client.sendall(post(PATH, body, f"Authorization: Bearer {key_file.texts['slow']}"))
-        assert await asyncio.to_thread(client.recv, 1)
-        assert [await status("slow"), await status("other"), await status("slow")] == [503, 200, 503]
-    while await status("slow") == 503:
-        pass
-
-
-async def test_an_answer_has_its_memory_before_the_model_gets_its_inputs(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """40 bodies of 10 kB took the frontend to 1.4 GB before one answer had begun."""
-    apps: list[web.Application] = []
-    triton = FakeTriton(vector(1), models=[EMBEDDER])
-    http = await serve(triton, apps)
-    memory, sender = apps[0][LARGE_ANSWERS], "127.0.0.1"
-    await memory.reserve(sender, MAX_ANSWER_BYTES - 100_000)
-    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
-    large = EMBEDDING | {"input": ["a"] * 100}
-    error = await error_of(await http.post(PATH, json=large))
-    assert (error["status"], error["code"]) == (503, "overloaded")
-    assert "answers that are not read" in error["message"]
-    assert not triton.requests
-    assert (await http.post(PATH, json=EMBEDDING)).status == 200  # and now the length of a vector is known
-    assert (await http.post(PATH, json=large)).status == 200
 
 
 TASKS = {

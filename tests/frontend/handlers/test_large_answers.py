@@ -1,0 +1,123 @@
+"""Large answers without a stream: their memory, and how they are made beside other requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from frontend.handlers import large_answers, shared_memory
+from frontend.handlers.large_answers import LARGE_ANSWERS, MAX_ANSWER_BYTES
+from model_repository.contract.codec import pack_logprobs
+from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob
+from tests.fakes import USAGE, FakeTriton, chunks, served_model
+from tests.frontend.answers import error_of
+from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, RESPONSE
+from tests.frontend.conftest import Serve
+from tests.frontend.connections.raw_http import narrow_connection, port_of, post
+from tests.frontend.gateway.key_files import KeyFile
+
+CHAT_PATH = "/v1/chat/completions"
+SENDER = "127.0.0.1"
+LIKELY = {"logprobs": True, "top_logprobs": 20}
+TOP = tuple(TopLogprob(number, b"token", -0.5) for number in range(20))
+
+
+def scored(num_tokens: int) -> list[GenerationChunk]:
+    """Return a completion with the most likely tokens of each of its tokens."""
+    logprobs = pack_logprobs([TokenLogprob(1, b"a", -0.5, TOP)] * num_tokens)
+    return [GenerationChunk(text="a" * num_tokens, logprobs=logprobs, finish_reason=FinishReason.STOP, usage=USAGE)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_large"),
+    [
+        (CHAT_PATH, CHAT, False),
+        (CHAT_PATH, CHAT | {"max_tokens": 100, **LIKELY}, False),
+        (CHAT_PATH, CHAT | LIKELY, True),
+        (CHAT_PATH, CHAT | {"n": 64, "max_tokens": 500}, True),
+        (CHAT_PATH, CHAT | {"n": 64, "max_tokens": 500, "stream": True}, False),
+        (CHAT_PATH, CHAT | {"n": 128, "max_tokens": 2000, **LIKELY}, True),
+        ("/v1/completions", COMPLETION | {"n": 64, "max_tokens": 500, "logprobs": 5}, True),
+        ("/v1/completions", COMPLETION | {"prompt": "a" * 4000, "prompt_logprobs": 20}, True),
+        ("/v1/responses", RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 20}, True),
+        ("/v1/embeddings", EMBEDDING, False),
+        ("/v1/embeddings", EMBEDDING | {"input": ["a"] * 100}, True),
+    ],
+    ids=str,
+)
+async def test_an_answer_has_its_memory_before_the_model_runs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], is_large: bool
+) -> None:
+    """40 bodies of 10 kB took the frontend to 1.4 GB before one answer had begun."""
+    apps: list[web.Application] = []
+    triton = FakeTriton(chunks("a"), models=[served_model(pooling="mean" if path == "/v1/embeddings" else "")])
+    http = await serve(triton, apps)
+    await apps[0][LARGE_ANSWERS].reserve(SENDER, MAX_ANSWER_BYTES - 70_000)
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
+    response = await http.post(path, json=body)
+    assert (response.status == 503) is is_large
+    assert bool(triton.requests) is not is_large
+    if is_large:
+        error = await error_of(response)
+        assert error["code"] == "overloaded" and "answers that are not read" in error["message"]
+
+
+async def test_an_answer_that_grows_too_large_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    apps: list[web.Application] = []
+    http = await serve(FakeTriton(scored(2000)), apps)  # 500 tokens are expected
+
+    async def status() -> int:
+        async with http.post(CHAT_PATH, json=CHAT | LIKELY) as response:
+            await response.read()
+            return response.status
+
+    memory = apps[0][LARGE_ANSWERS]
+    async with memory.reserved(SENDER, MAX_ANSWER_BYTES - 400_000):
+        assert await status() == 503
+    assert await status() == 200
+    async with memory.reserved(SENDER, MAX_ANSWER_BYTES):
+        pass  # all of it: nothing is held after an answer
+    monkeypatch.setattr(large_answers, "MAX_ANSWER_BYTES", 400_000)
+    assert await status() == 400
+
+
+async def test_a_key_that_does_not_read_its_answers_leaves_memory_to_another_key(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Answers of 10 MB and more stayed in memory without a bound."""
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
+    monkeypatch.setattr(large_answers, "MAX_ANSWER_BYTES", 5_000_000)
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("slow", "other"):
+        key_file.add(name)
+    # 2 MB each, and 6 MB as JSON: two of them are more than the kernel takes
+    http = await serve(FakeTriton(scored(6000)), key_file=str(key_file.path))
+    body = CHAT | LIKELY | {"n": 2}
+
+    async def status(name: str) -> int:
+        async with http.post(CHAT_PATH, json=body, headers=key_file.headers(name)) as response:
+            await response.read()
+            return response.status
+
+    with narrow_connection(port_of(http)) as client:
+        client.sendall(post(CHAT_PATH, body, f"Authorization: Bearer {key_file.texts['slow']}"))
+        assert await asyncio.to_thread(client.recv, 1)
+        assert [await status("slow"), await status("other"), await status("slow")] == [503, 200, 503]
+    while await status("slow") == 503:
+        pass
+
+
+async def test_other_requests_are_answered_while_an_answer_is_made(serve: Serve) -> None:
+    """A request of 170 bytes stopped all others for seconds."""
+    http = await serve(FakeTriton(lambda request: scored(500 if request.params.has_logprobs else 1)))
+    async with http.post(CHAT_PATH, json=CHAT | LIKELY | {"n": 16}) as large:
+        reading = asyncio.create_task(large.read())
+        for _ in range(3):
+            assert (await http.post(CHAT_PATH, json=CHAT)).status == 200
+            assert not reading.done()
+        answer = await reading
+        assert len(answer) > 10_000_000 and "Content-Length" not in large.headers
