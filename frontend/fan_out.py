@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import cast
 
@@ -17,22 +17,20 @@ _QUEUED_PER_STREAM = 2  # chunks in the queue; with a full queue the streams wai
 type Stream = AbstractAsyncContextManager[Chunks]
 
 
-def merged(streams: Sequence[Stream]) -> Stream:
+def merged(streams: Iterator[Stream], num_streams: int) -> Stream:
     """Return the chunks of all streams in the order of arrival.
 
     At most MAX_RUNNING run; each next one begins at the end of another. The first error of a stream is raised. Leaving
     the chunks, or an error, leaves every stream.
     """
-    return streams[0] if len(streams) == 1 else aclosing(_merged(streams))
+    return next(streams) if num_streams == 1 else aclosing(_merged(streams, min(num_streams, MAX_RUNNING)))
 
 
-async def _merged(streams: Sequence[Stream]) -> Chunks:
-    num_running = min(len(streams), MAX_RUNNING)
+async def _merged(streams: Iterator[Stream], num_running: int) -> Chunks:
     queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None] = asyncio.Queue(
         _QUEUED_PER_STREAM * num_running
     )
-    waiting = iter(streams)
-    tasks = [asyncio.create_task(_pump(waiting, queue)) for _ in range(num_running)]
+    tasks = [asyncio.create_task(_pump(streams, queue)) for _ in range(num_running)]
     try:
         while num_running:
             item = await queue.get()

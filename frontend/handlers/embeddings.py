@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from frontend.handlers.call import Call
@@ -14,6 +16,8 @@ from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests,
 async def embed(call: Call[EmbeddingRequest]) -> web.StreamResponse:
     """POST /v1/embeddings: each input is a prompt of its own, in a place of its own."""
     body = call.body
-    requests = embedding_to_requests(body, call.name, call.request[FACTS].request_id)
+    to_requests = partial(embedding_to_requests, body, call.name, call.request[FACTS].request_id)
     reply = EmbeddingReply(body, call.name)
-    return await answer_each(call, requests, reply, lambda index: place_of("input", body.input, index))
+    return await answer_each(
+        call, len(body.input), to_requests, reply, lambda index: place_of("input", body.input, index)
+    )

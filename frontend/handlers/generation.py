@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -29,6 +30,7 @@ from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
+from model_repository.model_parameters import Task
 
 
 @asynccontextmanager
@@ -46,7 +48,8 @@ async def admitted_to(
     triton, limits = request.app[TRITON], request.app.get(LIMITS)
     triton.require_available(model_id)
     with request.app[OBSERVER].in_flight(model_id):
-        await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
+        if call.name.model.parameters.task is Task.GENERATE:
+            await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
         if limits is None:
             yield Admitted(
                 generations,
@@ -58,14 +61,20 @@ async def admitted_to(
 
 
 async def answer_each(
-    call: Call[Any], generations: Sequence[GenerationRequest], reply: WholeReply, place_of: Callable[[int], str]
+    call: Call[Any],
+    num_prompts: int,
+    to_requests: Callable[[], Sequence[GenerationRequest]],
+    reply: WholeReply,
+    place_of: Callable[[int], str],
 ) -> web.StreamResponse:
     """Answer a body of many prompts, each with a generation of its own.
 
     Args:
+        to_requests: makes a request for each prompt. These are larger than the body, so they have memory first.
         place_of: returns the place of a prompt in the body, for the error of one.
     """
-    async with admitted_to(call, generations) as admitted:
+    await call.request.app[LARGE_ANSWERS].expect_vectors(call.request, call.name, num_prompts)
+    async with admitted_to(call, to_requests()) as admitted:
         try:
             return await Generation(call, admitted, reply).whole()
         except InvalidRequest as exc:
@@ -87,7 +96,8 @@ class Generation[Writer: WholeReply]:
         self._facts.id, self._facts.stream = reply.id, self._record
 
     def _chunks(self) -> Stream:
-        return merged([self._admitted.running(*each) for each in enumerate(self._admitted.generations)])
+        generations, running = self._admitted
+        return merged(itertools.starmap(running, enumerate(generations)), len(generations))
 
     async def whole(self) -> web.StreamResponse:
         """Answer with the only chunk of each completion, in the order of the request.

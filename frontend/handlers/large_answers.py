@@ -23,6 +23,7 @@ _ID_BYTES = 36  # a token's id in a list
 _MEAN_TOKENS = 512  # expected of a completion without a limit
 _VECTOR_BYTES = 4096  # expected of a model's first vector
 _SCORES_BYTES = 256  # the same with scores
+_REQUEST_BYTES = 2048  # a prompt's request, from its admission to its end
 
 
 class LargeAnswers(SharedMemory):
@@ -34,17 +35,23 @@ class LargeAnswers(SharedMemory):
         self._turn = asyncio.Lock()
 
     async def expect(self, request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> None:
-        """Reserve the memory of an answer, until the end of its request.
+        """Reserve the memory of completions without a stream, until the end of the request.
 
         Raises:
             Overloaded: the memory stays full.
         """
-        if generations[0].params.is_stream:
-            return
-        num_bytes = min(self._expected_bytes(request, name, generations), MAX_ANSWER_BYTES)
-        if num_bytes > LARGE_BYTES:
-            await self.reserve(sender_of(request), num_bytes)
-            request[FACTS].num_answer_bytes = num_bytes
+        if not generations[0].params.is_stream:
+            await self._reserve_for(request, _expected_bytes(request, name, generations))
+
+    async def expect_vectors(self, request: web.Request, name: ModelName, num_prompts: int) -> None:
+        """Reserve the memory of vectors, or of scores, and of the requests for them.
+
+        Raises:
+            Overloaded: the memory stays full.
+        """
+        expected = _VECTOR_BYTES if name.model.parameters.task is Task.EMBED else _SCORES_BYTES
+        size = _REQUEST_BYTES + self._vector_bytes.get(name.model.id, expected)
+        await self._reserve_for(request, num_prompts * size)
 
     def count(self, request: web.Request, name: ModelName, chunk: GenerationChunk) -> None:
         """Count a completion of an answer, which may be larger than expected.
@@ -77,26 +84,29 @@ class LargeAnswers(SharedMemory):
     def _fits(self, sender: str, num_bytes: int) -> bool:
         return num_bytes <= self._num_free_bytes and self._held[sender] + num_bytes <= self._kept_bytes
 
-    def _expected_bytes(self, request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> int:
-        """Return the expected size of an answer: as it is kept, and the largest that its limits allow."""
-        params = generations[0].params
-        parameters = name.model.parameters
-        if parameters.task is not Task.GENERATE:
-            default = _VECTOR_BYTES if parameters.task is Task.EMBED else _SCORES_BYTES
-            return len(generations) * self._vector_bytes.get(name.model.id, default)
-        num_tokens = params.max_tokens if params.max_tokens < parameters.context_window else _MEAN_TOKENS
-        num_prompt_tokens = min(request[FACTS].num_body_bytes, parameters.context_window)
-        num_bytes = num_tokens * _TEXT_BYTES
-        if params.has_token_ids or params.has_logprobs:
-            num_bytes += num_tokens * _ID_BYTES
-        if params.has_logprobs:
-            num_echoed = num_prompt_tokens if params.is_echo else 0
-            num_bytes += (num_tokens + num_echoed) * (1 + params.num_top_logprobs) * LOGPROB_BYTES
-        num_scored = 0 if params.num_prompt_logprobs is None else num_prompt_tokens * (1 + params.num_prompt_logprobs)
-        return len(generations) * num_bytes + num_scored * LOGPROB_BYTES
+    async def _reserve_for(self, request: web.Request, num_bytes: int) -> None:
+        if num_bytes > LARGE_BYTES:
+            num_bytes = min(num_bytes, MAX_ANSWER_BYTES)
+            await self.reserve(sender_of(request), num_bytes)
+            request[FACTS].num_answer_bytes = num_bytes
 
 
 LARGE_ANSWERS: web.AppKey[LargeAnswers] = web.AppKey("large_answers")
+
+
+def _expected_bytes(request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> int:
+    """Return the size of completions, as they are kept, of the most tokens that their limits allow."""
+    params, window = generations[0].params, name.model.parameters.context_window
+    num_tokens = params.max_tokens if params.max_tokens < window else min(window, _MEAN_TOKENS)
+    num_prompt_tokens = min(request[FACTS].num_body_bytes, window)
+    num_bytes = num_tokens * _TEXT_BYTES
+    if params.has_token_ids or params.has_logprobs:
+        num_bytes += num_tokens * _ID_BYTES
+    if params.has_logprobs:
+        num_echoed = num_prompt_tokens if params.is_echo else 0
+        num_bytes += (num_tokens + num_echoed) * (1 + params.num_top_logprobs) * LOGPROB_BYTES
+    num_scored = 0 if params.num_prompt_logprobs is None else num_prompt_tokens * (1 + params.num_prompt_logprobs)
+    return len(generations) * num_bytes + num_scored * LOGPROB_BYTES
 
 
 def _num_bytes(chunk: GenerationChunk) -> int:

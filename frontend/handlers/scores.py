@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from frontend.handlers.call import Call
@@ -32,13 +34,17 @@ async def score(call: Call[ScoreRequest]) -> web.StreamResponse:
 
 async def _answer_pairs(call: Call[RerankRequest] | Call[ScoreRequest], reply: WholeReply) -> web.StreamResponse:
     body = call.body
-    requests = pairs_to_requests(body, call.name, call.request[FACTS].request_id)
-    return await answer_each(call, requests, reply, lambda index: place_of_longer(body, body.pairs()[index], index))
+    to_requests, pairs = partial(pairs_to_requests, body, call.name, call.request[FACTS].request_id), body.pairs()
+    return await answer_each(
+        call, len(pairs), to_requests, reply, lambda index: place_of_longer(body, pairs[index], index)
+    )
 
 
 async def classify(call: Call[ClassifyRequest]) -> web.StreamResponse:
     """POST /v1/classify: a label for each input."""
     body = call.body
-    requests = texts_to_requests(body, call.name, call.request[FACTS].request_id)
+    to_requests = partial(texts_to_requests, body, call.name, call.request[FACTS].request_id)
     reply = ClassifyReply(body, call.name)
-    return await answer_each(call, requests, reply, lambda index: place_of("input", body.input, index))
+    return await answer_each(
+        call, len(body.input), to_requests, reply, lambda index: place_of("input", body.input, index)
+    )

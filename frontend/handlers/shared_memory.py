@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,11 @@ from contextlib import asynccontextmanager
 from frontend.errors import Overloaded
 
 _WAIT_S = 30.0  # longest wait for memory
+_RETURNED_BYTES, _RETURN_S = 1_048_576, 2.0  # freed pieces of this size go back to the system after this time
+_MAX_WAITING = 128  # pieces of one sender that wait: each has a request in memory
+
+
+_malloc_trim = ctypes.CDLL(None).malloc_trim  # some 10 ms for 100 MB, without Python's lock
 
 
 class SharedMemory:
@@ -26,6 +32,7 @@ class SharedMemory:
         self._kept_bytes = kept_bytes
         self._purpose = purpose
         self._held: Counter[str] = Counter()  # bytes of each sender
+        self._returning: asyncio.TimerHandle | None = None
         self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}  # senders and bytes, in order of arrival
 
     async def reserve(self, sender: str, num_bytes: int) -> None:
@@ -34,6 +41,8 @@ class SharedMemory:
         Raises:
             Overloaded: the memory stays full.
         """
+        if [each for each, _ in self._waiting.values()].count(sender) >= _MAX_WAITING:
+            raise self._full()
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[granted] = sender, num_bytes
         self._grant()
@@ -64,6 +73,8 @@ class SharedMemory:
         self._held[sender] -= num_bytes
         self._held += Counter()  # drops senders that hold nothing
         self._grant()
+        if num_bytes >= _RETURNED_BYTES and self._returning is None:
+            self._returning = asyncio.get_running_loop().call_later(_RETURN_S, self._return)
 
     @asynccontextmanager
     async def reserved(self, sender: str, num_bytes: int) -> AsyncIterator[None]:
@@ -77,6 +88,11 @@ class SharedMemory:
             yield
         finally:
             self.release(sender, num_bytes)
+
+    def _return(self) -> None:
+        """Return freed memory to the system: glibc keeps all that is below the last piece in use, and that is most."""
+        self._returning = None
+        asyncio.get_running_loop().run_in_executor(None, _malloc_trim, 0)
 
     def _grant(self) -> None:
         """Give free memory to those that wait."""

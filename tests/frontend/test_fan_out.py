@@ -40,7 +40,7 @@ class Source:
 
 
 def merge(*sources: Source) -> Stream:
-    return merged([aclosing(source.stream(index)) for index, source in enumerate(sources)])
+    return merged((aclosing(source.stream(index)) for index, source in enumerate(sources)), len(sources))
 
 
 async def read(sources: Sequence[Source]) -> list[tuple[int, str]]:

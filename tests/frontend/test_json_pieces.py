@@ -17,11 +17,14 @@ EAGER: dict[str, Any] = {
 }
 
 
+def item(values: list[int], text: str | None) -> dict[str, Any]:
+    return {"c": lazy_list(lambda: values), "d": text}
+
+
 def lazy() -> dict[str, Any]:
-    items = ({"c": lazy_list(lambda each=each: each["c"]), "d": each["d"]} for each in EAGER["b"])
     return {
         "a": lazy_list(lambda: ()),
-        "b": lazy_list(lambda: items),
+        "b": lazy_list(lambda: (item(each["c"], each["d"]) for each in EAGER["b"])),
         "e": {"f": lazy_list(lambda: [0.5]), "g": lazy_list(list)},
     }
 
