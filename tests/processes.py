@@ -35,6 +35,12 @@ def command_line(pid: int) -> bytes:
     return _read(pid, "cmdline")
 
 
+def memory_bytes(pid: int) -> int:
+    """Return the memory that a process has now."""
+    lines = _read(pid, "status").decode().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
 def max_memory_bytes(pid: int) -> int:
     """Return the most memory that a process has ever had."""
     lines = _read(pid, "status").decode().splitlines()
