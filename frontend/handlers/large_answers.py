@@ -11,7 +11,7 @@ from frontend.errors import InvalidRequest
 from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.shared_memory import SharedMemory
 from frontend.request_context import FACTS, lock_of_sender, sender_of
-from frontend.triton.chunk_queue import LOGPROB_BYTES
+from frontend.triton.chunk_queue import ID_BYTES, LOGPROB_BYTES, size_bytes
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
@@ -19,7 +19,6 @@ from model_repository.model_parameters import Task
 
 MAX_ANSWER_BYTES = 2**27  # of one answer, and of all answers of a sender
 _TEXT_BYTES = 8  # a token's text
-_ID_BYTES = 36  # a token's id in a list
 _MEAN_TOKENS = 512  # expected of a completion without a limit
 _VECTOR_BYTES = 4096  # expected of a model's first vector
 _SCORES_BYTES = 256  # the same with scores
@@ -63,7 +62,7 @@ class LargeAnswers(SharedMemory):
         facts = request[FACTS]
         if chunk.embedding is not None:
             self._vector_bytes[name.model.id] = len(chunk.embedding)
-        facts.num_kept_bytes += _num_bytes(chunk)
+        facts.num_kept_bytes += size_bytes(chunk)
         if facts.num_kept_bytes > MAX_ANSWER_BYTES:
             raise InvalidRequest(f"The answer has more than {MAX_ANSWER_BYTES} bytes: use a stream, or ask for less")
         num_more = facts.num_kept_bytes - facts.num_answer_bytes
@@ -101,15 +100,9 @@ def _expected_bytes(request: web.Request, name: ModelName, generations: Sequence
     num_prompt_tokens = min(request[FACTS].num_body_bytes, window)
     num_bytes = num_tokens * _TEXT_BYTES
     if params.has_token_ids or params.has_logprobs:
-        num_bytes += num_tokens * _ID_BYTES
+        num_bytes += num_tokens * ID_BYTES
     if params.has_logprobs:
         num_echoed = num_prompt_tokens if params.is_echo else 0
         num_bytes += (num_tokens + num_echoed) * (1 + params.num_top_logprobs) * LOGPROB_BYTES
     num_scored = 0 if params.num_prompt_logprobs is None else num_prompt_tokens * (1 + params.num_prompt_logprobs)
     return len(generations) * num_bytes + num_scored * LOGPROB_BYTES
-
-
-def _num_bytes(chunk: GenerationChunk) -> int:
-    ids = len(chunk.token_ids) + len(chunk.prompt_token_ids)
-    packed = sum(map(len, chunk.logprobs)) + sum(map(len, chunk.prompt_logprobs))
-    return len(chunk.text) + ids * _ID_BYTES + packed + len(chunk.embedding or b"")

@@ -16,7 +16,7 @@ import grpc.aio
 
 from frontend import errors
 from frontend.errors import APIError
-from frontend.triton.chunk_queue import ChunkQueue
+from frontend.triton.chunk_queue import ChunkQueue, UnreadBytes
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.messages import infer_request, payload_of
 from model_repository.contract.codec import pack, pack_batch, unpack
@@ -65,6 +65,7 @@ class MultiplexedCall:
         ensemble: the model's.
         on_end: called with this object once it takes no more requests, and the cancel keys of those that run.
         fetch_epoch: returns the engine's epoch; None: it did not answer.
+        unread: counts the memory of unread chunks.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class MultiplexedCall:
         *,
         on_end: Callable[[MultiplexedCall, list[str]], None],
         fetch_epoch: Callable[[], Awaitable[int | None]],
+        unread: UnreadBytes,
     ) -> None:
+        self._unread = unread
         self._ensemble = ensemble
         self._key = secrets.token_hex(16)  # a secret: never logged, and only sent to Triton
         self._on_end = on_end
@@ -131,6 +134,8 @@ class MultiplexedCall:
         queue = self._queues[number] = ChunkQueue(
             request.params.cancel_key,
             is_stream=request.params.is_stream,
+            sender=request.params.sender,
+            unread=self._unread,
             close=lambda is_cancelled: self._close_queue(number, is_cancelled=is_cancelled),
             on_end=on_end,
         )
@@ -232,6 +237,8 @@ class MultiplexedCall:
     def _close_queue(self, number: int, *, is_cancelled: bool) -> None:
         """Forget a number, and ignore later chunks for it. A call that needs rotation ends with its last number."""
         queue = self._queues.pop(number, None)
+        if queue is not None:
+            queue.drop()
         if queue is None or self._unsent.pop(number, None) is not None:
             return
         if is_cancelled:

@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from frontend.errors import APIError, ReaderTooSlow
+from frontend.errors import APIError, Overloaded, ReaderTooSlow
 from model_repository.contract.output import GenerationChunk, Usage
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
+MAX_UNREAD_BYTES = 2**27  # of one sender; beyond them, readers that are behind are disconnected
+_MIN_UNREAD_BYTES = 65_536  # of a reader that is behind
+_CHUNK_BYTES = 256  # a chunk without its contents
+ID_BYTES = 36  # a token id in a list
 LOGPROB_BYTES = 24  # a log probability as it comes, about
+
+
+class UnreadBytes:
+    """The memory of all unread chunks from a Triton, by sender."""
+
+    def __init__(self) -> None:
+        self._by_sender: Counter[str] = Counter()
+        self._num_bytes = 0
+
+    def add(self, sender: str, num_bytes: int) -> None:
+        """Count bytes; a negative number when they are read or dropped."""
+        self._num_bytes += num_bytes
+        self._by_sender[sender] += num_bytes
+        if not self._by_sender[sender]:
+            del self._by_sender[sender]
+
+    def is_full(self, sender: str) -> bool:
+        """Whether a sender has too many, or all senders together."""
+        return self._by_sender[sender] > MAX_UNREAD_BYTES or self._num_bytes > 2 * MAX_UNREAD_BYTES
 
 
 class ChunkQueue:
@@ -23,6 +46,8 @@ class ChunkQueue:
     Args:
         cancel_key: of the request.
         is_stream: otherwise its reader gets one chunk, the whole completion.
+        sender: of the request.
+        unread: counts the memory of all queues.
         close: called when its reader leaves, or is too slow; with True, it has the engine cancel the request.
         on_end: called once the engine has no more work for the request, with what it used; None: it was cancelled.
     """
@@ -32,6 +57,8 @@ class ChunkQueue:
         cancel_key: str,
         *,
         is_stream: bool = True,
+        sender: str = "",
+        unread: UnreadBytes | None = None,
         close: Callable[[bool], None],
         on_end: Callable[[Usage | None], None],
     ) -> None:
@@ -43,6 +70,9 @@ class ChunkQueue:
         self._num_unread = 0
         self._chunks: deque[GenerationChunk] = deque()
         self._is_stream = is_stream
+        self._sender = sender
+        self._unread = unread or UnreadBytes()
+        self._num_bytes = 0
         self._parts: list[GenerationChunk] = []  # of a whole completion, until its end
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -51,6 +81,10 @@ class ChunkQueue:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
+            self._count(_num_bytes(chunk))
+            if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
+                self._overflow(ReaderTooSlow() if self._is_stream else Overloaded("The answer is too large."))
+                return
             if not self._is_stream:
                 self._parts.append(chunk)
                 if chunk.finish_reason is None:
@@ -58,7 +92,7 @@ class ChunkQueue:
                 chunk, self._parts = joined(self._parts), []
             self._num_unread += 1 if chunk.is_text else _weight(chunk)
             if self._num_unread > MAX_UNREAD and self._chunks:
-                self._overflow()
+                self._overflow(ReaderTooSlow())
                 return
             self._chunks.append(chunk)
             self._wake()
@@ -97,19 +131,32 @@ class ChunkQueue:
         chunk = self._chunks.popleft()
         self._num_unread -= 1 if chunk.is_text else _weight(chunk)
         if not self._chunks or not chunk.is_text:
+            self._count(-_num_bytes(chunk) if self._chunks else -self._num_bytes)
             return chunk
         texts = [chunk.text]
         while self._chunks and self._chunks[0].is_text:
             texts.append(self._chunks.popleft().text)
         self._num_unread -= len(texts) - 1
-        return GenerationChunk(text="".join(texts))
+        text = "".join(texts)
+        self._count(-len(texts) * _CHUNK_BYTES - len(text))
+        return GenerationChunk(text=text)
 
-    def _overflow(self) -> None:
-        """Drop all chunks: they are useless without the rest. The reader may be stuck, so this cancels the request."""
+    def drop(self) -> None:
+        """Free the memory of a queue without a reader."""
         self._chunks.clear()
-        self.fail(ReaderTooSlow())
+        self._parts.clear()
+        self._count(-self._num_bytes)
+
+    def _overflow(self, error: APIError) -> None:
+        """Drop all chunks: they are useless without the rest. The reader may be stuck, so this cancels the request."""
+        self.drop()
+        self.fail(error)
         self.close(True)
         self._on_end(None)
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._unread.add(self._sender, num_bytes)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -119,6 +166,17 @@ class ChunkQueue:
 def _weight(chunk: GenerationChunk) -> int:
     """Number of tokens that a chunk counts as."""
     return 1 + len(chunk.token_ids) + sum(map(len, chunk.logprobs)) // LOGPROB_BYTES
+
+
+def _num_bytes(chunk: GenerationChunk) -> int:
+    return _CHUNK_BYTES + len(chunk.text) if chunk.is_text else _CHUNK_BYTES + size_bytes(chunk)
+
+
+def size_bytes(chunk: GenerationChunk) -> int:
+    """Return the memory of a chunk's contents."""
+    ids = len(chunk.token_ids) + len(chunk.prompt_token_ids)
+    packed = sum(map(len, chunk.logprobs)) + sum(map(len, chunk.prompt_logprobs))
+    return len(chunk.text) + ids * ID_BYTES + packed + len(chunk.embedding or b"")
 
 
 def joined(parts: Sequence[GenerationChunk]) -> GenerationChunk:

@@ -14,7 +14,7 @@ from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.call import MultiplexedCall
 from frontend.triton.channel import TritonChannel
-from frontend.triton.chunk_queue import ChunkQueue
+from frontend.triton.chunk_queue import ChunkQueue, UnreadBytes
 from model_repository.contract.output import Usage
 from model_repository.contract.request import GenerationRequest
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
@@ -49,6 +49,7 @@ class Generations:
         self._cancel = cancel
         self._fetch_epoch = fetch_epoch
         self._calls: dict[str, list[MultiplexedCall]] = {}  # ensemble to calls; the last one gets the next request
+        self._unread = UnreadBytes()
         self._background: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -137,6 +138,7 @@ class Generations:
                 ensemble,
                 on_end=functools.partial(self._forget_call, ensemble),
                 fetch_epoch=functools.partial(self._fetch_epoch, ensemble),
+                unread=self._unread,
             )
             calls.append(call)
             self._spawn(call.run())

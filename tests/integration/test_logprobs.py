@@ -20,6 +20,7 @@ SHAPED: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 1, "seed": 2, "repetition_penalty": 1.4, "presence_penalty": 1},
     "bias": {"temperature": 1, "seed": 3, "logit_bias": {"11": 5, "12": -100}},
     "mirostat": {"temperature": 1, "seed": 4, "mirostat_target": 2},
+    "in parts": {"temperature": 0, "ignore_eos": True, "max_tokens": 100, "top_logprobs": 20},
     "structured_output": {"temperature": 1, "seed": 5, "response_format": {"type": "regex", "regex": "[a-f ]{12}"}},
 }
 
@@ -36,7 +37,7 @@ def tokenize(api: Api, text: str) -> list[int]:
 
 @pytest.mark.parametrize(("shape", "question"), [*zip(SHAPED, itertools.cycle(QUESTIONS), strict=False)])
 def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, question: str, shape: str) -> None:
-    fields = SHAPED[shape] | {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "max_tokens": 40}
+    fields = {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "max_tokens": 40} | SHAPED[shape]
     choice = api.ask(CHAT, question, **fields).choice
     prompt, ids, content = tokenize(api, chat_text(question)), choice["token_ids"], choice["logprobs"]["content"]
     assert len(ids) == len(content) > 0
@@ -45,7 +46,7 @@ def test_they_equal_those_of_the_raw_logits(api: Api, raw_model: RawModel, quest
     assert reported == pytest.approx(list(raw[range(len(ids)), ids]), abs=1e-3)
     for item, row in zip(content, raw, strict=True):
         top = [each["logprob"] for each in item["top_logprobs"]]
-        assert top == pytest.approx(sorted(row, reverse=True)[:3], abs=1e-3)
+        assert top == pytest.approx(sorted(row, reverse=True)[: fields["top_logprobs"]], abs=1e-3)
 
 
 def test_a_long_prompt_is_scored_over_several_steps(api: Api, raw_model: RawModel) -> None:

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from frontend import errors
-from frontend.triton.chunk_queue import MAX_UNREAD, ChunkQueue
+from frontend.triton import chunk_queue
+from frontend.triton.chunk_queue import MAX_UNREAD, ChunkQueue, UnreadBytes
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import chunks
 
@@ -93,6 +94,48 @@ async def test_one_long_chunk_is_never_too_much() -> None:
     for _ in range(2):
         queue.put(chunk)
         assert await queue.get() == chunk
+
+
+@pytest.mark.parametrize(("is_stream", "error"), [(True, errors.ReaderTooSlow), (False, errors.Overloaded)])
+async def test_all_readers_of_a_sender_have_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, is_stream: bool, error: type[errors.APIError]
+) -> None:
+    """128 completions with 16,384 unread tokens each took half a gigabyte, and a sender may have many requests."""
+    monkeypatch.setattr(chunk_queue, "MAX_UNREAD_BYTES", 2**20)
+    unread = UnreadBytes()
+
+    def queue_of(sender: str) -> ChunkQueue:
+        return ChunkQueue(
+            "", is_stream=is_stream, sender=sender, unread=unread, close=lambda _: None, on_end=lambda _: None
+        )
+
+    slow, other = [queue_of("slow") for _ in range(17)], queue_of("other")
+    part = GenerationChunk(text="a", logprobs=(b"a" * 63_000,))
+    for queue in slow:
+        queue.put(part)
+    assert unread.is_full("slow") and not unread.is_full("other")
+    other.put(part)
+    fast = queue_of("slow")
+    fast.put(*chunks("b"))
+    slow[0].put(part)
+    with pytest.raises(error):
+        await slow[0].get()
+    assert await fast.get() == chunks("b")[0]
+    for queue in slow:
+        queue.drop()
+    assert not unread.is_full("slow")
+    assert unread._by_sender.keys() == {"other"}
+
+
+async def test_memory_is_free_once_it_is_read() -> None:
+    unread = UnreadBytes()
+    queue = ChunkQueue("", sender="a", unread=unread, close=lambda _: None, on_end=lambda _: None)
+    for chunk in (text("a"), text("b"), GenerationChunk(text="c", token_ids=(3,)), text("d"), *chunks("e")):
+        queue.put(chunk)
+    for _ in range(4):
+        assert unread._by_sender
+        await queue.get()
+    assert not unread._by_sender
 
 
 async def test_a_completion_without_a_stream_is_one_chunk() -> None:

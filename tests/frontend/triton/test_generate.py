@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton.client import TritonClient
@@ -29,7 +30,8 @@ async def test_chunks_arrive_as_the_stages_sent_them(
     sent = chunks("Grüße", " 🙂", "", finish_reason=FinishReason.LENGTH)
     server.script = list(sent)
     *pieces, last = await completion_of(client, asked)
-    assert ("".join(piece.text for piece in pieces), last) == ("Grüße 🙂", sent[-1])
+    assert "".join(each.text for each in (*pieces, last)) == "Grüße 🙂"
+    assert (replace(last, text=""), bool(pieces)) == (sent[-1], asked.params.is_stream)
 
 
 @BOTH
