@@ -58,10 +58,10 @@ def json_pieces(value: Any) -> Iterator[bytes]:
         yield (b"[]" if lead == b"[" else b"]") + text
 
 
-def json_slices(value: Any, num_bytes: int) -> Iterator[bytes]:
-    """Yield the JSON of a value in slices of at least `num_bytes`; the last one is shorter, or empty."""
+def sliced(pieces: Iterable[bytes], num_bytes: int) -> Iterator[bytes]:
+    """Yield pieces in slices of at least `num_bytes`; the last one is shorter, or empty."""
     gathered = bytearray()
-    for piece in json_pieces(value):
+    for piece in pieces:
         gathered += piece
         if len(gathered) >= num_bytes:
             yield bytes(gathered)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace
 
 from frontend.errors import APIError, InvalidRequest
+from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.call import Call
-from frontend.handlers.generation import Generation, admitted_to
+from frontend.handlers.generation import Generation, admitted_to, write
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
+from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.handlers.tokenization import detokenized
+from frontend.json_pieces import sliced
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import MAX_CHOICES, CompletionRequest
 from frontend.protocol.prompts import Prompt
@@ -111,7 +115,7 @@ class Completion(Generation[Reply]):
         Raises:
             Exception: an error before the first byte.
         """
-        request, record = self._request, self._record
+        request, record, memory = self._request, self._record, self._request.app[LARGE_ANSWERS]
         encoder, unwritten = sse.EventEncoder(self._reply), b""
         response = EventStream(headers={**sse.HEADERS, **self._headers})
         num_running, has_begun = len(record.completions), False
@@ -120,11 +124,22 @@ class Completion(Generation[Reply]):
                 async with self._within_time(), self._chunks() as chunks:
                     async for index, chunk in chunks:
                         record.add(index, chunk)
-                        if not has_begun:
-                            has_begun = True
-                            await keepalive.prepare()
-                            unwritten = encoder.opening(chunk)
-                        unwritten += encoder.encode(index, chunk)
+                        if self._reply.is_numbered:  # its last event repeats the whole answer
+                            memory.count(request, self._name, chunk)
+                        if has_begun and (plain := encoder.plain(index, chunk)) is not None:
+                            unwritten += plain
+                        else:
+                            opening: Iterator[bytes] = iter(())
+                            if not has_begun:
+                                has_begun = True
+                                await keepalive.prepare()
+                                opening = encoder.opening(chunk)
+                            slices = sliced(itertools.chain(opening, encoder.encode(index, chunk)), LARGE_BYTES)
+                            unwritten += next(slices)
+                            if len(unwritten) >= LARGE_BYTES:
+                                async for made in memory.in_turn(request, slices):
+                                    await write(response, unwritten)
+                                    unwritten = made
                         num_running -= chunk.finish_reason is not None
                         if unwritten and num_running:
                             events, unwritten = unwritten, b""

@@ -16,7 +16,7 @@ from frontend.fan_out import Stream, merged
 from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.call import Call
 from frontend.handlers.large_answers import LARGE_ANSWERS
-from frontend.json_pieces import json_slices
+from frontend.json_pieces import json_pieces, sliced
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
@@ -108,7 +108,7 @@ class Generation[Writer: WholeReply]:
         body = await self._whole()
         timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
         headers = {**self._headers, "Server-Timing": timing}
-        slices = json_slices(body, LARGE_BYTES)
+        slices = sliced(json_pieces(body), LARGE_BYTES)
         first = next(slices)
         if len(first) < LARGE_BYTES:
             return web.Response(body=first, headers=headers, content_type="application/json")
@@ -133,9 +133,9 @@ class Generation[Writer: WholeReply]:
         written.content_type = "application/json"
         try:
             await written.prepare(request)
-            await _write(written, first)
+            await write(written, first)
             async for each in request.app[LARGE_ANSWERS].in_turn(request, slices):
-                await _write(written, each)
+                await write(written, each)
             await written.write_eof()
         except ConnectionResetError:
             self._facts.error_code = CLIENT_CLOSED
@@ -159,6 +159,7 @@ class Generation[Writer: WholeReply]:
             raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
 
 
-async def _write(response: web.StreamResponse, made: bytes) -> None:
+async def write(response: web.StreamResponse, made: bytes) -> None:
+    """Write bytes of any number."""
     for start in range(0, len(made), LARGE_BYTES):  # aiohttp would copy the whole
         await response.write(made[start : start + LARGE_BYTES])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from frontend.errors import APIError
-from frontend.json_pieces import json_bytes
+from frontend.json_pieces import json_bytes, json_pieces
 from frontend.translate.reply import Event, Reply
 from model_repository.contract.output import GenerationChunk
 
@@ -34,15 +34,20 @@ class EventEncoder:
         self._num_events = 0
         self.end = DONE if reply.has_done else b""  # the stream's end, also after an error
 
-    def opening(self, first: GenerationChunk) -> bytes:
-        """Return the events before the first chunk of all."""
-        return self._encoded(self._reply.opening(first))
+    def opening(self, first: GenerationChunk) -> Iterator[bytes]:
+        """Yield the pieces of the events before the first chunk of all."""
+        return self._pieces(self._reply.opening(first))
 
-    def encode(self, index: int, chunk: GenerationChunk) -> bytes:
-        """Return the events of a chunk; empty while a parser holds the text back."""
+    def encode(self, index: int, chunk: GenerationChunk) -> Iterator[bytes]:
+        """Yield the pieces of a chunk's events; none while a parser holds the text back."""
+        plain = self.plain(index, chunk)
+        return self._pieces(self._reply.events(index, chunk)) if plain is None else iter((plain,))
+
+    def plain(self, index: int, chunk: GenerationChunk) -> bytes | None:
+        """Return the event of a chunk that extends the text alone; None: it does not."""
         part = self._reply.plain_part(index, chunk)
         if part is None:
-            return self._encoded(self._reply.events(index, chunk))
+            return None
         frame = self._frames.get((index, part))
         if frame is None:
             frame = self._frames[index, part] = self._frame(index, is_thinking=chunk.num_thinking_chars > 0)
@@ -54,35 +59,40 @@ class EventEncoder:
 
     def failure(self, error: APIError) -> bytes:
         """Return the events that end the stream with an error."""
-        return self._encoded(self._reply.failure(error)) + self.end
+        return b"".join(self._pieces(self._reply.failure(error))) + self.end
 
     def _frame(self, index: int, *, is_thinking: bool) -> list[bytes]:
         """Return the bytes around the text of a plain chunk's events, and up to the number of a numbered event."""
         mark = secrets.token_hex(16)  # occurs nowhere else in the event
         sample = GenerationChunk(text=mark, num_thinking_chars=len(mark) if is_thinking else 0)
         [event] = self._reply.plain_events(index, sample)
-        encoded = self._encoded_one({**event, _NUMBER: 0}) if self._reply.is_numbered else self._encoded_one(event)
+        encoded = b"".join(self._event({**event, _NUMBER: 0} if self._reply.is_numbered else event))
         return encoded.removesuffix(b"0" + _NUMBER_END).split(_json(mark))
 
-    def _encoded(self, events: Iterable[Event]) -> bytes:
-        if self._reply.is_numbered:
-            events = [{**each, _NUMBER: self._num_events + index} for index, each in enumerate(events)]
-            self._num_events += len(events)
-        return b"".join(map(self._encoded_one, events))
+    def _pieces(self, events: Iterable[Event]) -> Iterator[bytes]:
+        for each in events:
+            if self._reply.is_numbered:
+                each = {**each, _NUMBER: self._num_events}
+                self._num_events += 1
+            yield from self._event(each)
 
-    def _encoded_one(self, payload: Event) -> bytes:
+    def _event(self, payload: Event) -> Iterator[bytes]:
         return event(payload, payload["type"] if self._reply.has_names else "")
 
 
-def event(payload: Event, name: str = "") -> bytes:
-    """Return one event with a JSON object."""
-    line = b"event: %b\n" % name.encode() if name else b""
-    return line + b"data: " + _json(payload) + b"\n\n"
+def event(payload: Event, name: str = "") -> Iterator[bytes]:
+    """Yield the pieces of one event with a JSON object."""
+    yield (b"event: %b\n" % name.encode() if name else b"") + b"data: "
+    yield from map(_on_one_line, json_pieces(payload))
+    yield b"\n\n"
 
 
 def _json(value: object) -> bytes:
     """Return a value as one line of JSON."""
-    body = json_bytes(value)
+    return _on_one_line(json_bytes(value))
+
+
+def _on_one_line(written: bytes) -> bytes:
     for raw, escaped in _LINE_BREAKS.items():
-        body = body.replace(raw, escaped)
-    return body
+        written = written.replace(raw, escaped)
+    return written

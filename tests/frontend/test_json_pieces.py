@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from frontend.json_pieces import json_bytes, json_pieces, json_slices, lazy_list
+from frontend.json_pieces import json_bytes, json_pieces, lazy_list, sliced
 
 EAGER: dict[str, Any] = {
     "a": [],
@@ -42,7 +42,7 @@ def test_items_are_made_when_their_slice_is_reached() -> None:
             made.append(number)
             yield "a" * 98
 
-    slices = json_slices({"a": lazy_list(items)}, 1000)
+    slices = sliced(json_pieces({"a": lazy_list(items)}), 1000)
     assert [(len(each) <= 1101, len(made)) for each in slices] == [(True, num) for num in (*range(10, 101, 10), 100)]
 
 

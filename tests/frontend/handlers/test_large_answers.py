@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from frontend.handlers import large_answers, shared_memory
 from frontend.handlers.large_answers import LARGE_ANSWERS, MAX_ANSWER_BYTES
@@ -150,3 +151,23 @@ async def test_other_requests_are_answered_while_an_answer_is_made(serve: Serve)
             assert not reading.done()
         answer = await reading
         assert len(answer) > 10_000_000 and "Content-Length" not in large.headers
+
+
+async def test_a_streams_large_event_is_made_beside_other_requests(serve: Serve) -> None:
+    """The last event of a response repeats all log probabilities."""
+    parts = [replace(part, finish_reason=None, usage=None) for part in scored(100) * 40]
+    script = [*parts, *chunks("a")]
+    http = await serve(FakeTriton(lambda request: script if request.params.has_logprobs else chunks("a")))
+    body = RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "stream": True}
+    async with http.post("/v1/responses", json=body) as large:
+        async for line in large.content:
+            if line.startswith(b"event: response.output_text.done"):
+                break
+        reading = asyncio.create_task(large.read())
+        for _ in range(3):
+            assert (await http.post(CHAT_PATH, json=CHAT)).status == 200
+            assert not reading.done()
+        *_, last, end = (await reading).split(b"\n\n")
+    assert not end
+    [message] = orjson.loads(last.partition(b"data: ")[2])["response"]["output"]
+    assert len(message["content"][0]["logprobs"]) == 4000

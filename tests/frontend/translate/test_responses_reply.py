@@ -269,7 +269,7 @@ def test_a_stream_that_fails_ends_with_the_error_and_the_failed_answer(error: AP
     reply.opening(GenerationChunk(text=""))
     reply.events(0, GenerationChunk(text="Hi"))
     told, failed = (
-        checked_response_event({**event, "sequence_number": number})
+        checked_response_event({**written(event), "sequence_number": number})
         for number, event in enumerate(reply.failure(error))
     )
     assert (told.type, told.message, told.code) == ("error", error.message, error.code)

@@ -37,7 +37,8 @@ def completion_reply(**fields: Any) -> CompletionReply:
 
 def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     encoder = sse.EventEncoder(reply)
-    return encoder.opening(GenerationChunk(text="")) + b"".join(encoder.encode(*each) for each in chunks)
+    opening = b"".join(encoder.opening(GenerationChunk(text="")))
+    return opening + b"".join(piece for each in chunks for piece in encoder.encode(*each))
 
 
 def responses_reply() -> ResponsesReply:
@@ -51,7 +52,7 @@ def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> by
     events = [*opening, *(event for each in chunks for event in reply.events(*each))]
     if reply.is_numbered:
         events = [{**event, "sequence_number": number} for number, event in enumerate(events)]
-    return b"".join(sse.event(event, event["type"] if reply.has_names else "") for event in events)
+    return b"".join(piece for each in events for piece in sse.event(each, each["type"] if reply.has_names else ""))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +127,8 @@ def test_text_that_a_parser_holds_back_is_no_event() -> None:
 
 
 def test_an_event_is_one_data_line_whatever_lines_a_client_knows() -> None:
-    assert sse.event({"text": "é\n"}) == 'data: {"text":"é\\n"}\n\n'.encode()
+    assert b"".join(sse.event({"text": "é\n"})) == 'data: {"text":"é\\n"}\n\n'.encode()
     text = "a\u0085b\u2028c\u2029d"
-    event = sse.event({"text": text}).decode()
+    event = b"".join(sse.event({"text": text})).decode()
     assert len(event.strip().splitlines()) == 1
     assert json.loads(event.removeprefix("data: ")) == {"text": text}

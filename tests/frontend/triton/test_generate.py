@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
@@ -18,9 +19,25 @@ from tests.fakes import chunks
 from tests.frontend.triton.generating import CANCEL, REQUEST, WHOLE, completion_of, endless, failure_of, generated
 from tests.frontend.triton.server import FakeTritonServer
 from tests.frontend.triton.test_failures import DOWN
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 BOTH = pytest.mark.parametrize("asked", [REQUEST, WHOLE], ids=["streamed", "whole"])
+
+
+async def begun(
+    client: TritonClient, generation: AsyncGenerator[GenerationChunk, None], asked: GenerationRequest
+) -> asyncio.Task[GenerationChunk]:
+    """Wait for the first chunk of the only generation, and return its reader."""
+    if asked.params.is_stream:
+        await anext(generation)
+    reader = asyncio.ensure_future(anext(generation))
+
+    def is_begun() -> bool:
+        calls = client.generations._calls.get("demo", ())
+        return any(not queue.is_waiting for call in calls for queue in call._queues.values())
+
+    await asyncio.to_thread(wait_until, is_begun, "the first chunk")
+    return reader
 
 
 @BOTH
@@ -66,11 +83,11 @@ async def test_an_aborted_generation_raises_the_error_and_sends_nothing_to_the_d
 ) -> None:
     server.script = endless()
     async with aclosing(generated(client, asked)) as generation:
-        await anext(generation)
+        ending = await begun(client, generation, asked)
         assert client.generations.abort("other__engine", errors.EngineFailed()) == 0
         assert client.generations.abort("demo__engine", errors.EngineFailed("lost")) == 1
         with pytest.raises(errors.EngineFailed, match="lost"):
-            await anext(generation)
+            await ending
     await client.engine_stats("demo", timeout_s=10)
     assert server.controls.empty()
     assert client.generations.abort("demo__engine", errors.EngineFailed()) == 0
@@ -82,7 +99,7 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
 ) -> None:
     server.script = endless()
     async with aclosing(generated(client, asked)) as generation:
-        await anext(generation)
+        ending = await begun(client, generation, asked)
         server.script = [asyncio.Event()]
         server.started.clear()
         server.take.clear()
@@ -93,7 +110,7 @@ async def test_a_lost_tokenizer_ends_unstarted_requests_and_a_lost_detokenizer_a
             await waiting
         assert client.generations.abort("demo__detokenizer", errors.EngineFailed("detokenizer")) == 1
         with pytest.raises(errors.EngineFailed, match="detokenizer"):
-            await anext(generation)
+            await ending
     # The engine lives, so it gets both; the first once more, since it may not have had the request at the first time.
     sent: list[str] = []
     while len(sent) < 3:
