@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from build_engines.errors import BuildError
 from model_repository.system.command_parser import CommandParser
+from model_repository.system.terminal_text import escape_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
+    escape_output()
     try:
         options = _parser().parse_args(arguments)
         for name in ("gguf", "httpx", "httpx2"):  # one line for each request to the hub
@@ -27,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (BuildError, OSError) as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        print(f"error: {' '.join(str(exc).splitlines())}", file=sys.stderr)  # one line, whatever a file names
         return 1
     return 0
 

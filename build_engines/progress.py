@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from model_repository.system.repeating import repeated
+from model_repository.system.terminal_text import escaped, unescaped
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Progress(tqdm):  # type: ignore[misc]
         self._is_logged = not sys.stderr.isatty()
         period_s = LOG_PERIOD_S if self._is_logged else TERMINAL_PERIOD_S
         super().__init__(
-            desc=title,
+            desc=escaped(title),
             total=total_bytes or None,
             unit="B",
             unit_scale=True,
@@ -43,7 +44,7 @@ class Progress(tqdm):  # type: ignore[misc]
             miniters=0,
             mininterval=period_s,
             delay=period_s,
-            file=io.StringIO() if self._is_logged else sys.stderr,
+            file=io.StringIO() if self._is_logged else unescaped(sys.stderr),
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
@@ -54,7 +55,7 @@ class Progress(tqdm):  # type: ignore[misc]
 
     def set(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
         """Set the number of bytes, a note behind them, and the expected number if it was unknown before."""
-        self.postfix = note
+        self.postfix = escaped(note)
         if total_bytes is not None:
             self.total = total_bytes
         self.update(done_bytes - self.n)

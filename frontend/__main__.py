@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import dataclasses
 import functools
-import io
 import json
 import os
 import secrets
@@ -22,10 +21,11 @@ from frontend.launcher.models import MODEL_OPTIONS
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
 from frontend.settings import Settings, SettingsError
-from frontend.terminal import Colour, coloured
+from frontend.terminal import Colour, print_error, write_coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
 from model_repository.system.home import add_home, conch_home
+from model_repository.system.terminal_text import escape_output
 
 if TYPE_CHECKING:
     from frontend.cli.chat_client import ChatClient
@@ -68,9 +68,7 @@ _BUILD_COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
     words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without Unicode shows `?`
+    escape_output()
     if words[0] in _BUILD_COMMANDS:
         command = [sys.executable, "-P", "-m", "build_engines", *words]  # -P: nothing of the current folder
         os.execv(sys.executable, command)
@@ -490,7 +488,8 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         for each in found:
             word, colour = ("ok     ", Colour.GREEN) if each.is_well else ("PROBLEM", Colour.RED)
-            print(f"{coloured(word, colour, sys.stdout)}  {each.subject:14}{each.text}")
+            write_coloured(word, colour, sys.stdout)
+            print(f"  {each.subject:14}{each.text}")
     return 0 if all(each.is_well for each in found) else 1
 
 
@@ -506,7 +505,7 @@ def _completion(commands: argparse._SubParsersAction[CommandParser], options: ar
 
 
 def _print_error(error: Exception) -> None:
-    print(f"{coloured('error:', Colour.RED, sys.stderr)} {error}", file=sys.stderr)
+    print_error(error, sys.stderr)
 
 
 def _api(options: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ import os
 from enum import IntEnum
 from typing import TextIO
 
+from model_repository.system.terminal_text import escaped, unescaped
+
 
 class Colour(IntEnum):
     """The numbers of ANSI's escape sequences."""
@@ -16,7 +18,16 @@ class Colour(IntEnum):
     GREEN = 32
 
 
-def coloured(text: str, colour: Colour, stream: TextIO) -> str:
-    """Return a text for a stream: in colour on a terminal, unless the variable NO_COLOR is set."""
-    is_plain = os.environ.get("NO_COLOR") or not stream.isatty()
-    return text if is_plain else f"\x1b[{colour}m{text}\x1b[0m"
+def write_coloured(text: str, colour: Colour, stream: TextIO) -> None:
+    """Write a text: in colour on a terminal, unless the variable NO_COLOR is set."""
+    if os.environ.get("NO_COLOR") or not stream.isatty():
+        stream.write(text)
+    else:
+        unescaped(stream).write(f"\x1b[{colour}m{escaped(text)}\x1b[0m")
+
+
+def print_error(error: object, stream: TextIO) -> None:
+    """Write the line of an error."""
+    write_coloured("error:", Colour.RED, stream)
+    stream.write(f" {error}\n")
+    stream.flush()

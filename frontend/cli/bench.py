@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, chosen
 from frontend.settings import SettingsError
-from frontend.terminal import Colour, coloured
+from frontend.terminal import print_error
+from model_repository.system.terminal_text import escaped, unescaped
 
 _MAX_STREAMS = 1024  # each is a thread
 _PAUSE_S = 0.2  # of a stream, after a failure
@@ -189,7 +190,7 @@ def bench(targets: Sequence[Target], load: Load, out: TextIO, err: TextIO, *, is
 
     def show(text: str) -> None:
         if err.isatty():
-            err.write(f"\r\x1b[K{text}")
+            unescaped(err).write(f"\r\x1b[K{escaped(text)}")
             err.flush()
 
     try:
@@ -212,7 +213,7 @@ def bench(targets: Sequence[Target], load: Load, out: TextIO, err: TextIO, *, is
     else:
         print(*table(targets, rows, pairs), sep="\n", file=out)
     for each in errors.values():
-        print(f"{coloured('error:', Colour.RED, err)} {len(each)} x {each[0]}", file=err)
+        print_error(f"{len(each)} x {each[0]}", err)
     return status or int(bool(errors))
 
 

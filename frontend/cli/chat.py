@@ -11,15 +11,15 @@ from typing import TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
 from frontend.cli.conversation import CommandFailed, Conversation
-from frontend.terminal import Colour, coloured
+from frontend.terminal import Colour, print_error, write_coloured
+from model_repository.system.terminal_text import STEERING, unescaped
 
 with suppress(ImportError):
     import readline  # noqa: F401  # with it, input() edits a line, and the arrow keys bring earlier ones back
 
 _QUOTES = '"""'
 _BEGINS_LINES = re.compile(rf"(/\w+\s+)?{_QUOTES}")
-# They steer a terminal, and a model may be told to write them.
-_CONTROL_CHARACTERS = dict.fromkeys({*range(32), *range(127, 160)} - {*map(ord, "\t\n")})
+_REMOVED = dict.fromkeys(STEERING)  # a model may be told to write them
 
 type Write = Callable[[str], None]
 
@@ -46,21 +46,20 @@ def chat(
         has_stats: write time and token counts of each answer.
     """
 
+    out = unescaped(out)  # a script gets an answer as the model has written it
+
     def note(text: str) -> None:
         err.write(f"{text}\n")
         err.flush()
-
-    def fail(exc: Exception) -> None:
-        note(f"{coloured('error:', Colour.RED, err)} {exc}")
 
     def show(pieces: Iterator[Piece]) -> bool:
         try:
             for kind, run in itertools.groupby(pieces, lambda piece: piece.kind):
                 with _writer(kind, out, note, is_plain=is_plain) as write:
                     for piece in run:
-                        write(piece.text.translate(_CONTROL_CHARACTERS) if out.isatty() else piece.text)
+                        write(piece.text.translate(_REMOVED) if out.isatty() else piece.text)
         except (ChatFailed, CommandFailed) as exc:
-            fail(exc)
+            print_error(exc, err)
             return False
         except KeyboardInterrupt:
             if not is_interactive:
@@ -70,7 +69,7 @@ def chat(
     try:
         conversation = Conversation(client, model, has_stats=has_stats)
     except ChatFailed as exc:
-        fail(exc)
+        print_error(exc, err)
         return 1
     if question:
         return int(not show(conversation.ask(question)))
@@ -123,7 +122,10 @@ def _writer(kind: Kind, out: TextIO, note: Write, *, is_plain: bool) -> Abstract
 @contextmanager
 def _plain(out: TextIO, *, is_dim: bool) -> Iterator[Write]:
     def write(text: str) -> None:
-        out.write(coloured(text, Colour.DIM, out) if is_dim else text)
+        if is_dim:
+            write_coloured(text, Colour.DIM, out)
+        else:
+            out.write(text)
         out.flush()
 
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed
-from frontend.terminal import Colour, coloured
+from frontend.terminal import print_error
 
 _NO_KEY = "none"  # the agents refuse to start without a key
 _KEY_VARIABLE = "CONCH_API_KEY"  # not OPENAI_API_KEY: with it, agents offer OpenAI's models too
@@ -134,8 +134,7 @@ def launch(
     command = [program, *options, *arguments]
     if shutil.which(program, path=environment.get("PATH")):
         execute(program, command, {**environment, **variables, agent.key_variable: key or _NO_KEY})
-    err.write(f"{coloured('error:', Colour.RED, err)} {program} is not on PATH. To install and start it:\n")
-    err.flush()
+    print_error(f"{program} is not on PATH. To install and start it:", err)
     exports = {name: shlex.quote(value) for name, value in variables.items()}
     exports[agent.key_variable] = '"$OPENAI_API_KEY"' if key else _NO_KEY  # a terminal keeps what it shows
     out.write(f"npm install -g {agent.package}\n")

@@ -22,9 +22,10 @@ from frontend.launcher.launcher import EVERY_ADDRESS, Interrupted, Launcher, Lau
 from frontend.launcher.triton_health import first_task, takes_chats
 from frontend.launcher.triton_server import ADDRESS
 from frontend.settings import Settings
-from frontend.terminal import Colour, coloured
+from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.model_parameters import Task
 from model_repository.system.repeating import repeated
+from model_repository.system.terminal_text import escaped_output, unescaped
 
 LOG_FILE = "serve.log"
 # Lines of the frontend that a person must see: failed requests, crashes, reloads.
@@ -66,27 +67,28 @@ def serve(
         with ExitStack() as stack, launcher:
             if is_quiet:
                 path = settings.state_dir / LOG_FILE
-                streams.append(stack.enter_context(path.open("w", encoding="utf-8")))
+                streams.append(escaped_output(stack.enter_context(path.open("w", encoding="utf-8"))))
                 _write(f"Starting Triton and the frontend. Their log is in {path}.", err)
             launcher.start()
-            with _elapsed_time("Loading the models", err if is_quiet and err.isatty() else None):
+            with _elapsed_time("Loading the models", unescaped(err) if is_quiet and err.isatty() else None):
                 model_ids = launcher.wait_until_ready()
             for text in launcher.unserved:
                 launcher.report(text)
             if talk is not None:
                 status_of_signal = 0
                 return _talk(launcher, lambda: talk(launcher.url, model_ids[0]))
-            ready = coloured("Ready:", Colour.GREEN, out)
             grpc = f"{ADDRESS}:{launcher.triton_ports.grpc}"
             steps = _first_steps(launcher.url, grpc, model_ids, launcher.frontend_settings)
-            _write(f"\n{ready} {steps}", out)
+            out.write("\n")
+            write_coloured("Ready:", Colour.GREEN, out)
+            _write(f" {steps}", out)
             launcher.watch()
     except Interrupted:
         return status_of_signal
     except (LaunchError, OSError) as exc:
         for line in exc.log if isinstance(exc, LaunchError) else ():
             _write(line, err)
-        _write(f"{coloured('error:', Colour.RED, err)} {exc}", err)
+        print_error(exc, err)
     return 1
 
 

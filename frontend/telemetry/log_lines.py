@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+
+from model_repository.system.terminal_text import escaped_output
 
 TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 REQUEST_LOGGER = "frontend.app"  # a stable name for filters of request lines
@@ -36,7 +39,7 @@ def configure_logging(log_format: str) -> None:
     """Log to standard error, as `text` or as `json`."""
     # No line shows these; to find them out would take half the time of a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(escaped_output(sys.stderr))
     handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 

@@ -73,3 +73,12 @@ def test_a_log_has_a_line_every_half_minute(clock: Clock, caplog: pytest.LogCapt
 )
 def test_durations_are_written_as_people_read_them(seconds: float, text: str) -> None:
     assert elapsed_text(seconds) == text
+
+
+def test_a_note_of_others_does_not_steer_the_terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    with Progress("title \x1b[2J", 100) as progress:
+        clock.now += 10
+        progress.set(50, "note \x07")
+    assert "title \\u001b[2J" in stream.getvalue() and "note \\u0007" in stream.getvalue()
+    assert not set("\x1b\x07") & set(stream.getvalue())
