@@ -47,6 +47,7 @@ def markdown_on(terminal: TextIO) -> Iterator[Callable[[str], None]]:
     console = Console(file=terminal)
     last = _Block("", max_lines=console.height - 1)
     space: tuple[str, ...] = ()  # above the next block
+    next_length = 0.0  # characters of the last block at which it is parsed again
 
     def finish(text: str) -> None:
         nonlocal space
@@ -54,17 +55,21 @@ def markdown_on(terminal: TextIO) -> Iterator[Callable[[str], None]]:
         space = ("",)
 
     def write(piece: str) -> None:
+        nonlocal next_length
         last.text += piece
-        if "\n" in piece:
+        if "\n" in piece and len(last.text) >= next_length:
             *lines, rest = last.text.split("\n")
             starts = [token.map[0] for token in _PARSER.parse("\n".join(lines)) if token.map and not token.level]
             last.text = "\n".join([*lines[starts[-1] if starts else 0 :], rest])
             for start, end in itertools.pairwise(starts):
                 finish("\n".join(lines[start:end]))
+            # A block that goes on is parsed less and less often, so that a long one takes time for its length alone.
+            next_length = len(last.text) * 1.25 if len(starts) < 2 else 0.0
 
     try:
         with Live(last, console=console, transient=True, refresh_per_second=10):
             yield write
+        next_length = 0.0
         write("\n")
     finally:
         finish(last.text)

@@ -2,8 +2,8 @@
 // here, links lead to http and https alone, and images are named, never loaded.
 import { codeBlock, element } from "./common.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/s;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/s;
 const ROW = /^ *\|(.*)\| *$/;
 const INLINE = new RegExp(
   [
@@ -48,21 +48,21 @@ const cells = (line, tag) =>
 
 /** Returns the nodes of a text. */
 export function blocks(text, depth = 0) {
-  const lines = text.split("\n");
+  const lines = text.split("\n").reverse(); // taken from the end, which takes no time for the others
   const nodes = [];
   while (lines.length) {
-    const line = lines.shift();
+    const line = lines.pop();
     const [, mark, language] = FENCE.exec(line) ?? [];
-    const heading = /^(#{1,6}) +(.*)$/.exec(line);
+    const heading = /^(#{1,6}) +(.*)$/s.exec(line);
     const takeWhile = (isPart) => {
       const taken = [line];
-      while (lines.length && isPart(lines[0])) taken.push(lines.shift());
+      while (lines.length && isPart(lines.at(-1))) taken.push(lines.pop());
       return taken;
     };
     if (!line.trim()) continue;
     if (mark) {
       const [, ...body] = takeWhile((next) => !next.trim().startsWith(mark));
-      lines.shift();
+      lines.pop();
       nodes.push(codeBlock(language.trim() || "text", body.join("\n")));
     } else if (heading) {
       nodes.push(element(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2])));
@@ -73,7 +73,7 @@ export function blocks(text, depth = 0) {
       nodes.push(element("blockquote", {}, ...blocks(quoted.join("\n"), depth + 1)));
     } else if (ITEM.test(line) && depth < 8) {
       nodes.push(list(takeWhile((next) => ITEM.test(next) || /^ {2,}\S/.test(next)), depth));
-    } else if (ROW.test(line) && /^[ |:-]+$/.test(lines[0] ?? "") && ROW.test(lines[0])) {
+    } else if (ROW.test(line) && /^[ |:-]+$/.test(lines.at(-1) ?? "") && ROW.test(lines.at(-1))) {
       const [head, , ...rows] = takeWhile((next) => ROW.test(next));
       const body = rows.map((row) => element("tr", {}, ...cells(row, "td")));
       nodes.push(element("table", {}, element("tr", {}, ...cells(head, "th")), ...body));

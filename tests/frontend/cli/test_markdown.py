@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 
 import pytest
+from markdown_it.token import Token
 
+from frontend.cli import markdown
 from frontend.cli.markdown import markdown_on
 
 TEXT = """\
@@ -64,3 +66,18 @@ def test_an_interrupted_answer_is_shown_as_far_as_it_came() -> None:
         write("one\n\ntw")
         raise KeyboardInterrupt
     assert out.getvalue().split() == ["one", "tw"]
+
+
+@pytest.mark.parametrize("line", ["- a\n", "a\n", "> a\n", "\n", "| a | b |\n", "word\n\n"])
+def test_a_long_block_is_parsed_a_few_times(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list was parsed as a whole at each of its lines."""
+    parsed, parse = [], markdown._PARSER.parse
+
+    def counted(text: str) -> list[Token]:
+        parsed.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(markdown._PARSER, "parse", counted)
+    lines = ["| - | - |\n", *[line] * 1000]
+    shown(*lines)
+    assert sum(map(len, parsed)) < 12 * len("".join(lines))

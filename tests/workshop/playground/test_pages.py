@@ -207,6 +207,31 @@ def test_a_hostile_answer_is_text(browser: Browser, play: Play) -> None:
     assert browser.messages() == []
 
 
+_RENDER = """
+const [texts, num_chars, done] = arguments;
+import("/pages/markdown.js").then(({ blocks }) => {
+  const time = (text) => { const start = performance.now(); blocks(text); return performance.now() - start; };
+  done(texts.map(([head, part, end]) => {
+    const of = (length) => head + part.repeat(length / part.length) + end;
+    time(of(num_chars / 8));
+    return Math.min(...[1, 2, 3].map(() => time(of(num_chars)) / (time(of(num_chars / 8)) + 0.1)));
+  }));
+});
+"""
+_HOSTILE_PARTS = [
+    *(("- ", " ", "\r"), ("# ", " ", "\r"), ("", "`", "\r"), ("1. ", " ", "\u2028"), ("", "\n", ""), ("", ">", "")),
+    *(("", "[", ""), ("", "**a ", ""), ("", "- ", "x"), ("", "|", "\r"), ("", "> \n", ""), ("", "- a\n", "")),
+]
+
+
+def test_no_text_takes_more_than_its_length(browser: Browser, play: Play) -> None:
+    """Quadratic were a line's pattern before a carriage return, and the removal of the first of many lines."""
+    play(FakeTriton(chunks("a")))
+    browser.one("#input")
+    ratios = browser.driver.execute_async_script(_RENDER, _HOSTILE_PARTS, 80_000)
+    assert {part: ratio for part, ratio in zip(_HOSTILE_PARTS, ratios, strict=True) if ratio > 30} == {}
+
+
 def test_a_call_of_a_tool_goes_on_with_the_result_that_the_reader_types(browser: Browser, play: Play) -> None:
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
     triton = FakeTriton(chunks(call))
