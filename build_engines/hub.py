@@ -21,6 +21,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
+from build_engines.json_files import is_below
 from build_engines.progress import Progress, following
 from build_engines.sentence_transformers import MODULE_FILES, MODULES, PROMPTS
 from build_engines.tensorrt_llm.imported import PYTORCH_FILES
@@ -35,6 +36,8 @@ HUB_ERRORS = (*_NETWORK_ERRORS, RuntimeError, ValueError, TypeError, LookupError
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT, _ETAG = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40,64}")  # an ETag is a sha1 or a sha256
 _NUM_DOWNLOADS = 8  # concurrent ones, as in the library
+# The rules of git-check-ref-format(1). The cache keeps the commit of a revision in a file of this name.
+_REVISION = re.compile(r"(?!.*(\.\.|//|/\.|\.lock(/|$)))(?![./])[^\x00-\x20\x7f~^:?*\[\\@]+(?<![./])", re.DOTALL)
 _REFERENCE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[^@:]+))?(:(?P<variant>[^@:]+))?")
 # A page of the hub, as people paste it, or Ollama's name of a model there.
 _ADDRESS = re.compile(
@@ -99,6 +102,9 @@ class HubRepository:
         Raises:
             BuildError: no such repository or revision, no permission, or the hub fails and nothing is downloaded.
         """
+        if _REVISION.fullmatch(reference.revision) is None:
+            rule = "expected a branch, a tag or a commit by git's rules: neither an absolute path nor `..`"
+            raise BuildError(f"{reference.repository}: revision {reference.revision!r}: {rule}")
         with _reported(reference):
             try:
                 info = huggingface_hub.HfApi().model_info(
@@ -139,11 +145,14 @@ class HubRepository:
         Files of the hub's cache are not downloaded again. The hub names a large file by its sha256, which is compared.
 
         Raises:
-            BuildError: the hub fails, no room on the disk, or a file with another digest, which is removed.
+            BuildError: the hub fails, a name leads out of the repository, no room on the disk, or a file with another
+                digest, which is removed.
         """
         for name in names:
             if name not in self.sizes:
                 raise BuildError(f"{self.reference}: {name}: no such file in the repository")
+            if not is_below(name):
+                raise BuildError(f"{self.reference}: {name!r}: not the name of a file in a repository")
         missing_bytes = sum(self.sizes[name] for name in names if not self._is_cached(name))
         storage = storage_of(self.reference.repository)
         existing = next(folder for folder in (storage, *storage.parents) if folder.exists())

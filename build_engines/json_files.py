@@ -24,6 +24,12 @@ def read_json(path: Path, *, is_optional: bool = False) -> dict[str, Any]:
     return value
 
 
+def is_below(path: str) -> bool:
+    """Whether a path in a file or of the hub stays in its folder."""
+    parts = Path(path).parts
+    return "\0" not in path and ".." not in parts and "/" not in parts[:1]
+
+
 def class_of(config: Mapping[str, Any]) -> str:
     """Return the class of a model; `none` if config.json names none."""
     return str((config.get("architectures") or ["none"])[0])
@@ -43,7 +49,9 @@ def read_json_list(path: Path) -> list[Any]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+        return value
     except FileNotFoundError as exc:
         raise BuildError(f"{path}: no such file") from exc
     except (ValueError, RecursionError) as exc:

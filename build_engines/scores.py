@@ -58,7 +58,7 @@ def read_scores(folder: Path, config: Mapping[str, Any]) -> Scores | None:
         return None
     if architecture not in _JUDGES:
         raise UnsupportedCheckpoint(f"architecture {architecture} with {LOGIT_SCORE}: expected {', '.join(_JUDGES)}")
-    judging = read_json(folder / str(path) / "config.json")
+    judging = read_json(folder / path / "config.json")
     token_ids: tuple[Any, ...] = tuple(judging.get(f"{name}_token_id") for name in ("true", "false"))
     if not all(type(each) is int and 0 <= each < int(config["vocab_size"]) for each in token_ids):
         rule = "expected two tokens, true_token_id and false_token_id"

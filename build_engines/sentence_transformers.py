@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
-from build_engines.json_files import class_of, read_json, read_json_list
+from build_engines.json_files import class_of, is_below, read_json, read_json_list
 from model_repository.engine.runtime import Pooling
 
 MODULES = "modules.json"
@@ -33,17 +33,17 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
         return Pooling.MEAN if class_of(config) in ENCODERS else None
     path = f"{module_paths(folder).get('Pooling', '1_Pooling')}/config.json"
     modes = _modes(read_json(folder / path))
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
+    if len(modes) != 1 or str(modes[0]) not in _POOLINGS:
         found = ", ".join(map(str, modes)) or "none"
         raise UnsupportedCheckpoint(f"{path}: pooling {found}: expected one of {', '.join(_POOLINGS)}")
-    return _POOLINGS[modes[0]]
+    return _POOLINGS[str(modes[0])]
 
 
-def module_paths(folder: Path) -> dict[str, Any]:
+def module_paths(folder: Path) -> dict[str, str]:
     """Return the folder of each module by its kind; none without the files.
 
     Raises:
-        UnsupportedCheckpoint: a kind is unknown; names the module.
+        UnsupportedCheckpoint: a kind is unknown, or a path leads out of the checkpoint; names the module.
         BuildError: the file is malformed.
     """
     paths = {}
@@ -51,7 +51,10 @@ def module_paths(folder: Path) -> dict[str, Any]:
         kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else ""
         if kind not in _KINDS:
             raise UnsupportedCheckpoint(f"{MODULES}: {module!r:.200}: expected a type of {', '.join(_KINDS)}")
-        paths[kind] = module.get("path")
+        path = module.get("path", "")
+        if not isinstance(path, str) or not is_below(path):
+            raise UnsupportedCheckpoint(f"{MODULES}: path={path!r:.80}: expected a folder of the checkpoint")
+        paths[kind] = path
     return paths
 
 

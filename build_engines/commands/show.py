@@ -8,14 +8,14 @@ from pathlib import Path
 
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
-from build_engines.checkpoint import named_sampling, read_chat_templates
+from build_engines.checkpoint import named_sampling, read_chat_templates, read_config, whole_number
 from build_engines.commands.build import fault_of_templates
 from build_engines.commands.list import TOO_LARGE, assignments, on_gpus, weights_text
 from build_engines.commands.plan import add_catalog_option
 from build_engines.cpu_spec import GGUF_NAME
 from build_engines.digests import Digests
 from build_engines.errors import CatalogError, NotStored
-from build_engines.hub import HubReference, HubRepository
+from build_engines.hub import HubReference, HubRepository, reference_of_address
 from build_engines.json_files import read_json
 from build_engines.llama_cpp.gguf_header import read_gguf_kind
 from build_engines.memory_fit import fit
@@ -49,7 +49,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _show(options: argparse.Namespace) -> None:
-    print("\n\n".join("\n".join(f"{name:15}{text}" for name, text in facts if text) for facts in _facts(options)))
+    print("\n\n".join("\n".join(_line(name, text) for name, text in facts if text) for facts in _facts(options)))
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:15}{' '.join(text.splitlines())}"  # a file may have named it
 
 
 def _facts(options: argparse.Namespace) -> Iterator[Facts]:
@@ -61,7 +65,8 @@ def _facts(options: argparse.Namespace) -> Iterator[Facts]:
     try:
         yield from map(_of_artifact, find(options.home, options.model))
     except NotStored:
-        reference = HubReference.find(model_id_of(options.model))
+        is_of_hub = HubReference.find(model_id_of(options.model)) is not None
+        reference = HubReference.find(reference_of_address(options.model)) if is_of_hub else None
         try:
             yield _of_entry(Catalog.load(*options.catalog).find(options.model))
         except CatalogError:
@@ -129,7 +134,8 @@ def _of_entry(entry: ModelEntry) -> Facts:
 def _of_hub(reference: HubReference, digests: Digests) -> Facts:
     repository = HubRepository.open(reference)
     folder = repository.download(repository.matching(*_TEXT_FILES), digests)
-    config = read_json(folder / "config.json", is_optional=True)
+    config, whole = read_config(folder) if "config.json" in repository.sizes else ({}, None)
+    window = config.get("max_position_embeddings")
     weights = repository.matching("*.safetensors")
     yield "model", str(reference)
     yield "artifact", "none: `conch pull` makes one"
@@ -137,8 +143,11 @@ def _of_hub(reference: HubReference, digests: Digests) -> Facts:
     for name in sorted(repository.sizes):
         if name.endswith(".gguf"):
             yield "GGUF file", f"{name}, {size_text(repository.sizes[name])}"
-    yield "architecture", ", ".join(map(str, config.get("architectures") or ()))
-    yield "context", f"{config['max_position_embeddings']:,} tokens" if "max_position_embeddings" in config else ""
+    yield "architecture", ", ".join(map(str, (whole or config).get("architectures") or ()))
+    yield (
+        "context",
+        "" if window is None else f"{whole_number('config.json: max_position_embeddings', window):,} tokens",
+    )
     if weights:
         generation = read_json(folder / "generation_config.json", is_optional=True)
         yield "defaults", ", ".join(assignments(named_sampling(generation)))

@@ -33,6 +33,8 @@ class Repository:
     commit: object = COMMIT  # that `main` names
     headers: dict[str, str] = field(default_factory=dict)  # of answers with files
     missing: set[str] = field(default_factory=set)  # such a file is listed, but not found
+    listed: set[str] = field(default_factory=set)  # names of further files
+    revisions: set[str] = field(default_factory=set)  # further names of the commit
     sent_ranges: list[str] = field(default_factory=list)  # the Range headers of requests
 
     def entry(self, path: Path) -> dict[str, Any]:
@@ -47,7 +49,8 @@ class Repository:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the description of each file."""
-        return [self.entry(path) for path in sorted(self.folder.rglob("*.*"))]
+        further = [{"type": "file", "path": name, "rfilename": name, "size": 9} for name in sorted(self.listed)]
+        return [*further, *(self.entry(path) for path in sorted(self.folder.rglob("*.*")))]
 
 
 @contextmanager
@@ -78,11 +81,12 @@ def stand_in_hub(repositories: dict[str, Repository]) -> Iterator[str]:
             ]
             self._answer(200, json.dumps(found).encode())
 
-        def _answer_api(self, owner: str, name: str, what: str, revision: str, *_: str) -> None:
+        def _answer_api(self, owner: str, name: str, what: str, *path: str) -> None:
+            revision = path[0] if what == "tree" else "/".join(path)
             repository = repositories.get(f"{owner}/{name}")
             if repository is None:
                 self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-            elif revision not in ("main", COMMIT, repository.commit):
+            elif revision not in ("main", COMMIT, repository.commit, *repository.revisions):
                 self._answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             elif what == "revision":
                 info = {"id": f"{owner}/{name}", "sha": repository.commit, "siblings": repository.entries()}

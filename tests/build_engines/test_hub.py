@@ -134,8 +134,9 @@ def test_show_says_what_a_model_of_the_hub_is_without_its_weights(
         assert main(["show", model, "--home", str(tmp_path)]) == 0
         return {line[:15].strip(): line[15:] for line in capsys.readouterr().out.splitlines()}
 
-    with hub.serving(demo=Repository(DEMO / "checkpoint"), files=Repository(gguf_folder)):
+    with hub.serving(demo=Repository(DEMO / "checkpoint", revisions={"v1"}), files=Repository(gguf_folder)):
         checkpoint, files = shown("org/demo"), shown("hf.co/org/files:Q8_0")
+        assert shown("org/demo@v1")["model"] == "org/demo@v1"
     assert checkpoint["model"] == "org/demo@main"
     assert checkpoint["architecture"] == "LlamaForCausalLM"
     assert (checkpoint["context"], checkpoint["tools"]) == ("2,048 tokens", "hermes")
@@ -441,11 +442,11 @@ class Lies:
         self.hub, self.outside = hub, hub.cache.parent / "outside"
         self.storage = hub.cache / "models--org--demo"
 
-    def refusal(self, **lies: Any) -> str:
+    def refusal(self, revision: str = "main", **lies: Any) -> str:
         """Return the error of a download from this hub. Afterwards nothing is outside of the cache."""
         with self.hub.serving(demo=Repository(DEMO / "checkpoint", **lies)) as endpoint:
             with pytest.raises(BuildError) as caught:
-                checkpoint_folder("org/demo@main", self.hub.digests)
+                checkpoint_folder(f"org/demo@{revision}", self.hub.digests)
             assert [path for path in self.hub.cache.parent.iterdir() if path != self.hub.cache] == []
             return str(caught.value).replace(f"org/demo@main: the hub {endpoint} failed: ", "")
 
@@ -481,6 +482,31 @@ def test_a_hub_cannot_name_a_file_outside_of_the_cache_by_the_digest_in_a_list(l
     path = digest.format(lies.outside)
     lfs = {"sha256": path, "oid": path, "size": 5, "pointerSize": 134}
     lies.refusal(lies={"oid": path, "blobId": path, "lfs": lfs, "xetHash": "0" * 64})
+
+
+@pytest.mark.parametrize(
+    "revision", ["../../../../outside", "{}", "a/../../b", "..", "a//b", ".a", "a.lock", "a~1", "a b"]
+)
+def test_a_revision_cannot_name_a_file_outside_of_the_cache(lies: Lies, revision: str) -> None:
+    """The cache keeps the commit of a revision in a file of its name, and a mirror may take any revision."""
+    revision = revision.format(lies.outside)
+    error = lies.refusal(revision=revision, revisions={revision})
+    assert error.startswith(f"org/demo: revision {revision!r}: expected a branch, a tag or a commit by git's rules")
+
+
+@pytest.mark.parametrize("revision", ["refs/pr/1", "feature/x", "v1.0"])
+def test_a_revision_may_have_parts(hub: Hub, revision: str) -> None:
+    with hub.serving(demo=Repository(DEMO / "checkpoint", revisions={revision})):
+        checkpoint_folder(f"org/demo@{revision}", hub.digests)
+    assert (hub.cache / "models--org--demo" / "refs" / revision).read_text() == COMMIT
+
+
+@pytest.mark.parametrize(
+    "name", ["../../1_Pooling/config.json", "/outside_Pooling/config.json", "\0_Pooling/config.json"]
+)
+def test_a_list_cannot_name_a_file_outside_of_the_cache(lies: Lies, name: str) -> None:
+    error = lies.refusal(listed={name})
+    assert error == f"org/demo@main: {name!r}: not the name of a file in a repository"
 
 
 @pytest.mark.parametrize("entry", [{"size": "many"}, {"size": [1]}, {"lfs": 7}, {"lfs": {"sha256": 1}}], ids=str)
