@@ -121,6 +121,7 @@ class RequestFacts:
     num_reserved_bytes: int = 0  # its share of the memory for large bodies
     num_answer_bytes: int = 0  # its share of the memory for large answers
     num_kept_bytes: int = 0  # of its answer so far
+    is_costly: bool = False  # its body has many bytes or values
     id: str = "-"  # the completion's
     model: str = "-"  # the name that the client used
     served_model: str = "unknown"  # the model's id

@@ -1,9 +1,10 @@
-"""Request bodies: JSON, read into bounded memory, large ones parsed off the event loop."""
+"""Request bodies: JSON, read into bounded memory; the work on costly ones is off the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import HttpVersion11, hdrs, web
@@ -19,16 +20,16 @@ from frontend.handlers.shared_memory import SharedMemory
 from frontend.protocol.body import Body
 from frontend.protocol.reading import parse
 from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
-from frontend.settings import Settings
 
 BODY_TIMEOUT_S = 60.0  # time for a body, from the end of its head
-LARGE_BYTES = 65_536  # parsing takes about a millisecond
+LARGE_BYTES = 65_536  # more than this counts as memory
+_MANY_VALUES = 2_500  # commas and colons: checking and translating so many values takes some ten milliseconds
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
 
 class LargeBodies(SharedMemory):
-    """Bounds the memory of bodies above LARGE_BYTES until their requests end, and parses them in one thread.
+    """Bounds the memory of bodies above LARGE_BYTES until their requests end, and works on costly ones in one thread.
 
     Args:
         max_bytes: of all large bodies together. Reading of a body pauses until it fits.
@@ -40,12 +41,12 @@ class LargeBodies(SharedMemory):
         # One thread: a parser holds Python's lock, and the event loop waits for it.
         self._thread = ThreadPoolExecutor(1, "large-bodies")
 
-    async def parse[Request: Body](
-        self, lock: asyncio.Lock, model: type[Request], content: bytearray, settings: Settings
-    ) -> tuple[Request, list[str]]:
-        """Parse a body in the thread, under the sender's lock: it waits for one body of each other sender."""
+    async def work[*Arguments, Result](
+        self, lock: asyncio.Lock, function: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Call a function in the thread, under the sender's lock: it waits for one piece of each other sender."""
         async with lock:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, parse, model, content, settings)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
 LARGE_BODIES: web.AppKey[LargeBodies] = web.AppKey("large_bodies")
@@ -73,10 +74,20 @@ async def read_body[Request: Body](request: web.Request, model: type[Request]) -
             content = await _content(request, settings.max_body_bytes)
     except TimeoutError as exc:
         raise RequestTimeout(f"The body took longer than {BODY_TIMEOUT_S:g} seconds") from exc
-    request[FACTS].num_body_bytes = len(content)
-    if len(content) <= LARGE_BYTES:
-        return parse(model, content, settings)
-    return await request.app[LARGE_BODIES].parse(lock_of_sender(request), model, content, settings)
+    facts = request[FACTS]
+    facts.num_body_bytes = len(content)
+    # A count of what separates values: a body of few bytes may have many of them.
+    facts.is_costly = len(content) > LARGE_BYTES or content.count(b",") + content.count(b":") > _MANY_VALUES
+    return await work_on_body(request, parse, model, content, settings)
+
+
+async def work_on_body[*Arguments, Result](
+    request: web.Request, function: Callable[[*Arguments], Result], *arguments: *Arguments
+) -> Result:
+    """Return the result of work that grows with a body: off the event loop if the body is costly."""
+    if not request[FACTS].is_costly:
+        return function(*arguments)
+    return await request.app[LARGE_BODIES].work(lock_of_sender(request), function, *arguments)
 
 
 async def expect_later(request: web.Request) -> None:

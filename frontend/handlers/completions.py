@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from frontend.errors import APIError, InvalidRequest
-from frontend.handlers.bodies import LARGE_BYTES
+from frontend.handlers.bodies import LARGE_BYTES, work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.generation import Generation, admitted_to, write
 from frontend.handlers.image_urls import fetched_images, may_fetch
@@ -58,13 +58,13 @@ async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse
 
 async def answer_chat(call: Call[ChatCompletionRequest], reply: Reply) -> web.StreamResponse:
     """Generate the answer to a chat, in the form of the reply."""
-    generations = chat_generations(call)
+    generations = await chat_generations(call)
     async with admitted_to(call, generations, len(generations)) as admitted:
         admitted = await _with_images(call.request, call.body, admitted)
         return await Completion(call, admitted, reply).answer()
 
 
-def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationRequest]:
+async def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationRequest]:
     """Return a generation request for each choice of a chat.
 
     Raises:
@@ -72,7 +72,9 @@ def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationReques
     """
     chat, request = call.body, call.request
     _refuse_too_many(request, 1, chat.n or 1)
-    return chat_to_requests(chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request))
+    return await work_on_body(
+        request, chat_to_requests, chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request)
+    )
 
 
 async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
@@ -81,7 +83,7 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
     Raises:
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
-    [generation, *_] = chat_generations(call)
+    [generation, *_] = await chat_generations(call)
     answered = await call.request.app[TRITON].tokenize(
         call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
     )

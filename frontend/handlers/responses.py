@@ -8,6 +8,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from frontend.errors import ContextLengthExceeded
+from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, num_prompt_tokens
 from frontend.protocol.chat import ChatCompletionRequest
@@ -34,7 +35,8 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> web.Response:
 
 
 async def _chat_call(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> Call[ChatCompletionRequest]:
-    chat = Call(call.request, responses_to_chat(call.body, call.name), call.name, call.headers)
+    body = await work_on_body(call.request, responses_to_chat, call.body, call.name)
+    chat = Call(call.request, body, call.name, call.headers)
     if call.body.truncation != "auto":
         return chat
     window = call.name.model.parameters.context_window

@@ -20,7 +20,7 @@ from frontend.triton.models import ModelName
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
 
-def messages_to_chat(body: CountTokensRequest, name: ModelName, *, has_billing_header: bool) -> ChatCompletionRequest:
+def messages_to_chat(body: CountTokensRequest, name: ModelName, has_billing_header: bool) -> ChatCompletionRequest:
     """Return the chat that a request means.
 
     Args:

@@ -16,7 +16,6 @@ from frontend import app
 from frontend.errors import ContextLengthExceeded, InvalidJSON
 from frontend.handlers import bodies, shared_memory
 from frontend.handlers.bodies import LARGE_BYTES, LargeBodies
-from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.reading import MAX_NAMES, MAX_VALUES, parse
@@ -99,7 +98,9 @@ async def test_more_token_ids_than_the_window_has_are_refused_with_their_number(
     assert (triton.requests, triton.detokenized) == ([], [])
 
 
-async def test_a_large_body_is_read_off_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_of_many_bytes_or_values_is_read_off_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[bool] = []
 
     def parse_noted(*arguments: Any) -> Any:
@@ -108,9 +109,9 @@ async def test_a_large_body_is_read_off_the_event_loop(serve: Serve, monkeypatch
 
     monkeypatch.setattr(bodies, "parse", parse_noted)
     http = await serve(FakeTriton(chunks("x")))
-    for num_bytes in (10, LARGE_BYTES + 1):
-        assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * num_bytes})).status == 200
-    assert threads == [True, False]
+    for prompt in ("a" * 10, "a" * (LARGE_BYTES + 1), "a" * LARGE_BYTES, [1] * 2000, [1] * 3000):
+        assert await http.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "truncate_prompt_tokens": 1})
+    assert threads == [True, False, False, True, False]
 
 
 async def test_large_bodies_wait_for_memory_in_order_and_no_byte_of_it_is_lost() -> None:
@@ -141,26 +142,22 @@ async def test_a_sender_with_bodies_leaves_memory_to_the_others() -> None:
     await asyncio.gather(second, too_large)
 
 
-async def test_the_bodies_of_several_senders_are_parsed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
+async def test_the_bodies_of_several_senders_are_worked_on_in_turns() -> None:
+    parsed: list[str] = []
     may_parse = threading.Event()
 
-    def parse_noted(model: Any, content: bytes, settings: Any) -> None:
+    def parse_noted(name: str) -> None:
         may_parse.wait(DEADLINE_S)
-        parsed.append(content)
+        parsed.append(name)
 
-    monkeypatch.setattr(bodies, "parse", parse_noted)
     memory = LargeBodies(10, 0)
     names = ("flood 1", "flood 2", "flood 3", "other 1")
     locks = {name: asyncio.Lock() for name in ("flood", "other")}
-    tasks = [
-        asyncio.create_task(memory.parse(locks[name.split()[0]], Body, bytearray(name.encode()), Settings()))
-        for name in names
-    ]
+    tasks = [asyncio.create_task(memory.work(locks[name.split()[0]], parse_noted, name)) for name in names]
     await asyncio.sleep(0)
     may_parse.set()
     await asyncio.gather(*tasks)
-    assert parsed == [b"flood 1", b"other 1", b"flood 2", b"flood 3"]
+    assert parsed == ["flood 1", "other 1", "flood 2", "flood 3"]
 
 
 async def test_a_key_with_slow_large_requests_leaves_memory_to_another_key(
