@@ -83,13 +83,14 @@ def _turns(items: Iterable[_Placed]) -> Iterator[list[_Placed]]:
     Behind a text, thinking or another text begins a new turn, but not while calls wait for their results.
     """
     turn: list[_Placed] = []
+    types: set[str] = set()  # of the turn's items
     for placed in items:
-        types = {item.type for _, item in turn}
         goes_on = placed[1].type in CALLS or bool(types & {*CALLS}) or "message" not in types
         if turn and not (goes_on and _is_of_model(placed[1]) and _is_of_model(turn[0][1])):
             yield turn
-            turn = []
+            turn, types = [], set()
         turn.append(placed)
+        types.add(placed[1].type)
     if turn:
         yield turn
 
