@@ -359,7 +359,7 @@ class ResponsesRequest(InputTokensRequest):
     temperature: Annotated[float | None, declared("temperature")] = None
     top_p: Annotated[float | None, declared("top_p")] = None
     top_logprobs: Annotated[int | None, declared("top_logprobs")] = None
-    include: list[str] | None = None
+    include: Annotated[list[str] | None, FailFast()] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
