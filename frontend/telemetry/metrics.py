@@ -40,6 +40,13 @@ class BulkHistogram(Histogram):
         self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
         self._sum.inc(amount)
 
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """Add observations one by one, but each bucket once."""
+        counts = [0] * len(self._buckets)
+        for amount in amounts:
+            counts[bisect_left(self._upper_bounds, amount)] += 1
+        self.add(counts, sum(amounts))
+
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add observations.
 
@@ -68,6 +75,10 @@ class Metrics:
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         """Add an observation to a histogram."""
         self._child(metric, labels).observe(value)
+
+    def observe_all(self, metric: Metric, values: Sequence[float], *labels: str) -> None:
+        """Add many observations to a histogram."""
+        self._child(metric, labels).observe_all(values)
 
     def add(self, metric: Metric, counts: Sequence[int], total: float, *labels: str) -> None:
         """Add many observations to a histogram; see `BulkHistogram.add`."""

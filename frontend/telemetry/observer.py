@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -18,7 +19,7 @@ from frontend import errors
 from frontend.errors import APIError, ModelNotReady, NotFound
 from frontend.request_context import CLIENT_CLOSED, FACTS, RequestFacts
 from frontend.settings import Settings
-from frontend.stream_record import CompletionRecord, StreamRecord
+from frontend.stream_record import StreamRecord
 from frontend.telemetry import definitions
 from frontend.telemetry.definitions import UNKNOWN, Metric
 from frontend.telemetry.log_lines import REQUEST_LOGGER, labels_text, log_fields
@@ -158,30 +159,39 @@ class Observer:
             phases = record.completions[0].phases
             decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
             metrics.observe(definitions.TTFT, max(0.0, facts.ttft_s - decode_s), model)
-        for index, completion in enumerate(record.completions):
-            self._count_completion(facts, completion, is_first=index % record.num_per_prompt == 0)
+        self._count_completions(facts, record)
 
-    def _count_completion(self, facts: RequestFacts, completion: CompletionRecord, *, is_first: bool) -> None:
-        metrics, model = self.metrics, facts.served_model
-        metrics.count(definitions.COMPLETIONS, model, _outcome(facts, completion.finish_reason))
-        metrics.observe(definitions.REQUEST_MAX_TOKENS, completion.request.params.max_tokens, model)
-        usage, phases = completion.usage, completion.phases
-        if usage is not None:
-            metrics.observe(definitions.REQUEST_INPUT_TOKENS, usage.num_input_tokens, model)
-            metrics.observe(definitions.REQUEST_OUTPUT_TOKENS, usage.num_output_tokens, model)
-            metrics.count(definitions.OUTPUT_TOKENS, model, amount=usage.num_output_tokens)
-            if is_first:  # the completions of one prompt count it once, as in the client's usage
-                metrics.count(definitions.INPUT_TOKENS, model, amount=usage.num_input_tokens)
-                metrics.count(definitions.CACHED_TOKENS, model, amount=usage.num_cached_tokens)
-        if phases is not None:
-            metrics.observe(definitions.TOKENIZATION, phases.tokenization_s, model)
-            metrics.observe(definitions.QUEUE, phases.queue_s, model)
-            metrics.observe(definitions.PREFILL, phases.prefill_s, model)
-            metrics.observe(definitions.DECODE, phases.decode_s, model)
-            metrics.observe(definitions.INFERENCE, phases.prefill_s + phases.decode_s, model)
-            if usage is not None and usage.num_output_tokens > 1:
-                per_token_s = phases.decode_s / (usage.num_output_tokens - 1)
-                metrics.observe(definitions.TIME_PER_OUTPUT_TOKEN, per_token_s, model)
+    def _count_completions(self, facts: RequestFacts, record: StreamRecord) -> None:
+        """Count the completions of a request. A body may have thousands of inputs, so each metric is looked up once."""
+        metrics, model, completions = self.metrics, facts.served_model, record.completions
+        for outcome, number in Counter(_outcome(facts, each.finish_reason) for each in completions).items():
+            metrics.count(definitions.COMPLETIONS, model, outcome, amount=number)
+        usages = [each.usage for each in completions if each.usage is not None]
+        # The completions of one prompt count it once, as in the client's usage.
+        of_prompts = [each.usage for each in completions[:: record.num_per_prompt] if each.usage is not None]
+        if usages:
+            metrics.count(definitions.OUTPUT_TOKENS, model, amount=sum(each.num_output_tokens for each in usages))
+            metrics.count(definitions.INPUT_TOKENS, model, amount=sum(each.num_input_tokens for each in of_prompts))
+            metrics.count(definitions.CACHED_TOKENS, model, amount=sum(each.num_cached_tokens for each in of_prompts))
+        phases = [each.phases for each in completions if each.phases is not None]
+        observed: dict[Metric, list[float]] = {
+            definitions.REQUEST_MAX_TOKENS: [each.request.params.max_tokens for each in completions],
+            definitions.REQUEST_INPUT_TOKENS: [each.num_input_tokens for each in usages],
+            definitions.REQUEST_OUTPUT_TOKENS: [each.num_output_tokens for each in usages],
+            definitions.TOKENIZATION: [each.tokenization_s for each in phases],
+            definitions.QUEUE: [each.queue_s for each in phases],
+            definitions.PREFILL: [each.prefill_s for each in phases],
+            definitions.DECODE: [each.decode_s for each in phases],
+            definitions.INFERENCE: [each.prefill_s + each.decode_s for each in phases],
+            definitions.TIME_PER_OUTPUT_TOKEN: [
+                each.phases.decode_s / (each.usage.num_output_tokens - 1)
+                for each in completions
+                if each.phases is not None and each.usage is not None and each.usage.num_output_tokens > 1
+            ],
+        }
+        for metric, values in observed.items():
+            if values:
+                metrics.observe_all(metric, values, model)
 
 
 def _kv_cache_usage(stats: EngineStats) -> float:
