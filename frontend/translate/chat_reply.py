@@ -26,7 +26,7 @@ from frontend.protocol.answers import (
 )
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.translate.logprobs import chat_logprobs, prompt_logprobs
-from frontend.translate.reply import Reply, chat_parser, padding, timing, total_usage
+from frontend.translate.reply import Reply, chat_parsers, padding, timing, total_usage
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -60,7 +60,7 @@ class ChatReply(Reply):
         self._is_named = tool_choice is not None and tool_choice.type == "function"
         self._has_no_content = chat.must_call()
         self._has_reasoning = chat.include_reasoning is not False
-        self._parsers = [chat_parser(chat, name) for _ in range(self.num_per_prompt)]
+        self._parsers = chat_parsers(chat, name, self.num_per_prompt)
         self._num_running = self.num_per_prompt
         self._usages: dict[int, output.Usage] = {}  # choice to usage
         self._is_plain = not (chat.may_call() or self._is_padded or self._has_logprobs or self._has_token_ids)

@@ -21,7 +21,7 @@ from frontend.protocol.answers import (
     MessageUsage,
 )
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.translate.reply import Event, Reply, chat_parser
+from frontend.translate.reply import Event, Reply, chat_parsers
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 
@@ -45,7 +45,7 @@ class MessageReply(Reply):
         self.id = f"msg_{secrets.token_hex(12)}"
         self._name = name
         self._request_id = request_id
-        self._parser = chat_parser(chat, name)
+        [self._parser] = chat_parsers(chat, name)
         self._has_no_text = chat.must_call()
         self._is_plain = not chat.may_call()
         self._num_blocks = 0

@@ -70,12 +70,13 @@ class Reply(WholeReply, Protocol):
         return (error.envelope(),)
 
 
-def chat_parser(chat: ChatCompletionRequest, name: ModelName) -> OutputParser:
-    """Return a parser for one answer to a chat."""
+def chat_parsers(chat: ChatCompletionRequest, name: ModelName, number: int = 1) -> list[OutputParser]:
+    """Return parsers of as many answers to a chat. They share the schemas of its tools."""
     parameters = name.model.parameters
     schemas = {tool.name: tool.parameters or {} for tool in chat.offered_tools()}
     tool_format = parameters.tool_call_format if chat.may_call() else ""
-    return output_parser(tool_format, REASONING_FORMATS.get(parameters.reasoning_format), schemas, chat.custom_names())
+    reasoning_format, custom_names = REASONING_FORMATS.get(parameters.reasoning_format), chat.custom_names()
+    return [output_parser(tool_format, reasoning_format, schemas, custom_names) for _ in range(number)]
 
 
 _PADDING_ALPHABET = string.ascii_letters + string.digits

@@ -18,7 +18,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.response_objects import Response, ResponseError, ResponseUsage, TextLogprob
 from frontend.protocol.responses import ResponsesRequest, ResponseTool, sealed_thinking
 from frontend.translate.logprobs import chat_logprobs
-from frontend.translate.reply import Event, Reply, chat_parser
+from frontend.translate.reply import Event, Reply, chat_parsers
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 
@@ -79,7 +79,7 @@ class ResponsesReply(Reply):
 
     def __init__(self, body: ResponsesRequest, chat: ChatCompletionRequest, name: ModelName, created: int) -> None:
         self.id = f"resp_{secrets.token_hex(16)}"
-        self._parser = chat_parser(chat, name)
+        [self._parser] = chat_parsers(chat, name)
         self._thinking = _SUMMARY if body.summary else _THINKING
         self._namespaces = {called: (space, tool.name) for called, space, tool in body.offered_tools() if space}
         self._is_sealed = body.has_encrypted_content
