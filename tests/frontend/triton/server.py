@@ -126,6 +126,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
     message of requests.
     """
 
+    output_stream = OutputStream
+
     def __init__(self) -> None:
         self.script: Script | Callable[[GenerationRequest], Script] = []  # or what returns a request's
         self.refusal = ""  # the error of each message of requests
@@ -237,7 +239,7 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 yield _refusal(item)
                 return
         key = text_of(request, OPEN_STREAM).decode()
-        stream = self.streams[key] = OutputStream()
+        stream = self.streams[key] = self.output_stream()
         stream.put()
         try:
             while (response := await stream.responses.get()) is not None:
@@ -335,7 +337,7 @@ async def listen(
     servicer: FakeTritonServer, port: int = 0, host: str = "127.0.0.1", credentials: Any = None
 ) -> tuple[grpc.aio.Server, int]:
     """Serve on loopback, with credentials over TLS; return what stops it, and the port."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1)])
     streams = grpc.stream_stream_rpc_method_handler(
         servicer.ModelStreamInfer,
         request_deserializer=service_pb2.ModelInferRequest.FromString,
