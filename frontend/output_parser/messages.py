@@ -49,6 +49,7 @@ class MessageParser(OutputParser):
         return part if is_plain and chunk.text[-1] not in WHITE else None
 
     def finish(self, *, is_cut: bool = False) -> list[OutputDelta]:
+        self._read_buffer()
         if self._step == self._read_arguments:
             return super().finish(is_cut=is_cut)
         is_head = self._step != self._read_message and ((is_cut and len(self._buffer) > 1) or "|>" in self._buffer)

@@ -154,6 +154,8 @@ class LiteralReader(NotationReader):
 
     def _read_token(self, text: str) -> tuple[str, int, bool]:
         start = len(text) - len(text.lstrip())
+        if start == len(text):
+            return "", start, False
         if text.startswith(self._quote, start) and self._quote != '"':
             self._step = self._read_quoted
             return '"', start + len(self._quote), True

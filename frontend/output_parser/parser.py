@@ -45,6 +45,7 @@ class OutputParser:
         self._syntax = SYNTAXES[tool_format]
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
+        self._next_size = 0  # of the buffer, when it is read again
         self._white = ""  # white space before the buffer; content unless a call follows
         self._arguments: ArgumentsReader = ObjectReader("")
         self._deltas: list[OutputDelta] = []
@@ -76,8 +77,8 @@ class OutputParser:
         # A step may read the whole buffer, so the buffer stays small.
         for start in range(0, len(text), _PIECE_SIZE):
             self._buffer += text[start : start + _PIECE_SIZE]
-            while self._buffer and self._step():
-                pass
+            if len(self._buffer) >= self._next_size:
+                self._read_buffer()
         return self._pop_deltas()
 
     def finish(self, *, is_cut: bool = False) -> list[OutputDelta]:
@@ -87,6 +88,7 @@ class OutputParser:
             is_cut: the answer ended by length. The beginning of a call is then dropped, but a single character is
                 content: it is more likely text.
         """
+        self._read_buffer()
         is_lost = is_cut and len(self._buffer) > 1
         is_head = self._step in (self._read_head, self._read_next)
         if self._step == self._read_content or (is_head and not is_lost):
@@ -95,6 +97,12 @@ class OutputParser:
             self._add_arguments(self._buffer)
         self._buffer = self._white = ""
         return self._pop_deltas()
+
+    def _read_buffer(self) -> None:
+        while self._buffer and self._step():
+            pass
+        # A long rest is read again once it has grown by an eighth: with each token this would take seconds in all.
+        self._next_size = len(self._buffer) * 9 // 8 if len(self._buffer) > _PIECE_SIZE else 0
 
     def _answer_in(self, chunk: GenerationChunk) -> str:
         """Read the thinking of a chunk, and return its other text."""
