@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from frontend.errors import APIError, InvalidRequest
 from frontend.handlers.bodies import LARGE_BYTES, work_on_body
 from frontend.handlers.call import Call
-from frontend.handlers.generation import Generation, admitted_to, write
+from frontend.handlers.generation import Generation, admitted_to
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
-from frontend.handlers.large_answers import LARGE_ANSWERS
+from frontend.handlers.large_answers import LARGE_ANSWERS, write
 from frontend.handlers.tokenization import detokenized
 from frontend.json_pieces import sliced
 from frontend.protocol.chat import ChatCompletionRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -13,12 +13,9 @@ from aiohttp import web
 
 from frontend.errors import GenerationTimeout, InvalidRequest
 from frontend.fan_out import Stream, merged
-from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.call import Call
 from frontend.handlers.large_answers import LARGE_ANSWERS
-from frontend.json_pieces import json_pieces, sliced
 from frontend.request_context import (
-    CLIENT_CLOSED,
     FACTS,
     LIMITS,
     SETTINGS,
@@ -107,12 +104,8 @@ class Generation[Writer: WholeReply]:
         """
         body = await self._whole()
         timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
-        headers = {**self._headers, "Server-Timing": timing}
-        slices = sliced(json_pieces(body), LARGE_BYTES)
-        first = next(slices)
-        if len(first) < LARGE_BYTES:
-            return web.Response(body=first, headers=headers, content_type="application/json")
-        return await self._written(first, slices, headers)
+        memory = self._request.app[LARGE_ANSWERS]
+        return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
 
     async def _whole(self) -> Event:
         collected: dict[int, GenerationChunk] = {}
@@ -126,20 +119,6 @@ class Generation[Writer: WholeReply]:
                     await asyncio.sleep(0)
         assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
         return self._reply.whole([collected[index] for index in range(num_completions)])
-
-    async def _written(self, first: bytes, slices: Iterator[bytes], headers: Mapping[str, str]) -> web.StreamResponse:
-        """Write a large answer while it is made, as a part of its request."""
-        request, written = self._request, web.StreamResponse(headers=headers)
-        written.content_type = "application/json"
-        try:
-            await written.prepare(request)
-            await write(written, first)
-            async for each in request.app[LARGE_ANSWERS].in_turn(request, slices):
-                await write(written, each)
-            await written.write_eof()
-        except ConnectionResetError:
-            self._facts.error_code = CLIENT_CLOSED
-        return written
 
     @asynccontextmanager
     async def _within_time(self) -> AsyncIterator[None]:
@@ -157,9 +136,3 @@ class Generation[Writer: WholeReply]:
             if not limit.expired():
                 raise
             raise GenerationTimeout(f"The answer took longer than {limit_s:g} seconds") from exc
-
-
-async def write(response: web.StreamResponse, made: bytes) -> None:
-    """Write bytes of any number."""
-    for start in range(0, len(made), LARGE_BYTES):  # aiohttp would copy the whole
-        await response.write(made[start : start + LARGE_BYTES])

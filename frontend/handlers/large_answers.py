@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from aiohttp import web
 
 from frontend.errors import InvalidRequest
 from frontend.handlers.bodies import LARGE_BYTES
 from frontend.handlers.shared_memory import SharedMemory
-from frontend.request_context import FACTS, lock_of_sender, sender_of
+from frontend.json_pieces import json_pieces, sliced
+from frontend.request_context import CLIENT_CLOSED, FACTS, lock_of_sender, sender_of
+from frontend.translate.reply import Event
 from frontend.triton.chunk_queue import ID_BYTES, LOGPROB_BYTES, size_bytes
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
@@ -19,6 +21,7 @@ from model_repository.model_parameters import Task
 
 MAX_ANSWER_BYTES = 2**27  # of one answer, and of all answers of a sender
 _TEXT_BYTES = 8  # a token's text
+_STRING_BYTES = 64  # a token's text in a list
 _MEAN_TOKENS = 512  # expected of a completion without a limit
 _VECTOR_BYTES = 4096  # expected of a model's first vector
 _SCORES_BYTES = 256  # the same with scores
@@ -70,6 +73,24 @@ class LargeAnswers(SharedMemory):
             self.grow(sender_of(request), num_more)
             facts.num_answer_bytes += num_more
 
+    async def answer(self, request: web.Request, body: Event, headers: Mapping[str, str]) -> web.StreamResponse:
+        """Return an answer. A large one is written while it is made, as a part of its request."""
+        slices = sliced(json_pieces(body), LARGE_BYTES)
+        first = next(slices)
+        if len(first) < LARGE_BYTES:
+            return web.Response(body=first, headers=headers, content_type="application/json")
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "application/json"
+        try:
+            await response.prepare(request)
+            await write(response, first)
+            async for made in self.in_turn(request, slices):
+                await write(response, made)
+            await response.write_eof()
+        except ConnectionResetError:
+            request[FACTS].error_code = CLIENT_CLOSED
+        return response
+
     async def in_turn(self, request: web.Request, slices: Iterator[bytes]) -> AsyncIterator[bytes]:
         """Yield slices of JSON. All answers together make one in each round of the event loop; senders take turns."""
         while True:
@@ -83,11 +104,26 @@ class LargeAnswers(SharedMemory):
     def _fits(self, sender: str, num_bytes: int) -> bool:
         return num_bytes <= self._num_free_bytes and self._held[sender] + num_bytes <= self._kept_bytes
 
+    async def expect_tokens(self, request: web.Request, *, has_strings: bool) -> None:
+        """Reserve the memory of a text's tokens.
+
+        Raises:
+            Overloaded: the memory stays full.
+        """
+        size = ID_BYTES + (_STRING_BYTES if has_strings else 0)
+        await self._reserve_for(request, request[FACTS].num_body_bytes * size)
+
     async def _reserve_for(self, request: web.Request, num_bytes: int) -> None:
         if num_bytes > LARGE_BYTES:
             num_bytes = min(num_bytes, MAX_ANSWER_BYTES)
             await self.reserve(sender_of(request), num_bytes)
             request[FACTS].num_answer_bytes = num_bytes
+
+
+async def write(response: web.StreamResponse, made: bytes) -> None:
+    """Write bytes of any number."""
+    for start in range(0, len(made), LARGE_BYTES):  # aiohttp would copy the whole
+        await response.write(made[start : start + LARGE_BYTES])
 
 
 LARGE_ANSWERS: web.AppKey[LargeAnswers] = web.AppKey("large_answers")

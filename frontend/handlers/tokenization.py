@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from frontend.handlers.call import Call
+from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from frontend.request_context import TRITON, json_response, lock_of_sender, sender_of
+from frontend.request_context import TRITON, lock_of_sender, sender_of
 from frontend.translate.requests import check_num_tokens, tokenize_to_prompt
 
 
-async def tokenize(call: Call[TokenizeRequest]) -> web.Response:
+async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
     """POST /tokenize."""
-    body, model = call.body, call.name.model
+    body, model, memory = call.body, call.name.model, call.request.app[LARGE_ANSWERS]
+    await memory.expect_tokens(call.request, has_strings=bool(body.return_token_strs))
     answered = await call.request.app[TRITON].tokenize(
         model.id,
         tokenize_to_prompt(body, call.name),
@@ -28,15 +30,15 @@ async def tokenize(call: Call[TokenizeRequest]) -> web.Response:
         "tokens": list(answered.token_ids),
         "token_strs": list(answered.strings) if body.return_token_strs else None,
     }
-    return json_response(answer, headers=call.headers)
+    return await memory.answer(call.request, answer, call.headers)
 
 
-async def detokenize(call: Call[DetokenizeRequest]) -> web.Response:
+async def detokenize(call: Call[DetokenizeRequest]) -> web.StreamResponse:
     """POST /detokenize."""
     tokens, model = call.body.tokens, call.name.model
     check_num_tokens(len(tokens), "tokens", model)
     answer: Detokenization = {"prompt": await detokenized(call.request, model.id, tokens, has_special_tokens=True)}
-    return json_response(answer, headers=call.headers)
+    return await call.request.app[LARGE_ANSWERS].answer(call.request, answer, call.headers)
 
 
 async def detokenized(

@@ -53,6 +53,8 @@ def scored(num_tokens: int) -> list[GenerationChunk]:
         ("/v1/completions", COMPLETION | {"n": 64, "max_tokens": 500, "logprobs": 5}, True),
         ("/v1/completions", COMPLETION | {"prompt": "a" * 4000, "prompt_logprobs": 20}, True),
         ("/v1/responses", RESPONSE | {"include": ["message.output_text.logprobs"], "top_logprobs": 20}, True),
+        ("/v1/tokenize", {"model": "org/demo", "prompt": "a" * 1000}, False),
+        ("/v1/tokenize", {"model": "org/demo", "prompt": "a" * 10_000}, True),
         ("/v1/embeddings", EMBEDDING, False),
         ("/v1/embeddings", EMBEDDING | {"input": ["a"] * 100}, True),
     ],
@@ -69,7 +71,7 @@ async def test_an_answer_has_its_memory_before_the_model_runs(
     monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
     response = await http.post(path, json=body)
     assert (response.status == 503) is is_large
-    assert bool(triton.requests) is not is_large
+    assert bool(triton.requests or triton.tokenized) is not is_large
     if is_large:
         error = await error_of(response)
         assert error["code"] == "overloaded" and "answers that are not read" in error["message"]
