@@ -19,8 +19,10 @@ _CHAT = "/v1/chat/completions"
 _GENERATE = "generate"
 _PATHS = {"embed": "/v1/embeddings", "score": "/v1/rerank"}  # by task
 _DATA = b"data: "
+_COUNTS = ("prompt_tokens", "completion_tokens")  # of usage
 _SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
+_MAX_BYTES = 16 << 20  # of a line of a stream, or of another answer
 
 type Message = dict[str, Any]
 
@@ -73,7 +75,7 @@ class ChatClient:
         if not self._address[0] or self._url.scheme not in ("http", "https"):
             raise SettingsError(f"URL={url}: expected http://HOST:PORT or https://HOST:PORT")
         self.finish_reason = ""  # the last answer's
-        self.usage: dict[str, Any] = {}  # the last answer's token counts, if the request asks for them
+        self.usage: dict[str, int] = {}  # the last answer's token counts, if the request asks for them
         self._ignored: list[str] = []
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
@@ -92,7 +94,7 @@ class ChatClient:
             ChatFailed: the server refuses the request, cannot be reached, has no models, or `model` does not chat.
         """
         with self._understood():
-            cards = json.loads(b"".join(self._lines("GET", "/v1/models")))["data"]
+            cards = json.loads(self._whole("/v1/models"))["data"]
             if not cards:
                 raise ChatFailed("the server has no models")
             others = {card["id"]: card["task"] for card in cards if card.get("task", _GENERATE) != _GENERATE}
@@ -100,7 +102,10 @@ class ChatClient:
                 name = model if model in others else next(iter(others))
                 path = _PATHS.get(others[name], "/v1")
                 raise ChatFailed(f"{name} does not chat: its task is {others[name]}, at {self.url}{path}")
-            lengths = {card["id"]: card["max_model_len"] if card["owned_by"] == "conch" else 0 for card in cards}
+            lengths = {
+                _printable(card["id"]): _checked(int, card["max_model_len"]) if card["owned_by"] == "conch" else 0
+                for card in cards
+            }
             return {name: length for name, length in lengths.items() if name not in others}
 
     def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
@@ -119,15 +124,16 @@ class ChatClient:
                     continue
                 event = json.loads(data)
                 if "error" in event:
-                    raise ChatFailed(event["error"]["message"])
-                self.usage = event.get("usage") or self.usage
+                    raise ChatFailed(_checked(str, event["error"]["message"]))
+                if usage := event.get("usage"):
+                    self.usage = {name: _checked(int, usage[name]) for name in _COUNTS if name in usage}
                 for choice in event["choices"]:
                     self.finish_reason = choice["finish_reason"] or self.finish_reason
                     delta = choice["delta"]
                     if thinking := delta.get("reasoning_content") or delta.get("reasoning"):
-                        yield Piece(thinking, Kind.THINKING)
+                        yield Piece(_checked(str, thinking), Kind.THINKING)
                     if text := delta.get("content"):
-                        yield Piece(text)
+                        yield Piece(_checked(str, text))
         raise ChatFailed("the answer broke off")
 
     def check(self, body: dict[str, Any]) -> list[str]:
@@ -140,6 +146,15 @@ class ChatClient:
             next(lines, None)
         return self._ignored
 
+    def _whole(self, path: str) -> bytes:
+        whole = bytearray()
+        with contextlib.closing(self._lines("GET", path)) as lines:
+            for line in lines:
+                whole += line
+                if len(whole) > _MAX_BYTES:
+                    raise ValueError("too long")
+        return bytes(whole)
+
     def _lines(self, method: str, path: str, body: dict[str, Any] | None = None) -> Generator[bytes]:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         options: dict[str, Any] = {"context": self._ssl} if self._url.scheme == "https" else {}
@@ -148,11 +163,14 @@ class ChatClient:
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, f"{self._path}{path}", content, self._headers)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise _refusal(response.status, response.read())
-            self._ignored = response.getheader("x-ignored-params", "").split(",")
-            yield from response
+            with connection.getresponse() as response:
+                if response.status != http.client.OK:
+                    raise _refusal(response.status, response.read(_MAX_BYTES))
+                self._ignored = response.getheader("x-ignored-params", "").split(",")
+                while line := response.readline(_MAX_BYTES):
+                    if len(line) == _MAX_BYTES:
+                        raise ValueError("too long")
+                    yield line
         except ConnectionRefusedError as exc:
             raise ChatFailed(f"no server at {place}: `conch serve` starts one") from exc
         except OSError as exc:
@@ -167,8 +185,21 @@ class ChatClient:
         """Turn an answer of another form into a failure."""
         try:
             yield
-        except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
             raise ChatFailed(f"{self._url.netloc}: not the answer of an OpenAI server") from exc
+
+
+def _checked[T](kind: type[T], value: object) -> T:
+    if type(value) is not kind:
+        raise TypeError(f"not a value of {kind}")
+    return value
+
+
+def _printable(name: object) -> str:
+    """Return the name of a model, which goes into variables and command lines."""
+    if not _checked(str, name).isprintable():
+        raise ValueError("not a name")
+    return _checked(str, name)
 
 
 def is_url(text: str) -> bool:
@@ -182,7 +213,7 @@ def _refusal(status: int, content: bytes) -> ChatFailed:
         error = json.loads(content)["error"]
         key = " (`conch` takes it from OPENAI_API_KEY)" if status == http.client.UNAUTHORIZED else ""
         return ChatFailed(f"{error['message']}{key}", str(error.get("code") or ""))
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return ChatFailed(f"HTTP status {status}, and not from an OpenAI server: is this its URL?")
 
 

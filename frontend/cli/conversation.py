@@ -247,9 +247,9 @@ _COMMANDS: dict[str, tuple[_Command, str, str]] = {
 }
 
 
-def _stats(times: list[float], usage: dict[str, Any]) -> str:
+def _stats(times: list[float], usage: dict[str, int]) -> str:
     """Describe an answer by the times of its request and its pieces, in seconds, and its token counts."""
-    if len(times) == 1 or not usage:
+    if len(times) == 1 or len(usage) < 2:
         return "(The server gives no token counts.)"
     num_tokens, rest_s = usage["completion_tokens"], times[-1] - times[1]
     rate = f"{(num_tokens - 1) / rest_s:.1f} tokens/s, " if rest_s else ""

@@ -79,10 +79,13 @@ def _codex(url: str, model: str, context_window: int) -> Start:
 def _opencode(url: str, model: str, context_window: int) -> Start:
     """Define a provider in the variable that opencode merges over its files.
 
-    It compacts a conversation when less than the limit of an answer is left of the window.
+    It compacts a conversation when less than the limit of an answer is left of the window. It replaces `{file:PATH}`
+    and `{env:NAME}` in the variable, so with such a name of a model a server would get files and secrets.
 
     Source: https://opencode.ai/docs/config, https://opencode.ai/docs/providers
     """
+    if "{" in model:
+        raise ChatFailed(f"{model=}: opencode takes no name with braces")
     limit = {"limit": {"context": context_window, "output": context_window // 4}} if context_window else {}
     provider: dict[str, Any] = {
         "npm": "@ai-sdk/openai-compatible",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -37,3 +40,69 @@ def test_a_chat_with_a_model_that_embeds_is_refused_with_its_path(cards: list[di
 
 def test_a_server_that_names_no_tasks_has_models_that_chat() -> None:
     assert Server({"id": "other", "owned_by": "somebody"}).models() == {"other": 0}
+
+
+_DEEP = b"[" * 100_000
+_NOT_OPENAI = r"^server: not the answer of an OpenAI server$"
+
+
+@pytest.mark.parametrize("name", [None, 5, True, ["a"], {}, "a\0b", "\x1b[2J", "\ud800"], ids=ascii)
+def test_a_name_is_a_printable_text(name: Any) -> None:
+    """Variables and command lines of an agent took no other name, so `launch` ended with a traceback."""
+    with pytest.raises(ChatFailed, match=_NOT_OPENAI):
+        Server(CHATS | {"id": name}).models()
+
+
+@pytest.mark.parametrize("length", [None, "64", 2.5, True, [1]], ids=ascii)
+def test_a_context_window_is_a_whole_number(length: Any) -> None:
+    with pytest.raises(ChatFailed, match=_NOT_OPENAI):
+        Server(CHATS | {"max_model_len": length}).models()
+
+
+def _chunk(**fields: Any) -> bytes:
+    return json.dumps({"choices": [{"delta": {}, "finish_reason": None} | fields]}).encode()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *(_DEEP, b"5", b'{"error": {"message": 5}}', b'{"choices": 5}', _chunk(delta=5), _chunk(delta={"content": 5})),
+        *(_chunk(delta={"reasoning": ["a"]}), b'{"choices": [], "usage": {"completion_tokens": "5"}}', b"\0"),
+    ],
+    ids=lambda event: event[:60].decode(),
+)
+def test_an_event_of_another_form_is_a_failure(event: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    monkeypatch.setattr(server, "_lines", lambda *_: iter([b"data: " + event, b"data: [DONE]"]))
+    with pytest.raises(ChatFailed, match=_NOT_OPENAI):
+        list(server.answer({}))
+
+
+@contextmanager
+def _endless(begin: bytes, part: bytes) -> Iterator[str]:
+    """Serve answers without an end, and yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(begin)
+            try:
+                while True:
+                    self.wfile.write(part * 4096)
+            except OSError:  # the client has left
+                pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("status", "part"), [(200, b" "), (200, b" " * 99 + b"\n"), (500, b" ")])
+def test_an_answer_without_an_end_is_a_failure(status: int, part: bytes) -> None:
+    """It filled the memory."""
+    with _endless(b"HTTP/1.0 %d A\r\n\r\n" % status, part) as url, pytest.raises(ChatFailed, match="OpenAI server"):
+        ChatClient(url).models()

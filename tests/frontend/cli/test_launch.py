@@ -155,3 +155,13 @@ def test_another_program_is_refused_with_the_names_of_the_three(capsys: pytest.C
         main(["launch", "vim"])
     error = capsys.readouterr().err
     assert "vim" in error and all(name in error for name in AGENTS)
+
+
+@pytest.mark.parametrize("name", ["{file:/etc/passwd}", "a{env:HOME}"])
+def test_a_server_gets_neither_a_file_nor_a_variable_by_the_name_of_a_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """opencode replaces such words in its configuration, and sends the name with each request."""
+    monkeypatch.setattr(Server, "models", lambda self, model="": {name: 0})
+    with pytest.raises(ChatFailed, match="opencode takes no name with braces"):
+        launch(Server(URL), "opencode", "", [], "", {}, io.StringIO(), io.StringIO())
