@@ -19,7 +19,8 @@ from frontend.request_context import FACTS, SETTINGS, sender_of
 TIMEOUT_S = 10.0  # one image, with all its redirects
 MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # NAT64: an IPv4 address of any kind is behind it
+# All public addresses are here. Others may lead to an IPv4 address of any kind (NAT64), or into the operator's site.
+_PUBLIC = ipaddress.ip_network("2000::/3")
 
 
 class ImageFetcher:
@@ -108,9 +109,9 @@ def is_public(text: str) -> bool:
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
-        if address.teredo is not None or address in _TRANSLATED:
-            return False
-        return is_public(str(inner)) if inner is not None else address.is_global and not address.is_multicast
+        if inner is not None:
+            return is_public(str(inner))
+        return address in _PUBLIC and address.is_global and address.teredo is None
     return address.is_global and not address.is_multicast
 
 

@@ -208,6 +208,10 @@ async def test_a_host_that_does_not_answer_is_refused(serve: Serve) -> None:
         *[(address, False) for address in ("0.0.0.0", "100.64.0.1", "224.0.0.1", "255.255.255.255", "192.0.2.1")],
         *[(address, False) for address in ("::1", "::", "fe80::1%eth0", "fc00::1", "ff02::1", "::ffff:10.0.0.1")],
         *[(address, False) for address in ("64:ff9b::a00:1", "2002:a00:1::1", "2001:0:a00:1::1")],
+        *[
+            (address, False)
+            for address in ("64:ff9b:1::a00:1", "::10.0.0.1", "::ffff:0:10.0.0.1", "fec0::1", "5f00::1")
+        ],
     ],
 )
 def test_which_addresses_are_public(address: str, is_public: bool) -> None:
