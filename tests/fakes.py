@@ -215,14 +215,14 @@ class FakeTriton(TritonClient):
             raise self.check_error
 
     async def tokenize(
-        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = ""
+        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = "", has_strings: bool = False
     ) -> TokenizeAnswer:
         """Return the same two tokens for any prompt."""
         if prompt != CHECK_PROMPT:
             self.tokenized.append((prompt, add_special_tokens))
         if "tokenizer" in self.stage_errors:
             raise self.stage_errors["tokenizer"]
-        return TokenizeAnswer((5, 6), ("Ġa", "b"))
+        return TokenizeAnswer((5, 6), ("Ġa", "b") if has_strings else ())
 
     async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
         """Return `<id>` for each token."""

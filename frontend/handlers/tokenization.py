@@ -23,6 +23,7 @@ async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
         tokenize_to_prompt(body, call.name),
         add_special_tokens=body.add_special_tokens is not False,
         sender=sender_of(call.request),
+        has_strings=bool(body.return_token_strs),
     )
     answer: Tokenization = {
         "count": len(answered.token_ids),

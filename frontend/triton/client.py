@@ -108,14 +108,14 @@ class TritonClient:
                     raise error_from_message(item)
 
     async def tokenize(
-        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = ""
+        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = "", has_strings: bool = False
     ) -> TokenizeAnswer:
-        """Return a prompt's tokens.
+        """Return a prompt's tokens, as strings too if they are wanted: to read these takes longest.
 
         Raises:
             APIError: the prompt was refused, or Triton did not answer.
         """
-        payload = pack(TokenizeRequest(prompt, add_special_tokens, sender))
+        payload = pack(TokenizeRequest(prompt, add_special_tokens, sender, has_strings))
         answer = await self._call_tokenizer(ensemble, TOKENIZE, payload, TOKENS)
         with understood("of a tokenizer"):
             return unpack(TokenizeAnswer, answer, TOKENS.name)

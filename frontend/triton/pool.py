@@ -260,8 +260,10 @@ class ReplicaPool:
         """
         await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests))
 
-    async def tokenize(self, model_id: str, prompt: Prompt, *, add_special_tokens: bool, sender: str) -> TokenizeAnswer:
-        """Return a prompt's tokens.
+    async def tokenize(
+        self, model_id: str, prompt: Prompt, *, add_special_tokens: bool, sender: str, has_strings: bool = False
+    ) -> TokenizeAnswer:
+        """Return a prompt's tokens; see `TritonClient.tokenize`.
 
         Raises:
             APIError: the prompt was refused, or no replica answered.
@@ -269,7 +271,7 @@ class ReplicaPool:
         return await self._call(
             model_id,
             lambda triton, ensemble: triton.tokenize(
-                ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender
+                ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender, has_strings=has_strings
             ),
         )
 

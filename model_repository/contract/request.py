@@ -403,8 +403,9 @@ class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
     prompt: Prompt
     add_special_tokens: bool = True  # text prompts only
     sender: str = ""  # see Params
+    has_strings: bool = True
 
 
 class TokenizeAnswer(Struct, frozen=True):
     token_ids: tuple[int, ...]
-    strings: tuple[str, ...]  # each token as the vocabulary writes it
+    strings: tuple[str, ...]  # each token as the vocabulary writes it, with has_strings

@@ -174,8 +174,8 @@ class TokenizerStage:
             limit=check_num_bytes,
             owner=request.sender,
         )
-        strings = map(self._prompts.vocabulary.token_string, encoded.token_ids)
-        return TokenizeAnswer(encoded.token_ids, tuple(strings))
+        shown_ids = encoded.token_ids if request.has_strings else ()
+        return TokenizeAnswer(encoded.token_ids, tuple(map(self._prompts.vocabulary.token_string, shown_ids)))
 
     def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> CheckedOutput:
         params = request.params

@@ -86,7 +86,7 @@ class CountingTriton(FakeTriton):
     """Counts a hundred tokens for each message."""
 
     async def tokenize(
-        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = ""
+        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = "", has_strings: bool = False
     ) -> TokenizeAnswer:
         await super().tokenize(ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender)
         num_tokens = 100 * len(prompt.messages) if isinstance(prompt, ChatPrompt) else 1

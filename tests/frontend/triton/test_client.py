@@ -229,9 +229,11 @@ async def test_a_prompt_is_tokenized_by_the_models_own_stage(
     server: FakeTritonServer, client: TritonClient, prompt: Prompt, add_special_tokens: bool
 ) -> None:
     server.tokenizer_answer = TokenizeAnswer((5, 6), ("Ġé", "\ufffd"))
-    answer = await client.tokenize("demo", prompt, add_special_tokens=add_special_tokens, sender="a")
+    answer = await client.tokenize("demo", prompt, add_special_tokens=add_special_tokens, sender="a", has_strings=True)
     assert answer == server.tokenizer_answer
     assert server.tokenized == [("demo__tokenizer", TokenizeRequest(prompt, add_special_tokens, "a"))]
+    await client.tokenize("demo", prompt, add_special_tokens=add_special_tokens)
+    assert server.tokenized[1:] == [("demo__tokenizer", TokenizeRequest(prompt, add_special_tokens, has_strings=False))]
 
 
 async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:

@@ -297,6 +297,8 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
 def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
     assert len(tokenized(TextPrompt("日" * 4000)).token_ids) > MODEL.context_window
     assert tokenized(TextPrompt("")) == TokenizeAnswer((), ())
+    whole = tokenized(TextPrompt("a"))
+    assert tokenized(TextPrompt("a"), has_strings=False) == TokenizeAnswer(whole.token_ids, ())
 
 
 # --- models that embed ------------------------------------------------------------------------------------------------
