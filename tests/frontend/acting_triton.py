@@ -125,7 +125,7 @@ class ActingTriton(FakeTritonServer):
             num_tokens = _num_tokens(asked.prompt)
             if num_tokens > MAX_TOKENIZED:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "prompt: too long")
-            self.tokenizer_answer = TokenizeAnswer(tuple(range(num_tokens)), ("word",) * num_tokens)
+            self.tokenizer_answer = TokenizeAnswer(tuple(range(num_tokens)), ("word",) * num_tokens * asked.has_strings)
         else:
             batch = unpack(RequestBatch, text_of(request, REQUEST_BATCH), REQUEST_BATCH.name)
             accepted = EngineRequest(prompt_token_ids=(1,), max_tokens=1)

@@ -162,6 +162,7 @@ ATTACKS = (
         {"model": "chat", "input": [{"type": "reasoning", "summary": []}] * 4095 + [USER]},
     ),
     case("messages of four bytes", CHAT, {"model": "chat", "messages": ["a"] * 4096}),
+    case("rare characters", "/tokenize", {"model": "chat", "prompt": "\u0323" * 249_000}),
     case("a long stream", CHAT, _CHAT | {"ignore_eos": True, "max_tokens": 3000, "stream": True}),
 )
 
