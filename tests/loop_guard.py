@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import functools
 import gc
-import pstats
 import statistics
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ class LoopGuard:
         self._has_threads = has_threads
         self._least_unit_s = unit_s()
         self._collections = threading.local()  # seconds of this thread, and the start of the present one
-        self._profile: cProfile.Profile | None = None  # of the longest callback
+        self._profile: _Profile | None = None  # of the longest callback
         self._is_profiling = False
 
     @contextmanager
@@ -130,12 +129,11 @@ class LoopGuard:
         send()
 
     def _measure(self, run: Callable[[asyncio.Handle], None], handle: asyncio.Handle) -> None:
-        profile = cProfile.Profile(time.thread_time) if self._is_profiling else None
+        profile = _Profile() if self._is_profiling else None
         before, begun = self.collections_s(), time.thread_time()
-        if profile is None:
-            run(handle)
-        else:
-            profile.runcall(run, handle)
+        sys.setprofile(profile)
+        run(handle)
+        sys.setprofile(None)
         seconds = time.thread_time() - begun - (self.collections_s() - before)
         if seconds > self.longest.seconds:
             self.longest, self._profile = Piece(seconds, _callback_name(handle)), profile
@@ -151,16 +149,38 @@ class LoopGuard:
             self._collections.seconds = self.collections_s() + time.thread_time() - self._collections.begun
 
     def _named(self) -> str:
-        """Return the longest piece with the innermost function of ours that has most of its time."""
+        """Return the longest piece, with the function of ours that takes most of its time."""
         if self._profile is None:
             return self.longest.code
-        entries = pstats.Stats(self._profile).stats.items()  # type: ignore[attr-defined]
-        ours = {key: cumulative for key, (_, _, _, cumulative, _) in entries if key[0].startswith(_PACKAGES)}
-        most = [key for key, cumulative in ours.items() if cumulative > max(ours.values()) / 2]
-        inner = min(most, key=lambda key: ours[key], default=("", 0, "unknown"))
-        _, _, work = max((own, key[1], key[2]) for key, (_, _, own, _, _) in entries)
-        place = Path(inner[0]).relative_to(_CODE) if most else ""
-        return f"{place}:{inner[2]}, {work}, in {self.longest.code}"
+        ours, work = (max(each, key=each.__getitem__) for each in (self._profile.ours, self._profile.all))
+        return f"{ours}, most of it in {work}, in {self.longest.code}"
+
+
+class _Profile:
+    """Sums the time of each function in one callback. cProfile would mix the threads."""
+
+    def __init__(self) -> None:
+        self.ours: defaultdict[str, float] = defaultdict(
+            float
+        )  # seconds of our functions, with the others that they call
+        self.all: defaultdict[str, float] = defaultdict(float)  # of all functions, of each one alone
+        self._inside = [("nothing of ours", "the event loop")]
+        self._last_s = time.thread_time()
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        spent_s = time.thread_time() - self._last_s
+        ours, name = self._inside[-1]
+        self.ours[ours] += spent_s
+        self.all[name] += spent_s
+        if event == "c_call":
+            self._inside.append((ours, arg.__qualname__))
+        elif event == "call":
+            path, name = frame.f_code.co_filename, frame.f_code.co_qualname
+            is_ours = path.startswith(_PACKAGES)
+            self._inside.append((f"{Path(path).relative_to(_CODE)}:{name}" if is_ours else ours, name))
+        elif len(self._inside) > 1:
+            self._inside.pop()
+        self._last_s = time.thread_time()
 
 
 class _Watch:

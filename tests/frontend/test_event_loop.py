@@ -280,7 +280,7 @@ def slow(function: Callable[..., Any]) -> Callable[..., Any]:
         ("frontend.handlers.call", "quote", CHAT),
         ("frontend.handlers.call", "ignored_fields", CHAT),
         ("frontend.translate.requests", "message_for_template", CHAT),
-        ("frontend.handlers.messages", "messages_to_chat", MESSAGES),
+        ("frontend.translate.message_chat", "_tool_fields", MESSAGES),
         ("frontend.gateway.limited", "_num_tokens", CHAT),
         ("frontend.triton.call", "pack", CHAT),
         ("frontend.triton.call", "unpack", CHAT),
