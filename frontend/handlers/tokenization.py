@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from frontend.request_context import TRITON, lock_of_sender, sender_of
 from frontend.translate.requests import check_num_tokens, tokenize_to_prompt
-from model_repository.contract.request import TokenizeAnswer
 
 
 async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
@@ -27,15 +25,11 @@ async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
         sender=sender_of(call.request),
         has_strings=bool(body.return_token_strs),
     )
-    return await work_on_body(call.request, _tokenization, call, answered)
-
-
-def _tokenization(call: Call[TokenizeRequest], answered: TokenizeAnswer) -> web.Response:
     answer: Tokenization = {
         "count": len(answered.token_ids),
-        "max_model_len": call.name.model.parameters.context_window,
+        "max_model_len": model.parameters.context_window,
         "tokens": list(answered.token_ids),
-        "token_strs": list(answered.strings) if call.body.return_token_strs else None,
+        "token_strs": list(answered.strings) if body.return_token_strs else None,
     }
     return await memory.answer(call.request, answer, call.headers)
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from model_repository.contract.codec import pack, unpack
+from model_repository.contract.codec import pack, pack_logprobs, unpack
 from model_repository.contract.output import (
     ChunkBatch,
     FinishReason,
@@ -66,6 +66,7 @@ MODELS: dict[str, ModelParameters] = {
     )
 }
 _USUAL_LENGTH = 40  # tokens of a completion that may end
+_PART_SIZE = 512  # log probabilities in a message
 _TOKEN_CHARS = 4
 _TIMING = Timing(arrival_time_ns=0, first_scheduled_time_ns=1000, first_token_time_ns=2000, last_token_time_ns=3000)
 _USAGE = Usage(num_input_tokens=7, num_output_tokens=0)
@@ -147,6 +148,8 @@ def _play(request: GenerationRequest, model: ModelParameters) -> Iterator[Genera
     tokens = [said[at : at + _TOKEN_CHARS] for at in range(0, len(said), _TOKEN_CHARS)]
     drawn = list(itertools.islice(itertools.cycle(tokens), num_tokens))
     size = 1 if params.is_stream else num_tokens
+    if params.has_logprobs and not params.is_stream:  # the engine sends many of them in parts
+        size = _PART_SIZE // (1 + params.num_top_logprobs)
     num_prompt_tokens = min(_num_tokens(request.prompt), WINDOW)
     for start in range(0, num_tokens, size):
         part = drawn[start : start + size]
@@ -165,13 +168,14 @@ def _play(request: GenerationRequest, model: ModelParameters) -> Iterator[Genera
         )
 
 
-def _prompt_logprobs(num_tokens: int, num_top: int | None) -> tuple[TokenLogprob, ...]:
+def _prompt_logprobs(num_tokens: int, num_top: int | None) -> tuple[bytes, ...]:
     return () if num_top is None else _logprobs(["word"] * num_tokens, num_top)
 
 
-def _logprobs(tokens: list[str], num_top: int) -> tuple[TokenLogprob, ...]:
+def _logprobs(tokens: list[str], num_top: int) -> tuple[bytes, ...]:
     top = tuple(TopLogprob(number, b"word", -1.25 - number) for number in range(num_top))
-    return tuple(TokenLogprob(number, token.encode(), -0.125, top, 1) for number, token in enumerate(tokens))
+    drawn = (TokenLogprob(number, token.encode(), -0.125, top, 1) for number, token in enumerate(tokens))
+    return pack_logprobs(drawn)
 
 
 def _text(prompt: Prompt) -> str:
