@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from model_repository.structured_output.references import steps_of
+from urllib.parse import unquote
 
 NAME = r"[\w.$@/-]{1,256}"  # of a tool or a key: both stand without quotes
 PYTHON_WORDS = {"true": "True", "false": "False", "null": "None"}
@@ -164,6 +163,11 @@ def referenced(reference: object, root: object) -> object:
     for name in steps_of(str(reference)):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def steps_of(reference: str) -> tuple[str, ...]:
+    """Return the names on a reference's path from the root."""
+    return tuple(unquote(name).replace("~1", "/").replace("~0", "~") for name in reference.split("/")[1:])
 
 
 def listed(value: object) -> list[Any]:

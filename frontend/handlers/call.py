@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -15,9 +15,11 @@ from frontend.protocol.body import ModelBody
 from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
+from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS
 from model_repository.model_parameters import Task
 
-MAX_IGNORED_PARAMS, MAX_IGNORED_PLACE, MAX_IGNORED_CHARS = 32, 200, 2048  # limits of the header x-ignored-params
+IGNORED_PARAMS = "x-ignored-params"
+MAX_IGNORED_CHARS = 2048  # of the header
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,14 @@ class Call[Request: ModelBody]:
 
     Args:
         headers: for the answer.
+        ignored: the places of fields without effect. Keywords of schemas come later, from the tokenizer stage.
     """
 
     request: web.Request
     body: Request
     name: ModelName
     headers: Mapping[str, str]
+    ignored: Sequence[str]
 
 
 async def answer_call[Request: ModelBody](
@@ -58,14 +62,15 @@ async def answer_call[Request: ModelBody](
     if tasks and task not in tasks:
         rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
         raise UnsupportedValue(f"model={shown(body.model)}: {rule}", param="model")
-    headers = _ignored_header(request, ignored + ignored_fields(body, name))
+    ignored += ignored_fields(body, name)
+    headers = ignored_header(request, ignored)
     if is_counted and (limits := request.app.get(LIMITS)) is not None:
         await limits.count_request(request, name.model.id)
-    return await handler(Call(request, body, name, headers))
+    return await handler(Call(request, body, name, headers, ignored))
 
 
-def _ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
-    """Return the header with the places of ignored fields: one line of bounded length.
+def ignored_header(request: web.Request, places: Sequence[str]) -> dict[str, str]:
+    """Return the header with the places of ignored parts of a body: one line of bounded length.
 
     Raises:
         InvalidRequest: the server refuses such fields.
@@ -75,6 +80,6 @@ def _ignored_header(request: web.Request, places: list[str]) -> dict[str, str]:
     if request.app[SETTINGS].strict_extra:
         rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
         raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
-    listed = [quote(place[:MAX_IGNORED_PLACE], safe="[].$") for place in places[:MAX_IGNORED_PARAMS]]
+    listed = [quote(place[:MAX_PLACE_CHARS], safe="[].$") for place in places[:MAX_IGNORED_PLACES]]
     num_shown = sum(num_chars <= MAX_IGNORED_CHARS for num_chars in itertools.accumulate(map(len, listed)))
-    return {"x-ignored-params": ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}
+    return {IGNORED_PARAMS: ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}

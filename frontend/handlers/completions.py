@@ -35,8 +35,10 @@ from frontend.request_context import (
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
+from frontend.translate.places import blaming
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
+from frontend.triton.chunk_queue import Announced
 from frontend.triton.models import ModelName
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import RequestDefaults
@@ -84,9 +86,10 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
     [generation, *_] = await chat_generations(call)
-    answered = await call.request.app[TRITON].tokenize(
-        call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
-    )
+    with blaming(call.body):
+        answered = await call.request.app[TRITON].tokenize(
+            call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
+        )
     return len(answered.token_ids)
 
 
@@ -100,7 +103,8 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
         num_chars = await _prompt_lengths(request, completion, name)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
-            await request.app[TRITON].check(name.model_id, admitted.generations[::num_per_prompt])
+            with blaming(completion):
+                await request.app[TRITON].check(name.model_id, admitted.generations[::num_per_prompt])
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
 
 
@@ -125,9 +129,12 @@ class Completion(Generation[Reply]):
             try:
                 async with self._within_time(), self._chunks() as chunks:
                     async for index, chunk in chunks:
+                        if isinstance(chunk, Announced):
+                            await keepalive.add_headers(self._new_headers(chunk))
+                            continue
                         record.add(index, chunk)
                         if self._reply.is_numbered:  # its last event repeats the whole answer
-                            memory.count(request, self._name, chunk)
+                            memory.count(request, self._call.name, chunk)
                         if has_begun and (plain := encoder.plain(index, chunk)) is not None:
                             unwritten += plain
                         else:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 
 from frontend.errors import GenerationTimeout, InvalidRequest
-from frontend.fan_out import Stream, merged
-from frontend.handlers.call import Call
+from frontend.fan_out import merged
+from frontend.handlers.call import Call, ignored_header
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.request_context import (
     FACTS,
@@ -21,10 +21,13 @@ from frontend.request_context import (
     SETTINGS,
     TRITON,
     Admitted,
+    Chunks,
 )
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
+from frontend.translate.places import blaming, client_places
 from frontend.translate.reply import Event, WholeReply
+from frontend.triton.chunk_queue import Announced
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import Task
@@ -83,18 +86,35 @@ class Generation[Writer: WholeReply]:
     """A request that generates: its completions, its reply, and its record in figures."""
 
     def __init__(self, call: Call[Any], admitted: Admitted, reply: Writer) -> None:
-        self._request = call.request
-        self._name = call.name
-        self._headers = call.headers
+        self._call, self._request = call, call.request
+        self._headers = {**call.headers}
+        self._has_keywords = False  # the headers have the keywords that the tokenizer stage has found
         self._admitted = admitted
         self._reply = reply
         self._facts = call.request[FACTS]
         self._record = reply.record = StreamRecord(admitted.generations, reply.num_per_prompt)
         self._facts.id, self._facts.stream = reply.id, self._record
 
-    def _chunks(self) -> Stream:
+    @asynccontextmanager
+    async def _chunks(self) -> AsyncIterator[Chunks]:
         generations, running = self._admitted
-        return merged(itertools.starmap(running, enumerate(generations)), len(generations))
+        async with merged(itertools.starmap(running, enumerate(generations)), len(generations)) as chunks:
+            with blaming(self._call.body):
+                yield chunks
+
+    def _new_headers(self, announced: Announced) -> Mapping[str, str]:
+        """Return the header of ignored places, complete now; empty if another completion has brought it.
+
+        Raises:
+            InvalidRequest: the server refuses a request with such places.
+        """
+        if self._has_keywords:
+            return {}
+        self._has_keywords = True
+        keywords = client_places(announced.ignored_keywords, self._call.body)
+        complete = ignored_header(self._request, [*self._call.ignored, *keywords])
+        self._headers |= complete
+        return complete
 
     async def whole(self) -> web.StreamResponse:
         """Answer with the only chunk of each completion, in the order of the request.
@@ -112,8 +132,11 @@ class Generation[Writer: WholeReply]:
         memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
         async with self._within_time(), self._chunks() as chunks:
             async for index, chunk in chunks:
+                if isinstance(chunk, Announced):
+                    self._new_headers(chunk)
+                    continue
                 self._record.add(index, chunk)
-                memory.count(self._request, self._name, chunk)
+                memory.count(self._request, self._call.name, chunk)
                 collected[index] = self._reply.kept(index, chunk)
                 if num_completions > 1:
                     await asyncio.sleep(0)

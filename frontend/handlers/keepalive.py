@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Self
 
@@ -52,6 +53,14 @@ class Keepalive:
         await self.settled()
         if not self._response.prepared:
             await self._response.prepare(self._request)
+
+    async def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Add headers of the stream. If a comment has sent its headers before, they are comments, too."""
+        await self.settled()
+        if not self._response.prepared:
+            self._response.headers.update(headers)
+        elif headers:
+            await self._response.write("".join(f": {name}: {headers[name]}\n\n" for name in headers).encode())
 
     def _set_timer(self) -> None:
         if self._interval_s:

@@ -32,4 +32,5 @@ async def _chat_call(call: Call[CountTokensRequest] | Call[MessagesRequest]) -> 
     request = call.request
     has_billing_header = request.app[SETTINGS].keep_billing_header
     chat = await work_on_body(request, messages_to_chat, call.body, call.name, has_billing_header)
-    return Call(request, chat, call.name, {**call.headers, "request-id": request[FACTS].request_id})
+    headers = {**call.headers, "request-id": request[FACTS].request_id}
+    return Call(request, chat, call.name, headers, call.ignored)

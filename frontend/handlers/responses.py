@@ -36,7 +36,7 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> web.Response:
 
 async def _chat_call(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> Call[ChatCompletionRequest]:
     body = await work_on_body(call.request, responses_to_chat, call.body, call.name)
-    chat = Call(call.request, body, call.name, call.headers)
+    chat = Call(call.request, body, call.name, call.headers, call.ignored)
     if call.body.truncation != "auto":
         return chat
     window = call.name.model.parameters.context_window

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
-from model_repository.structured_output.json_schema import ignored_keywords
 
 # Names of other servers for fields: the field to use instead, and the values that change nothing.
 type Peers = Mapping[str, tuple[str, tuple[Any, ...]]]
@@ -42,18 +39,9 @@ class Body(BaseModel):
     # Known hints without effect, each with the values that change nothing. Other values are listed as ignored.
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
-    # Fields that contain JSON schemas.
-    schema_fields: ClassVar[tuple[str, ...]] = ()
-
-    def ignored_keywords(self) -> Iterator[str]:
-        """Yield the places of keywords that are not enforced in the object's own JSON schemas."""
-        for name in self.schema_fields:
-            schema = getattr(self, name)
-            if isinstance(schema, str):  # JSON, or refused later
-                with contextlib.suppress(orjson.JSONDecodeError):
-                    schema = orjson.loads(schema)
-            if isinstance(schema, dict):
-                yield from ignored_keywords(schema, self._key(name))
+    def ignored_values(self) -> Iterator[str]:
+        """Yield the places of the object's own known fields, and of items in them, that have values without effect."""
+        yield from ()
 
     @property
     def is_skipped(self) -> bool:

@@ -45,7 +45,7 @@ class ImageUrl(Body):
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
-    def ignored_keywords(self) -> Iterator[str]:
+    def ignored_values(self) -> Iterator[str]:
         if self.detail in ("low", "high"):  # the model itself decides how it cuts an image
             yield "detail"
 

@@ -116,8 +116,6 @@ class SystemBlock(Body):
 class MessageTool(Body):
     """A tool of the client. Anthropic's own tools have other types; they are skipped and listed."""
 
-    schema_fields = ("input_schema",)
-
     type: str | None = None
     name: FunctionName | None = None
     description: str | None = None
@@ -165,8 +163,6 @@ class ThinkingConfig(Body):
 
 class OutputFormat(Body):
     """The JSON schema of the answer."""
-
-    schema_fields = ("schema_",)
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]

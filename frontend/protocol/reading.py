@@ -89,7 +89,7 @@ def parse[Request: Body](
 def _ignored(body: Body, place: str = "") -> list[str]:
     """Return the places of ignored fields in an object and in the objects inside it.
 
-    Ignored are unknown fields, hints without effect, and keywords of JSON schemas that are not enforced.
+    Ignored are unknown fields, and hints without effect. The tokenizer stage finds ignored keywords of JSON schemas.
 
     Raises:
         UnsupportedValue: a known field without support would change the answer.
@@ -106,7 +106,7 @@ def _ignored(body: Body, place: str = "") -> list[str]:
             hint = f"; use {body.instead[name]}" if name in body.instead else ""
             message = f"{place}{name}={shown(value)}: not supported here, expected {expected}{hint}"
             raise UnsupportedValue(message, param=place + name)
-    ignored += [place + keyword for keyword in body.ignored_keywords()]
+    ignored += [place + value for value in body.ignored_values()]
     for inner, part in body.parts():
         ignored += _ignored(part, f"{place}{inner}.")
     return ignored

@@ -26,8 +26,6 @@ type Choices = Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), 
 class JsonSchemaFormat(Body):
     """A named JSON schema, as OpenAI's SDK sends it for a class."""
 
-    schema_fields = ("schema_",)
-
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
@@ -36,8 +34,6 @@ class JsonSchemaFormat(Body):
 
 class ResponseFormat(Body):
     """The form of the whole answer. The answer always conforms, unless it was cut by length."""
-
-    schema_fields = ("schema_",)
 
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar", "ebnf"]
     json_schema: JsonSchemaFormat | None = None  # goes with json_schema
@@ -58,6 +54,12 @@ class ResponseFormat(Body):
             raise broken_rule("schema", '`schema` is allowed only with type "json_object"')
         return self
 
+    def places(self) -> tuple[str, str]:
+        """Return the places of the format and of its schema in the client's body."""
+        return "response_format", "response_format.schema" if self.json_schema is None else (
+            "response_format.json_schema.schema"
+        )
+
     def structured_output(self) -> StructuredOutput | None:
         """Return the constraint on the completion."""
         match self.type:
@@ -76,10 +78,17 @@ class ResponseFormat(Body):
                 return StructuredOutput(OutputFormat.GRAMMAR, self.grammar or self.ebnf or "")
 
 
+class PlacedFormat(ResponseFormat):
+    """A format with its place in a body of another API, where `schema` is a part of it."""
+
+    source: str
+
+    def places(self) -> tuple[str, str]:
+        return self.source, f"{self.source}.schema"
+
+
 class StructuredOutputs(Body):
     """Structured output in vLLM's form: exactly one field."""
-
-    schema_fields = ("json_",)
 
     json_: Annotated[
         Schema | str | None,

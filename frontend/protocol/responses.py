@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.fields import CACHE_HINTS
-from frontend.protocol.tools import FunctionName
+from frontend.protocol.tools import Definition, FunctionName
 from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
 
@@ -55,7 +55,7 @@ class ResponsePart(TypedBody):
     image_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
 
-    def ignored_keywords(self) -> Iterator[str]:
+    def ignored_values(self) -> Iterator[str]:
         if self.detail not in (None, "auto"):  # the model itself decides how it cuts an image
             yield "detail"
 
@@ -108,7 +108,7 @@ class ResponseItem(TypedBody):
             return opened
         return "\n\n".join(part.text or "" for part in self.content or self.summary or ())
 
-    def ignored_keywords(self) -> Iterator[str]:
+    def ignored_values(self) -> Iterator[str]:
         if self.encrypted_content is not None and opened_thinking(self.encrypted_content) is None:
             yield "encrypted_content"
 
@@ -160,7 +160,7 @@ class GrammarFormat(TypedBody):
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
+    definition: Definition | None = None
 
 
 def _only_tools(value: Any) -> Any:
@@ -179,8 +179,6 @@ class ResponseTool(TypedBody):
         "custom": (("name",), ("description", "format")),
         "namespace": (("name", "tools"), ("description",)),
     }
-    schema_fields = ("parameters",)
-
     type: str
     name: FunctionName | None = None
     description: str | None = None
@@ -195,8 +193,7 @@ class ResponseTool(TypedBody):
     def is_skipped(self) -> bool:
         return self.type not in self.forms
 
-    def ignored_keywords(self) -> Iterator[str]:
-        yield from super().ignored_keywords()
+    def ignored_values(self) -> Iterator[str]:
         if self.type == "namespace" and self.description is not None:  # the model sees the functions alone
             yield "description"
 
@@ -234,8 +231,6 @@ class ResponseTextFormat(TypedBody):
     """The form of the answer."""
 
     forms: ClassVar[Forms] = {"json_schema": (("name", "schema_"), ("description", "strict"))}
-    schema_fields = ("schema_",)
-
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = None
     description: str | None = None
@@ -328,13 +323,15 @@ class InputTokensRequest(ModelBody):
     def past_thinking(self) -> Iterator[str]:
         return (f"input[{index}]" for index, item in enumerate(self.input) if item.type == "reasoning")
 
-    def offered_tools(self) -> Iterator[tuple[str, str, ResponseTool]]:
-        """Yield the functions and custom tools, each with its name for the model and its namespace, or an empty one."""
-        for tool in self.tools or ():
-            for inner in tool.tools or () if tool.type == "namespace" else (tool,):
+    def offered_tools(self) -> Iterator[tuple[str, str, ResponseTool, str]]:
+        """Yield the functions and custom tools with name for the model, namespace (or an empty one), and place."""
+        for index, tool in enumerate(self.tools or ()):
+            is_space = tool.type == "namespace"
+            for number, inner in enumerate(tool.tools or () if is_space else (tool,)):
                 if inner.type in _TOOLS:
-                    namespace = (tool.name or "") if inner is not tool else ""
-                    yield name_in(namespace, inner.name or ""), namespace, inner
+                    namespace = (tool.name or "") if is_space else ""
+                    place = f"tools[{index}]" + (f".tools[{number}]" if is_space else "")
+                    yield name_in(namespace, inner.name or ""), namespace, inner, place
 
     @property
     def text_format(self) -> ResponseTextFormat | None:
@@ -378,7 +375,7 @@ class ResponsesRequest(InputTokensRequest):
         """Whether the text has log probabilities."""
         return "message.output_text.logprobs" in (self.include or ())
 
-    def ignored_keywords(self) -> Iterator[str]:
+    def ignored_values(self) -> Iterator[str]:
         for index, name in enumerate(self.include or ()):
             if name not in _INCLUDABLE:
                 yield f"include[{index}]"

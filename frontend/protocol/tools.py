@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Forms, TypedBody, broken_rule
-from frontend.protocol.input_grammar import input_pattern
-from model_repository.contract.rules import MAX_TOOLS, MAX_TOOLS_CHARS
-from model_repository.errors import InvalidRequest
-from model_repository.structured_output.pattern import MAX_PATTERN_CHARS
+from frontend.protocol.body import Body, Forms, TypedBody
+from model_repository.contract.rules import MAX_DEFINITION_CHARS, MAX_TOOLS, MAX_TOOLS_CHARS
 
 # The fields of a tool, and of what names one, by its type.
 _TOOLS: Forms = {"function": (("function",), ()), "custom": (("custom",), ())}
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]  # 64 for OpenAI, 128 for Anthropic
+Definition = Annotated[str, Field(min_length=1, max_length=MAX_DEFINITION_CHARS)]  # of the input of a custom tool
 
 
 class FunctionDefinition(Body):
     """A function that the model may call."""
-
-    schema_fields = ("parameters",)
 
     name: FunctionName
     description: str | None = None
@@ -46,15 +43,7 @@ class InputGrammar(Body):
     """The grammar of a custom tool's input."""
 
     syntax: Literal["lark", "regex"]
-    definition: Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARS)]
-
-    @model_validator(mode="after")
-    def _check_definition(self) -> Self:
-        try:
-            input_pattern(self.syntax, self.definition)
-        except InvalidRequest as exc:
-            raise broken_rule("definition", exc.text) from exc
-        return self
+    definition: Definition
 
 
 class InputFormat(TypedBody):
@@ -73,25 +62,17 @@ class CustomDefinition(Body):
     description: str | None = None
     format: InputFormat | None = None
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The JSON schema of the function's arguments."""
-        text = {"type": "string"}
-        if self.format is not None and (grammar := self.format.grammar) is not None:
-            text["pattern"] = input_pattern(grammar.syntax, grammar.definition)
-            if grammar.syntax == "lark":  # easier to read than the pattern
-                text["description"] = f"Text of this Lark grammar:\n{grammar.definition}"
-        return {
-            "type": "object",
-            "properties": {"input": text},
-            "required": ["input"],
-            "additionalProperties": False,
-        }
+    parameters: ClassVar[dict[str, Any]] = {"type": "object", "properties": {"input": {"type": "string"}}}
 
     def as_tool(self) -> dict[str, Any]:
-        """Return the function's tool object for the chat template."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+        """Return OpenAI's tool object. The tokenizer stage makes a function of it."""
+        custom: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            custom["description"] = self.description
+        if self.format is not None and (grammar := self.format.grammar) is not None:
+            named = {"syntax": grammar.syntax, "definition": grammar.definition}
+            custom["format"] = {"type": "grammar", "grammar": named}
+        return {"type": "custom", "custom": custom}
 
 
 type ToolDefinition = FunctionDefinition | CustomDefinition
@@ -112,6 +93,21 @@ class Tool(TypedBody):
         definition = self.function or self.custom
         assert definition is not None, "the fields are checked"
         return definition
+
+    def places(self, default: str) -> Mapping[str, str]:
+        """Return the places in the client's body of parts of the tool, by their names in it; the whole has no name."""
+        return {"": default}
+
+
+class PlacedTool(Tool):
+    """A tool with the places of its parts in a body of another API."""
+
+    shared = ("type", "sources")
+
+    sources: dict[str, str]
+
+    def places(self, default: str) -> Mapping[str, str]:
+        return self.sources
 
 
 class FunctionChoice(Body):

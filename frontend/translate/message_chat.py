@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl, PlacedPart
 from frontend.protocol.messages import CountTokensRequest, InputBlock, InputMessage, MessagesRequest
 from frontend.protocol.reading import error_from_validation
-from frontend.protocol.tools import PastFunctionCall, PastToolCall
+from frontend.protocol.response_format import PlacedFormat
+from frontend.protocol.tools import PastFunctionCall, PastToolCall, PlacedTool
 from frontend.translate.requests import thinking_switches
 from frontend.triton.models import ModelName
 
@@ -128,22 +129,25 @@ def _parts(blocks: Iterable[tuple[str, InputBlock]]) -> list[ContentPart]:
 
 
 def _tool_fields(body: CountTokensRequest) -> dict[str, Any]:
-    tools = [tool for tool in body.tools or () if not tool.is_skipped]
+    tools = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ()) if not tool.is_skipped]
     choice = body.tool_choice
     if not tools and (choice is None or choice.type in ("auto", "none")):
         return {}
     fields: dict[str, Any] = {
         "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                    "strict": tool.strict,
-                },
-            }
-            for tool in tools
+            PlacedTool.model_validate(
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.input_schema,
+                        "strict": tool.strict,
+                    },
+                    "sources": {"function": place, "function.parameters": f"{place}.input_schema"},
+                }
+            )
+            for place, tool in tools
         ]
     }
     if choice is not None:
@@ -167,5 +171,6 @@ def _thinking_fields(body: CountTokensRequest, name: ModelName) -> dict[str, Any
 def _format_fields(body: CountTokensRequest) -> dict[str, Any]:
     if body.output_config is None or body.output_config.format is None:
         return {}
-    schema = body.output_config.format.schema_
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    schema = {"name": "answer", "schema": body.output_config.format.schema_}
+    placed = {"type": "json_schema", "json_schema": schema, "source": "output_config.format"}
+    return {"response_format": PlacedFormat.model_validate(placed)}

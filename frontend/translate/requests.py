@@ -16,6 +16,7 @@ from frontend.protocol.fields import GenerationBody
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
+from frontend.translate.places import offered_tools
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract.request import (
@@ -315,15 +316,12 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
 
 
 def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    tools = chat.offered_tools()
+    tools = offered_tools(chat)
     if not tools:
         return None
     choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")
-    if choice.allowed_tools is not None:
-        allowed = choice.types()
-        tools = [tool for tool in tools if tool.name in allowed]
     return ToolUse(
-        tools=tuple(tool.as_tool() for tool in tools),
+        tools=tuple(tool.as_tool() for tool, _ in tools),
         choice=choice.words(),
         # The deprecated form has one call at most.
         is_parallel=chat.parallel_tool_calls is not False and not chat.functions,

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl, PlacedPart
 from frontend.protocol.reading import error_from_validation
+from frontend.protocol.response_format import PlacedFormat
 from frontend.protocol.responses import (
     CALLS,
     InputTokensRequest,
@@ -18,7 +19,7 @@ from frontend.protocol.responses import (
     ResponseTool,
     name_in,
 )
-from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall
+from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall, PlacedTool
 from frontend.triton.models import ModelName
 
 _SYSTEM = ("system", "developer")
@@ -134,7 +135,7 @@ def _content(place: str, parts: Iterable[ResponsePart]) -> list[ContentPart]:
 
 
 def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
-    tools = [_tool(name, tool) for name, _, tool in body.offered_tools()]
+    tools = [_tool(name, tool, place) for name, _, tool, place in body.offered_tools()]
     choice = body.tool_choice
     if not tools and (choice is None or choice.type in ("auto", "none")):
         return {}
@@ -151,14 +152,15 @@ def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
     return fields | {"tool_choice": value}
 
 
-def _tool(name: str, tool: ResponseTool) -> dict[str, Any]:
+def _tool(name: str, tool: ResponseTool, place: str) -> PlacedTool:
+    sources = {"function": place, "custom": place, "custom.format.grammar": f"{place}.format"}
     described: dict[str, Any] = {"name": name, "description": tool.description}
     if tool.type == "function":
         described |= {"parameters": tool.parameters, "strict": tool.strict}
     elif tool.format is not None and tool.format.type == "grammar":
         grammar = {"syntax": tool.format.syntax, "definition": tool.format.definition}
         described |= {"format": {"type": "grammar", "grammar": grammar}}
-    return {"type": tool.type, tool.type: described}
+    return PlacedTool.model_validate({"type": tool.type, tool.type: described, "sources": sources})
 
 
 def _format_fields(body: InputTokensRequest) -> dict[str, Any]:
@@ -168,4 +170,5 @@ def _format_fields(body: InputTokensRequest) -> dict[str, Any]:
     if form.type == "json_object":
         return {"response_format": {"type": "json_object"}}
     schema = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    placed = {"type": "json_schema", "json_schema": schema, "source": "text.format"}
+    return {"response_format": PlacedFormat.model_validate(placed)}

@@ -81,7 +81,7 @@ class ResponsesReply(Reply):
         self.id = f"resp_{secrets.token_hex(16)}"
         [self._parser] = chat_parsers(chat, name)
         self._thinking = _SUMMARY if body.summary else _THINKING
-        self._namespaces = {called: (space, tool.name) for called, space, tool in body.offered_tools() if space}
+        self._namespaces = {called: (space, tool.name) for called, space, tool, _ in body.offered_tools() if space}
         self._is_sealed = body.has_encrypted_content
         self._has_no_text = chat.must_call()
         self._has_logprobs = bool(chat.logprobs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from frontend.errors import APIError, Overloaded, ReaderTooSlow
-from model_repository.contract.output import GenerationChunk, Usage
+from model_repository.contract.output import Announcement, GenerationChunk, Usage
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
@@ -38,6 +38,16 @@ class UnreadBytes:
     def is_full(self, sender: str) -> bool:
         """Whether a sender has too many, or all senders together."""
         return self._by_sender[sender] > MAX_UNREAD_BYTES or self._num_bytes > 2 * MAX_UNREAD_BYTES
+
+
+class Announced(GenerationChunk, frozen=True, kw_only=True):
+    """In place of a first chunk without text: the engine's announcement of the request."""
+
+    ignored_keywords: tuple[str, ...]  # places in schemas
+
+    @property
+    def is_text(self) -> bool:
+        return False
 
 
 class ChunkQueue:
@@ -77,15 +87,17 @@ class ChunkQueue:
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, chunk: GenerationChunk) -> None:
+    def put(self, chunk: GenerationChunk | Announcement) -> None:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
+        if not isinstance(chunk, GenerationChunk):
+            chunk = Announced(text="", ignored_keywords=chunk["ignored_keywords"])
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
             self._count(_num_bytes(chunk))
             if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
                 self._overflow(ReaderTooSlow() if self._is_stream else Overloaded("The answer is too large."))
                 return
-            if not self._is_stream:
+            if not self._is_stream and not isinstance(chunk, Announced):
                 self._parts.append(chunk)
                 if chunk.finish_reason is None:
                     return

@@ -25,6 +25,7 @@ from model_repository.contract.output import (
     ChunkBatch,
     DeltaDetails,
     EngineStats,
+    GenerationChunk,
     OutputBatch,
     TokenDelta,
 )
@@ -131,7 +132,7 @@ class TritonClient:
         payload = await self._one_response(stage_name(ensemble, "detokenizer"), OUTPUT_BATCH, pack(batch), CHUNK_BATCH)
         with understood("of a detokenizer"):
             [(_, chunk)] = unpack(ChunkBatch, payload, CHUNK_BATCH.name).items
-            if isinstance(chunk, str):
+            if not isinstance(chunk, GenerationChunk):
                 raise ValueError("an error in place of a text")
             return chunk.text
 

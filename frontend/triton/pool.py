@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
+from frontend.triton.chunk_queue import Announced
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
@@ -208,7 +209,7 @@ class ReplicaPool:
                         is_last = False
                         while not is_last:
                             chunk = await queue.get()
-                            has_begun, is_last = True, chunk.finish_reason is not None
+                            has_begun, is_last = not isinstance(chunk, Announced), chunk.finish_reason is not None
                             if is_last:
                                 replica.succeeded(ensemble)
                             yield index, chunk

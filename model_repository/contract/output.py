@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from msgspec import Struct
 
@@ -84,6 +84,12 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     num_thinking_bytes: int = 0  # bytes of the text, from its start, that are thinking
 
 
+class Announcement(TypedDict):
+    """Engine to frontend: the engine has accepted a request, of whose schemas it does not follow all keywords."""
+
+    ignored_keywords: tuple[str, ...]  # see EngineRequest
+
+
 class OutputBatch(Struct, frozen=True, array_like=True):
     """Engine to detokenizer: new tokens, or error messages, of the sequences of one output stream.
 
@@ -94,7 +100,7 @@ class OutputBatch(Struct, frozen=True, array_like=True):
     stream: int  # the engine's own number, 64 random bits, by which the detokenizer cancels
     serial: int  # counts from 0, so that the client notices a lost batch
     is_single: bool  # the stream of one request of the public ensemble, answered by its tensors
-    items: tuple[tuple[int, TokenDelta | str], ...] = ()
+    items: tuple[tuple[int, TokenDelta | Announcement | str], ...] = ()
 
     @property
     def is_disconnect_check(self) -> bool:
@@ -203,7 +209,7 @@ class ChunkBatch(Struct, frozen=True, array_like=True):
     """Detokenizer to client: the chunks, or error messages, of an output batch, by the client's numbers."""
 
     serial: int
-    items: tuple[tuple[int, GenerationChunk | str], ...] = ()
+    items: tuple[tuple[int, GenerationChunk | Announcement | str], ...] = ()
 
 
 class EngineStats(Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ IMAGE_MARKER = "<image>"  # the place of an image in a prompt's text
 IMAGE_PLACE = -1  # the same among the token ids that the engine gets
 MAX_BATCH_REQUESTS = 32  # a batch is one message
 MAX_TOP_LOGPROBS = 20
+MAX_IGNORED_PLACES, MAX_PLACE_CHARS = 32, 200  # keywords of schemas that are named to the client
 MAX_STREAM_INTERVAL_MS = 1000  # the longest time for which a client may let tokens wait
 
 _NotEmpty = Annotated[str, Meta(min_length=1)]
@@ -112,12 +113,7 @@ class OutputFormat(StrEnum):
     JSON_SCHEMA = "json_schema"  # a JSON schema, as JSON
     REGEX = "regex"  # matches the whole completion
     CHOICE = "choice"  # a JSON list of texts
-    GRAMMAR = "ebnf_grammar"  # GBNF
-    LARK = "lark_grammar"  # llguidance's dialect of Lark: made by the tokenizer stage, never taken from a client
-
-
-# A client's grammar in llguidance's dialect could keep the compiler busy without end.
-_CLIENT_FORMATS = tuple(each for each in OutputFormat if each is not OutputFormat.LARK)
+    GRAMMAR = "ebnf_grammar"  # GBNF; a grammar in llguidance's dialect of Lark could keep its compiler busy without end
 
 
 class StructuredOutput(Struct, frozen=True, omit_defaults=True):
@@ -127,7 +123,6 @@ class StructuredOutput(Struct, frozen=True, omit_defaults=True):
         OutputFormat,
         TensorSpec(
             "guided_decoding_guide_type",
-            words=_CLIENT_FORMATS,
             doc="`json`, `json_schema`, `regex`, `choice` or `ebnf_grammar`; empty: none",
         ),
     ]
@@ -289,7 +284,7 @@ class ToolUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tools: Annotated[
         tuple[Mapping[str, Any], ...],
-        TensorSpec(is_json=True, doc="with messages: JSON list of OpenAI's tool objects, `strict` among their fields"),
+        TensorSpec(is_json=True, doc="with messages: JSON list of OpenAI's tool objects, functions and custom tools"),
     ]
     choice: Annotated[str, TensorSpec("tool_choice", doc="`none`, `auto` (default), `required` or `function:NAME`")] = (
         "auto"
@@ -371,9 +366,11 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     images: tuple[bytes, ...] = ()  # files
     end_token_ids: tuple[int, ...] = ()  # end this completion, besides the model's own end tokens
     echo: tuple[bytes, ...] = ()  # the bytes of each prompt token in the echoed text; empty: no echo
-    structured_output: StructuredOutput | None = None  # the request's, or that of its tool calls
+    grammar: str = ""  # the form of the whole completion, as llguidance compiles it; empty: any text
+    is_combined: bool = False  # the grammar has calls or heads of messages, not only the request's structured output
+    grammar_bytes: int = 0  # memory of the compiled grammar; 0: not known
+    ignored_keywords: tuple[str, ...] = ()  # places in the request's schemas; one more than MAX_IGNORED_PLACES at most
     thinking: Thinking | None = None  # None: all text is the answer
-    grammar_bytes: int = 0  # memory of the compiled structured output; 0: not known
     request_id: str = ""
 
     @property

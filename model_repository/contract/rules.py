@@ -25,6 +25,7 @@ from model_repository.contract.spec import TensorSpec, set_fields
 from model_repository.errors import InvalidRequest, PromptTooLong
 
 MAX_TOOLS = 128
+MAX_DEFINITION_CHARS = 5_000  # the grammar of a custom tool's input
 MAX_TOOLS_CHARS = 300_000  # all tools together, as JSON: their schemas are read before the first token
 _MAX_REQUEST_ID_CHARS = 160
 
@@ -182,8 +183,8 @@ def _check_tool_use(tool_use: ToolUse) -> None:
     for index, tool in enumerate(tool_use.tools):
         if not _is_tool(tool):
             rule = 'expected {"type": "function", "function": {"name": str, "parameters": object, "strict": bool}}'
-            raise InvalidRequest(rule, f"tools[{index}]")
-    forced = [f"function:{tool['function']['name']}" for tool in tool_use.tools]
+            raise InvalidRequest(f"{rule}, or a custom tool", f"tools[{index}]")
+    forced = [f"function:{tool[tool['type']]['name']}" for tool in tool_use.tools]
     if tool_use.choice not in ("none", "auto", "required", *forced):
         rule = f"must be none, auto, required or one of {', '.join(forced)}"
         raise InvalidRequest(f"{tool_use.choice!r} {rule}", "tool_choice")
@@ -194,6 +195,18 @@ def _is_tool(tool: Any) -> bool:
         case {"type": "function", "function": {"name": str(name), **rest}}:
             is_strict_known = isinstance(rest.get("strict"), bool | None)
             return bool(name) and isinstance(rest.get("parameters") or {}, dict) and is_strict_known
+        case {"type": "custom", "custom": {"name": str(name), **rest}}:
+            return bool(name) and _is_input_format(rest.get("format"))
+        case _:
+            return False
+
+
+def _is_input_format(value: Any) -> bool:
+    match value:
+        case None | {"type": "text"}:
+            return True
+        case {"type": "grammar", "grammar": {"syntax": "lark" | "regex", "definition": str(definition)}}:
+            return len(definition) <= MAX_DEFINITION_CHARS
         case _:
             return False
 

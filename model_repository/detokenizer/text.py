@@ -9,6 +9,7 @@ from pathlib import Path
 
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
+    Announcement,
     ChunkBatch,
     DeltaDetails,
     DrawnLogprob,
@@ -59,7 +60,7 @@ class Detokenizer:
         self._num_stripped_spaces = decoding.num_stripped_spaces
 
     def chunks(self, batch: OutputBatch) -> ChunkBatch:
-        """Return the chunks of a batch's deltas; errors pass through. U+FFFD replaces bytes that are not UTF-8.
+        """Return the chunks of a batch's deltas; other items pass through. U+FFFD replaces bytes that are not UTF-8.
 
         Raises:
             InvalidRequest: an id is outside the vocabulary; only a direct caller of the stage can send one.
@@ -70,8 +71,8 @@ class Detokenizer:
             rule = f"they are 0 to {len(self._byte_table) - 1}"
             raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", OUTPUT_BATCH.name) from exc
 
-    def _chunk(self, item: TokenDelta | str) -> GenerationChunk | str:
-        if isinstance(item, str):
+    def _chunk(self, item: TokenDelta | Announcement | str) -> GenerationChunk | Announcement | str:
+        if not isinstance(item, TokenDelta):
             return item
         if item.details is not None:
             return self._detailed_chunk(item, item.details)

@@ -12,12 +12,10 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from model_repository.contract.request import StructuredOutput
 from model_repository.engine.grammar_budget import GrammarBudget, GrammarUse
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 from model_repository.structured_output.compilation import LIMITS, short_message
-from model_repository.structured_output.grammar import grammar_text
 from model_repository.structured_output.refusal import FIELD
 
 MAX_CACHED_BYTES = 64 << 20  # of compiled structured outputs, in use or not; above it the cache is emptied
@@ -56,9 +54,9 @@ class ConstraintCompiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
         )
-        self._known: weakref.WeakValueDictionary[StructuredOutput, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
         # The most recent ones, in use or not.
-        self._cached: OrderedDict[StructuredOutput, CompiledGrammar] = OrderedDict()
+        self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -66,30 +64,30 @@ class ConstraintCompiler:
         """The memory of the compiled structured outputs."""
         return sum(compiled.num_bytes for compiled in list(self._known.values()))
 
-    def start(self, structured_output: StructuredOutput, sender: str = "", num_bytes: int = 0) -> Constraint:
-        """Return the initial state of a structured output that the tokenizer stage has accepted.
+    def start(self, grammar: str, sender: str = "", num_bytes: int = 0) -> Constraint:
+        """Return the initial state of a grammar that the tokenizer stage has written and checked.
 
         Args:
             num_bytes: its memory when compiled, measured by the tokenizer stage.
 
         Raises:
-            InvalidRequest: the structured output is malformed, or too complex for this vocabulary.
+            InvalidRequest: the grammar is malformed, or too complex for this vocabulary.
             Overloaded, TooManyWaiting: as GrammarBudget.use does.
         """
-        use = None if self._budget is None else self._budget.use(structured_output, sender, num_bytes)
+        use = None if self._budget is None else self._budget.use(grammar, sender, num_bytes)
         with self._lock:
-            compiled = self._known.get(structured_output)
+            compiled = self._known.get(grammar)
             while compiled is None and self._cached and self.num_bytes + num_bytes > MAX_CACHED_BYTES:
                 self._cached.popitem(last=False)  # still counted while it is in use
         if compiled is None:
-            compiled = CompiledGrammar(self._compile(structured_output), num_bytes)
+            compiled = CompiledGrammar(self._compile(grammar), num_bytes)
         with self._lock:
-            self._known[structured_output] = self._cached[structured_output] = compiled
-            self._cached.move_to_end(structured_output)
+            self._known[grammar] = self._cached[grammar] = compiled
+            self._cached.move_to_end(grammar)
         return Constraint(compiled, self._eos_token_ids, self._vocab_size, use)
 
-    def _compile(self, structured_output: StructuredOutput) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar_text(structured_output), log_level=0, limits=LIMITS)
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(short_message(matcher.get_error()), FIELD)
         return matcher

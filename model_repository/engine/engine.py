@@ -326,7 +326,7 @@ class Engine:
         self._sequences[sequence.number] = sequence
         if cancel_key:
             self._numbers_by_key[cancel_key] = sequence.number
-        stream.announce(item)
+        stream.announce(item, request.ignored_keywords)
 
     def _check_length(self, request: EngineRequest) -> None:
         """Refuse a request that exceeds the context window: it could fail a runtime's whole batch."""

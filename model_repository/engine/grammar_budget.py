@@ -1,4 +1,4 @@
-"""Limits the memory of the compiled structured outputs in use: of all senders together, and of each."""
+"""Limits the memory of the compiled grammars in use: of all senders together, and of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import weakref
 from dataclasses import dataclass
 
-from model_repository.contract.request import StructuredOutput
 from model_repository.errors import Overloaded, TooManyWaiting
 
 MAX_BYTES = 128 << 20  # all that are in use
@@ -15,34 +14,34 @@ MAX_SENDER_BYTES = MAX_BYTES // 2  # one sender's: two of the largest
 
 @dataclass(frozen=True, eq=False)
 class GrammarUse:
-    """A structured output in use. The budget counts its bytes while a reference to this object exists."""
+    """A grammar in use. The budget counts its bytes while a reference to this object exists."""
 
     num_bytes: int
     sender: str  # the first that needed it
 
 
 class GrammarBudget:
-    """Counts each structured output once, however many requests use it; for any number of threads."""
+    """Counts each grammar once, however many requests use it; for any number of threads."""
 
     def __init__(self) -> None:
-        self._in_use: weakref.WeakValueDictionary[StructuredOutput, GrammarUse] = weakref.WeakValueDictionary()
+        self._in_use: weakref.WeakValueDictionary[str, GrammarUse] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def use(self, structured_output: StructuredOutput, sender: str, num_bytes: int) -> GrammarUse:
-        """Count a structured output of a sender.
+    def use(self, grammar: str, sender: str, num_bytes: int) -> GrammarUse:
+        """Count a grammar of a sender.
 
         Args:
             num_bytes: its memory when compiled, measured by the tokenizer stage.
 
         Raises:
-            TooManyWaiting: the sender's structured outputs in use fill the memory for one sender.
-            Overloaded: the structured outputs in use fill the memory for all senders.
+            TooManyWaiting: the sender's grammars in use fill the memory for one sender.
+            Overloaded: the grammars in use fill the memory for all senders.
         """
         with self._lock:
-            used = self._in_use.get(structured_output)
+            used = self._in_use.get(grammar)
             if used is None:
                 self._check(sender, num_bytes)
-                used = self._in_use[structured_output] = GrammarUse(num_bytes, sender)
+                used = self._in_use[grammar] = GrammarUse(num_bytes, sender)
             return used
 
     def _check(self, sender: str, num_bytes: int) -> None:

@@ -57,7 +57,7 @@ class Intake:
             arrival = Arrival(stream, item, replace(received, request_id=printable_id(received.request_id)))
             if received.images:
                 yield from self._submit(self._image_threads, arrival)
-            elif received.structured_output is not None or received.params.bad_words:
+            elif received.grammar or received.params.bad_words:
                 yield from self._submit(self._grammar_threads, arrival)
             else:
                 yield arrival

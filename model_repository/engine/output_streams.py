@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Set
 from typing import Any, Protocol
 
-from model_repository.contract.output import OutputBatch, TokenDelta
+from model_repository.contract.output import Announcement, OutputBatch, TokenDelta
 from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class OutputStream:
         self._responder = responder
         self._sender = sender
         self._serial = 0
-        self._items: list[tuple[int, TokenDelta | str]] = []
+        self._items: list[tuple[int, TokenDelta | Announcement | str]] = []
         self._unannounced: set[int] = set()  # accepted requests without an output so far
 
     @property
@@ -88,9 +88,17 @@ class OutputStream:
     def has_items(self) -> bool:
         return bool(self._items)
 
-    def announce(self, item: int) -> None:
-        """Have the next batch say, by a delta without tokens, that the engine has accepted a request."""
-        if not self.is_single:
+    def announce(self, item: int, ignored_keywords: tuple[str, ...] = ()) -> None:
+        """Have the next batch say, by a delta without tokens, that the engine has accepted a request.
+
+        Args:
+            ignored_keywords: of the request; with them, an Announcement leaves at once.
+        """
+        if self.is_single:
+            return
+        if ignored_keywords:
+            self._items.append((item, Announcement(ignored_keywords=ignored_keywords)))
+        else:
             self._unannounced.add(item)
 
     def add(self, item: int, delta: TokenDelta) -> None:

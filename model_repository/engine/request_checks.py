@@ -41,17 +41,17 @@ def split_biases(sampling: SamplingParams) -> tuple[dict[int, float], frozenset[
 
 
 def combined_constraint(
-    request: EngineRequest, structured_output: TokenConstraint | None, index: Callable[[], TokenIndex], vocab_size: int
+    request: EngineRequest, grammar: TokenConstraint | None, index: Callable[[], TokenIndex], vocab_size: int
 ) -> TokenConstraint | None:
     """Return all constraints of a request as one; None: every token may follow.
 
     Args:
         request: the request.
-        structured_output: the request's, compiled; None: it has none, or the runtime itself enforces it.
+        grammar: the request's, compiled; None: it has none, or the runtime itself enforces it.
         index: returns the vocabulary's index; called only if a constraint needs it.
         vocab_size: the number of the model's logits.
     """
-    params, thinking, constraint = request.params, request.thinking, structured_output
+    params, thinking, constraint = request.params, request.thinking, grammar
     if thinking is not None and constraint is not None and not thinking.format.head:
         constraint = ThinkingConstraint(thinking, index(), constraint)
     if thinking is not None and thinking.budget is not None:
@@ -66,7 +66,7 @@ def combined_constraint(
 def constraint_field(request: EngineRequest) -> str:
     """Return the input to blame if no token can follow: the first one that restricts tokens; empty without any."""
     restricting = {
-        "guided_decoding_guide": request.structured_output,
+        "guided_decoding_guide": request.grammar,
         "bad_words": request.params.bad_words,
         "allowed_token_ids": request.params.allowed_token_ids,
     }

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.structured_output.compilation import check
 from model_repository.structured_output.gbnf import gbnf_to_lark
-from model_repository.structured_output.json_schema import enforceable_schema, rewritten_schema
+from model_repository.structured_output.json_schema import IgnoredKeywords, enforceable_schema
 from model_repository.structured_output.pattern import MAX_OPTIONAL, literal, whole_pattern
 from model_repository.structured_output.refusal import parse_json, refuse
 
@@ -27,7 +24,7 @@ MAX_CHOICES = 1_000
 FREE_TOKENS = '\n%llguidance {"no_forcing": true}\n'
 
 
-def structured_output_to_grammar(structured_output: StructuredOutput) -> str:
+def structured_output_to_grammar(structured_output: StructuredOutput, ignored: IgnoredKeywords | None = None) -> str:
     """Return llguidance's grammar for a structured output, checked without the model's tokenizer.
 
     JSON looks as `json.dumps` writes it: ", " and ": " and no other white space. Properties come in the order of the
@@ -35,60 +32,67 @@ def structured_output_to_grammar(structured_output: StructuredOutput) -> str:
     some. It stays open inside a combination, by allOf or by a reference or a choice beside other keywords, since a
     closed one could contradict the others. Objects without `properties` stay open.
 
+    Args:
+        ignored: gets the keywords of a schema that are not enforced.
+
     Raises:
         InvalidRequest: the structured output is malformed or too large.
         Unsupported: a part of it cannot be enforced.
     """
-    grammar = _grammar(structured_output, functools.partial(enforceable_schema, is_strict=structured_output.is_strict))
-    check(grammar)
-    return grammar
+    rules = _rules(structured_output, ignored)
+    if len(rules) > MAX_GRAMMAR_CHARS:
+        refuse(f"{len(rules)} characters when written out: at most {MAX_GRAMMAR_CHARS} are allowed")
+    return _checked(rules)
 
 
-def grammar_text(structured_output: StructuredOutput) -> str:
-    """Return the grammar of a structured output that `structured_output_to_grammar` has accepted, without its checks.
-
-    The grammar of any other structured output may fail to compile, or be wider than its source.
+def lark_to_grammar(rules: str) -> str:
+    """Return llguidance's grammar for rules in its dialect of Lark, which the tokenizer stage has written.
 
     Raises:
         InvalidRequest, Unsupported: as structured_output_to_grammar does.
     """
-    return _grammar(structured_output, rewritten_schema)
+    if len(rules) > MAX_LARK_CHARS:
+        refuse(f"{len(rules)} characters: at most {MAX_LARK_CHARS} are allowed")
+    if _has_surrogates(rules):
+        refuse("half of a surrogate pair: this is no text")
+    return _checked(rules)
 
 
-def rule_of(structured_output: StructuredOutput) -> str:
+def rule_of(structured_output: StructuredOutput, ignored: IgnoredKeywords | None = None) -> str:
     """Return the right side of `start:`, for use in a larger grammar.
 
     Raises:
         InvalidRequest, Unsupported: as structured_output_to_grammar does.
     """
-    grammar = structured_output_to_grammar(structured_output).removesuffix(FREE_TOKENS)
+    grammar = structured_output_to_grammar(structured_output, ignored).removesuffix(FREE_TOKENS)
     has_rules = structured_output.format is OutputFormat.GRAMMAR
     return f"%lark {{\n{grammar}\n}}" if has_rules else grammar.removeprefix("start: ")
 
 
-def _grammar(structured_output: StructuredOutput, rewrite: Callable[[object], dict[str, Any]]) -> str:
+def _checked(rules: str) -> str:
+    grammar = rules + FREE_TOKENS
+    check(grammar)
+    return grammar
+
+
+def _rules(structured_output: StructuredOutput, ignored: IgnoredKeywords | None) -> str:
     content = structured_output.content
-    most = MAX_LARK_CHARS if structured_output.format is OutputFormat.LARK else MAX_CHARS
-    if len(content) > most:
-        refuse(f"{len(content)} characters: at most {most} are allowed")
+    if len(content) > MAX_CHARS:
+        refuse(f"{len(content)} characters: at most {MAX_CHARS} are allowed")
     if _has_surrogates(content):
         refuse("half of a surrogate pair: this is no text")
     match structured_output.format:
         case OutputFormat.JSON_OBJECT | OutputFormat.JSON_SCHEMA as form:
             schema = {"type": "object"} if form is OutputFormat.JSON_OBJECT else parse_json(content, "schema")
-            grammar = f"start: %json {json.dumps(rewrite(schema))}"
+            rewritten = enforceable_schema(schema, "schema", structured_output.is_strict, ignored)
+            return f"start: %json {json.dumps(rewritten)}"
         case OutputFormat.REGEX:
-            grammar = _regex_grammar(content)
+            return _regex_grammar(content)
         case OutputFormat.CHOICE:
-            grammar = _choice_grammar(content)
+            return _choice_grammar(content)
         case OutputFormat.GRAMMAR:
             _check_grammar_size(content)
-            grammar = gbnf_to_lark(content)
-        case OutputFormat.LARK:
-            grammar = content
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        refuse(f"{len(grammar)} characters when written out: at most {MAX_GRAMMAR_CHARS} are allowed")
-    return grammar + FREE_TOKENS
+            return gbnf_to_lark(content)
 
 
 def _has_surrogates(text: str) -> bool:

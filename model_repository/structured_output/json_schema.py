@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from model_repository.errors import InvalidRequest, Unsupported
+from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS
+from model_repository.errors import Unsupported
 from model_repository.structured_output.keywords import (
     NOT_ENFORCED,
     PLAIN_KEYWORDS,
@@ -27,7 +28,7 @@ from model_repository.structured_output.refusal import (
 from model_repository.structured_output.satisfaction import MAX_STEPS, DisjointProof, is_finite
 
 MAX_ONE_OF = 100
-MAX_STEPS_TO_LIST = 10_000  # about 40 ms of the oneOf proof where a failure only lists the keyword
+MAX_STEPS_TO_LIST = 10_000  # of the oneOf proofs of one request where a failure only lists the keyword: about 40 ms
 MAX_OPTIONAL_PROPERTIES = 240  # one object's; see LIMITS
 
 # Separators as json.dumps writes them: with free white space, a weak model writes it without end.
@@ -51,42 +52,45 @@ _NOT_ENFORCED = frozenset(
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
 
 
-def enforceable_schema(schema: object, path: str = "schema", is_strict: bool = True) -> dict[str, Any]:
+class IgnoredKeywords:
+    """The keywords without effect in the schemas of one request.
+
+    Unknown keywords are among them: JSON Schema treats them as annotations, but they may be typing errors.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps_left = MAX_STEPS_TO_LIST
+        self._places: dict[str, None] = {}
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Their paths, each once, cut to MAX_PLACE_CHARS. One more than MAX_IGNORED_PLACES stands for all others."""
+        return tuple(self._places)
+
+    def add(self, path: str) -> None:
+        if len(self._places) <= MAX_IGNORED_PLACES:
+            self._places[path[:MAX_PLACE_CHARS]] = None
+
+
+def enforceable_schema(
+    schema: object, path: str = "schema", is_strict: bool = True, ignored: IgnoredKeywords | None = None
+) -> dict[str, Any]:
     """Return a JSON schema in the words that llguidance enforces, also for `%json` in a Lark grammar.
 
     Args:
         path: its name in messages.
-        is_strict: enforce every constraint; otherwise the result may allow more, as `ignored_keywords` reports.
+        is_strict: enforce every constraint; otherwise the result may allow more.
+        ignored: gets the keywords that are not enforced.
 
     Raises:
         InvalidRequest: the schema is malformed or too large, or no value satisfies it.
         Unsupported: it is strict, and a part of it cannot be enforced.
     """
-    rewriting = _Rewriting(schema, path, is_strict=is_strict)
+    rewriting = _Rewriting(schema, path, IgnoredKeywords() if ignored is None else ignored, is_strict=is_strict)
     result = rewriting.run()
     rewriting.check_finite()
-    if is_strict:
-        rewriting.check_one_ofs(MAX_STEPS)
+    rewriting.check_one_ofs()
     return result
-
-
-def rewritten_schema(schema: object, path: str = "schema") -> dict[str, Any]:
-    """Return the result of enforceable_schema for a schema that it has accepted, without proofs."""
-    return _Rewriting(schema, path, is_strict=False).run()
-
-
-def ignored_keywords(schema: object, path: str) -> list[str]:
-    """Return the paths of the keywords that a schema is enforced without, unless it is strict. Bad schemas have none.
-
-    Unknown keywords are among them: JSON Schema treats them as annotations, but they may be typing errors.
-    """
-    try:
-        rewriting = _Rewriting(schema, path, is_strict=False)
-        rewriting.run()
-        rewriting.check_one_ofs(MAX_STEPS_TO_LIST)
-    except InvalidRequest:
-        return []
-    return list(dict.fromkeys(rewriting.ignored))
 
 
 class _Rewriting:
@@ -96,15 +100,16 @@ class _Rewriting:
     keyword allows more when a schema inside it allows more.
     """
 
-    def __init__(self, root: object, path: str, *, is_strict: bool) -> None:
+    def __init__(self, root: object, path: str, ignored: IgnoredKeywords, *, is_strict: bool) -> None:
         check_depth(root, path)
         self._root = root
         self._path = path
         self._is_strict = is_strict
-        self.ignored: list[str] = []  # paths
+        self._ignored = ignored
         self._references = References(root, path)
         self._rewritten: dict[str, Any] | bool = True
         self._definitions: dict[str, dict[str, Any] | bool] = {}
+        self._results: dict[tuple[int, bool], dict[str, Any] | bool] = {}  # by id() of their schema, and openness
         self._enforced: dict[int, dict[str, Any]] = {}  # enforced keywords as written, by id() of their schema
         self._one_ofs: dict[str, list[Any]] = {}  # alternatives, by path
         self._layout: dict[str, Any] = JSON_LAYOUT
@@ -116,13 +121,13 @@ class _Rewriting:
         schema = self._rewritten if isinstance(self._rewritten, dict) else ({} if self._rewritten else {"enum": []})
         return {**schema, "$defs": self._definitions, "x-guidance": self._layout}
 
-    def check_one_ofs(self, max_steps: int) -> None:
+    def check_one_ofs(self) -> None:
         """Decline each `oneOf` that may differ from the `anyOf` that replaces it."""
         proof = DisjointProof(
             lambda reference: self._references.resolve(reference, self._path)[0],
             lambda schema: self._enforced[id(schema)],
             self._path,
-            max_steps,
+            MAX_STEPS if self._is_strict else self._ignored.num_steps_left,
         )
         for path, options in self._one_ofs.items():
             with self._ignoring(path):
@@ -132,6 +137,8 @@ class _Rewriting:
                     if not proof.succeeds(one, other):
                         rule = "enforced only where a type, a const or a required property tells the alternatives apart"
                         decline(f"{path}: [{first}] and [{second}] may both match: {rule}; use anyOf")
+        if not self._is_strict:
+            self._ignored.num_steps_left -= proof.num_steps
 
     @contextlib.contextmanager
     def _ignoring(self, path: str) -> Iterator[None]:
@@ -141,7 +148,7 @@ class _Rewriting:
         except Unsupported:
             if self._is_strict:
                 raise
-            self.ignored.append(path)
+            self._ignored.add(path)
 
     def check_finite(self) -> None:
         """Refuse a schema that only endless values satisfy: llguidance accepts it and fails during generation."""
@@ -159,6 +166,12 @@ class _Rewriting:
             return schema
         if not isinstance(schema, dict):
             refuse(f"{path}: a schema must be an object, true or false")
+        key = id(schema), is_open
+        if key not in self._results:  # references to a part and to what contains it would rewrite it again and again
+            self._results[key] = self._object(schema, path, is_open)
+        return self._results[key]
+
+    def _object(self, schema: dict[str, Any], path: str, is_open: bool) -> dict[str, Any] | bool:
         enforced = self._enforced[id(schema)] = {}
         if "$id" in schema and schema is not self._root:  # its references do not start at our root
             with self._ignoring(f"{path}.$id"):
@@ -182,7 +195,7 @@ class _Rewriting:
         if any(name in written and name not in enforced for name in ("properties", "patternProperties")):
             # The dropped names would count as additional.
             if result.pop("additionalProperties", True) is not True:
-                self.ignored.append(f"{path}.additionalProperties")
+                self._ignored.add(f"{path}.additionalProperties")
             enforced.pop("additionalProperties", None)
         elif not is_open:
             _close(result)
@@ -196,7 +209,7 @@ class _Rewriting:
         if not is_name and (name in PLAIN_KEYWORDS or name in _KEYWORDS or name in _NOT_ENFORCED):
             return True
         if name not in _ANNOTATIONS and not name.startswith("x-"):
-            self.ignored.append(f"{path}.{name}")
+            self._ignored.add(f"{path}.{name}")
         return False
 
     def _keyword(self, keyword: Keyword) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
 
+from model_repository.notations import steps_of
 from model_repository.structured_output.refusal import decline, refuse
 
 # One notation for each index, and no number that only Python accepts.
@@ -66,8 +66,3 @@ class References:
             else:
                 refuse(f"{path}: {reference[:100]}: there is nothing of that name")
         return target, ".".join([self._path, *names])
-
-
-def steps_of(reference: str) -> tuple[str, ...]:
-    """Return the names on a reference's path from the root."""
-    return tuple(unquote(name).replace("~1", "/").replace("~0", "~") for name in reference.split("/")[1:])

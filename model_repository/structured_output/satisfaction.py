@@ -45,7 +45,7 @@ class DisjointProof:
         self._keywords = keywords
         self._path = path
         self._max_steps = max_steps
-        self._num_steps = 0
+        self.num_steps = 0  # so far
         self._parts: dict[int, list[Any]] = {}  # id of a schema to the schemas that it combines
         self._constants: dict[int, frozenset[str] | None] = {}  # id of a schema to its listed values
 
@@ -73,8 +73,8 @@ class DisjointProof:
         )
 
     def _count(self, num_steps: int) -> None:
-        self._num_steps += num_steps
-        if self._num_steps > self._max_steps:
+        self.num_steps += num_steps
+        if self.num_steps > self._max_steps:
             decline(f"{self._path}: its oneOf are too many to be told apart; use anyOf")
 
     def _conjuncts(self, schema: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from model_repository.contract.request import (
     EngineRequestBatch,
     GenerationRequest,
     PairPrompt,
+    Prompt,
     RequestBatch,
     TextPrompt,
     TokenizeAnswer,
@@ -34,19 +35,27 @@ from model_repository.errors import InvalidRequest, Unsupported, stage_error
 from model_repository.model_parameters import ModelParameters, Task
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, check_embedding
-from model_repository.tokenizer.constraint import CheckedOutput, is_new_message, unmeasured_constraint
+from model_repository.tokenizer.constraint import ConstraintChecker, Form, UnboundedChecker, is_new_message
+from model_repository.tokenizer.custom_tools import Patterns, as_functions, input_grammars
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, truncated_limit, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
-from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
+from model_repository.tool_formats import TOOL_FORMATS
+
+_UNBOUNDED = UnboundedChecker()
 
 
-def _num_bytes(found: CheckedOutput | InvalidRequest) -> int:
-    return 0 if isinstance(found, InvalidRequest) or found[0] is None else sys.getsizeof(found[0].content)
+def _num_bytes(found: Form | Patterns | InvalidRequest) -> int:
+    match found:
+        case Form(grammar):
+            return sys.getsizeof(grammar)
+        case InvalidRequest():
+            return 0
+    return sum(map(sys.getsizeof, found))
 
 
 class GrammarNotChecked(Exception):
-    """The request's grammar must be checked first, and the caller cannot wait for that."""
+    """A grammar of the request must be checked first, and the caller cannot wait for that."""
 
 
 type Message = TokenizeRequest | RequestBatch | GenerationRequest  # the last one is a gRPC client's
@@ -56,7 +65,7 @@ class TokenizerStage:
     """Turns a request for a text into a request for the engine, or refuses it.
 
     Args:
-        check: returns the structured output of a request; for clients' requests within limits.
+        checker: reads schemas and grammars; those of clients' requests within limits.
         sign: returns a message for the engine with its signature.
     """
 
@@ -65,7 +74,7 @@ class TokenizerStage:
         files: TokenizerFiles,
         byte_table: Sequence[bytes],
         model: ModelParameters,
-        check: Callable[[GenerationRequest, ToolFormat], CheckedOutput] = unmeasured_constraint,
+        checker: ConstraintChecker | UnboundedChecker = _UNBOUNDED,
         sign: Callable[[bytes], bytes] = lambda message: message,
     ) -> None:
         self._model = model
@@ -78,10 +87,10 @@ class TokenizerStage:
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
         self._limit = window_limit(model.context_window, tokens)
         self._truncated_limit = truncated_limit(self._limit)
-        self._check_constraint = check
+        self._checker = checker
         self._sign = sign
         # Refusals are kept too, so that repeated bad requests cost no further time.
-        self._constraints: BoundedCache[CheckedOutput | InvalidRequest] = BoundedCache(_num_bytes)
+        self._checked: BoundedCache[Form | Patterns | InvalidRequest] = BoundedCache(_num_bytes)
 
     def read(self, tensors: Tensors, request_id: str = "") -> Message:
         """Return the message in the stage's inputs.
@@ -104,7 +113,7 @@ class TokenizerStage:
         """
         match message:
             case TokenizeRequest():
-                return message_tensor(TOKENS, pack(self.tokenize(message)))
+                return message_tensor(TOKENS, pack(self.tokenize(message, may_wait=may_wait)))
             case RequestBatch(stream, items):
                 encoded = tuple((number, self._encode_item(each, may_wait=may_wait)) for number, each in items)
             case GenerationRequest():
@@ -128,13 +137,14 @@ class TokenizerStage:
             InvalidRequest: it is malformed, too long for the context window, or the model cannot honour it.
         """
         check_request(request)
-        output, grammar_bytes = self._constraint(request, may_wait=may_wait)
+        owner = request.params.cache_salt or request.params.sender
+        request = replace(request, prompt=self._with_functions(request.prompt, owner, may_wait=may_wait))
+        form = self._form(request, owner, may_wait=may_wait)
         self._check(request)
         field = prompt_field(request.prompt)
         params, window = request.params, self._model.context_window
         if self._model.pooling:
             params = replace(params, max_tokens=0)
-        owner = params.cache_salt or params.sender
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         prompt = self._prompts.encode(
             request.prompt,
@@ -155,21 +165,24 @@ class TokenizerStage:
             images=request.images,
             end_token_ids=() if params.ignore_eos else prompt.end_token_ids,
             echo=prompt.echo,
-            structured_output=output,
+            grammar=form.grammar,
+            is_combined=form.is_combined,
+            grammar_bytes=form.num_bytes,
+            ignored_keywords=form.ignored_keywords,
             thinking=None if prompt.thinking is None else replace(prompt.thinking, budget=params.thinking_budget),
-            grammar_bytes=grammar_bytes,
             request_id=request.request_id,
         )
 
-    def tokenize(self, request: TokenizeRequest) -> TokenizeAnswer:
+    def tokenize(self, request: TokenizeRequest, *, may_wait: bool = True) -> TokenizeAnswer:
         """Return a prompt's tokens, even if they exceed the context window.
 
         Raises:
+            GrammarNotChecked: as `encode`.
             Unsupported, InvalidRequest: as for a request with this prompt.
         """
         check_prompt(request.prompt)
         encoded = self._prompts.encode(
-            request.prompt,
+            self._with_functions(request.prompt, request.sender, may_wait=may_wait),
             add_special_tokens=request.add_special_tokens,
             limit=check_num_bytes,
             owner=request.sender,
@@ -177,24 +190,41 @@ class TokenizerStage:
         shown_ids = encoded.token_ids if request.has_strings else ()
         return TokenizeAnswer(encoded.token_ids, tuple(map(self._prompts.vocabulary.token_string, shown_ids)))
 
-    def _constraint(self, request: GenerationRequest, *, may_wait: bool) -> CheckedOutput:
-        params = request.params
-        inputs = (
-            *(params.structured_output, callable_tools(request.prompt), params.ignore_eos),
-            is_new_message(request.prompt),
-        )
-        if inputs[:2] == (None, None):
-            return None, 0
+    def _with_functions(self, prompt: Prompt, owner: str, *, may_wait: bool) -> Prompt:
+        """Return a prompt with its custom tools as functions, as the model and the rest of this stage know them."""
+        tool_use = callable_tools(prompt)
+        if tool_use is None or not isinstance(prompt, ChatPrompt):
+            return prompt
+        grammars = input_grammars(tool_use.tools)
+        patterns: Patterns = ()
+        if any(grammars):
+            found = self._kept((owner, grammars), lambda: self._checker.patterns(grammars), may_wait=may_wait)
+            assert isinstance(found, tuple)
+            patterns = found
+        tools = as_functions(tool_use.tools, patterns)
+        return replace(prompt, tool_use=replace(tool_use, tools=tools))
 
-        def check() -> CheckedOutput | InvalidRequest:
+    def _form(self, request: GenerationRequest, owner: str, *, may_wait: bool) -> Form:
+        tool_use, output = callable_tools(request.prompt), request.params.structured_output
+        if tool_use is None and output is None:
+            return Form()
+        inputs = (owner, output, tool_use, request.params.ignore_eos, is_new_message(request.prompt))
+        form = self._kept(inputs, lambda: self._checker.form(request, self._tool_format), may_wait=may_wait)
+        assert isinstance(form, Form)
+        return form
+
+    def _kept(self, inputs: object, check: Callable[[], Form | Patterns], *, may_wait: bool) -> Form | Patterns:
+        """Return the kept result for equal inputs, or make it. Others than the owner must not learn of it."""
+
+        def make() -> Form | Patterns | InvalidRequest:
             if not may_wait:
                 raise GrammarNotChecked
             try:
-                return self._check_constraint(request, self._tool_format)
+                return check()
             except InvalidRequest as exc:
                 return type(exc)(exc.text, exc.field)  # a copy has no references to stack frames
 
-        found = self._constraints.get(inputs, check)
+        found = self._checked.get(inputs, make)
         if isinstance(found, InvalidRequest):
             raise type(found)(found.text, found.field)
         return found

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
+from model_repository.contract.request import ToolUse
 from model_repository.errors import InvalidRequest
 from model_repository.notations import NAME
 from model_repository.tokenizer.argument_grammar import ArgumentGrammar, literal
@@ -27,8 +27,8 @@ type PrepareSchema = Callable[[object, str, bool], dict[str, Any]]
 
 def tool_grammar(
     tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema, *, content: str | None = None
-) -> StructuredOutput | None:
-    """Return the grammar of an answer, in llguidance's dialect of Lark; None without tools.
+) -> str | None:
+    """Return the rules of an answer, in llguidance's dialect of Lark; None without tools.
 
     With `auto` it is free text up to the format's trigger, and calls behind it; or calls instead of content of a form.
     Otherwise it is calls only. A call names an offered tool, with arguments that its schema allows. Calls are the end.
@@ -81,7 +81,7 @@ def tool_grammar(
         )
         first_call = f"({first_call} | {' | '.join(others)})"
     start = _start(tool_format, content, first_call, is_forced=tool_use.choice != "auto")
-    return StructuredOutput(OutputFormat.LARK, "\n".join([*start, *rules]) + "\n")
+    return "\n".join([*start, *rules]) + "\n"
 
 
 def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_forced: bool) -> list[str]:
@@ -110,13 +110,13 @@ def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_
     ]
 
 
-def grammar_of_messages(content: str) -> StructuredOutput:
-    """Return the grammar of a completion in Harmony's messages.
+def grammar_of_messages(content: str) -> str:
+    """Return the rules of a completion in Harmony's messages.
 
     Args:
         content: the rule for the content of the last message. Messages with thinking may precede it.
     """
-    return StructuredOutput(OutputFormat.LARK, "\n".join(_messages("", content, is_forced=False)) + "\n")
+    return "\n".join(_messages("", content, is_forced=False)) + "\n"
 
 
 def _messages(call: str, content: str | None, *, is_forced: bool) -> list[str]:

@@ -35,6 +35,7 @@ from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.loader import make_emitter
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import StageError, UnknownAdapter
+from model_repository.structured_output.grammar import structured_output_to_grammar
 from tests.exactness.answers import Answer, Comparison, measure_rounding
 from tests.pictures import circle
 from tests.waiting import DEADLINE_S
@@ -104,7 +105,7 @@ class Cases:
                 max_tokens=params.max_tokens,
                 params=replace(params, sampling=sampling),
                 images=images,
-                structured_output=params.structured_output,
+                grammar=structured_output_to_grammar(form) if (form := params.structured_output) else "",
                 echo=(b"",) * len(prompt) if params.is_echo else (),
             )
             leaves = rng.random() < 0.15

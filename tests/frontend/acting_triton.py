@@ -23,6 +23,7 @@ from model_repository.contract.output import (
     GenerationChunk,
     OutputBatch,
     Timing,
+    TokenDelta,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -116,7 +117,7 @@ class ActingTriton(FakeTritonServer):
 
     def _detokenize(self, request: Any) -> Iterator[Any]:
         [(_, delta)] = unpack(OutputBatch, text_of(request, OUTPUT_BATCH), OUTPUT_BATCH.name).items
-        assert not isinstance(delta, str)
+        assert isinstance(delta, TokenDelta)
         chunk = GenerationChunk(text="".join(f"{token:04}" for token in delta.token_ids))
         yield infer_message(CHUNK_BATCH, pack(ChunkBatch(0, ((0, chunk),))))
 

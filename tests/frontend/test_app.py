@@ -16,10 +16,12 @@ from aiohttp import StreamReader
 from backports import zstd
 
 from frontend.errors import EngineFailed
+from frontend.triton.chunk_queue import Announced
 from model_repository.contract.output import GenerationChunk
+from model_repository.contract.request import MAX_IGNORED_PLACES
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.answers import error_of
-from tests.frontend.bodies import CHAT, COMPLETION, TIME
+from tests.frontend.bodies import CHAT, COMPLETION, MESSAGE, RESPONSE
 from tests.frontend.conftest import Serve
 from tests.frontend.connections.raw_http import exchange, port_of
 from tests.waiting import DEADLINE_S
@@ -59,36 +61,72 @@ async def test_unknown_fields_are_listed_in_a_header_of_bounded_length(serve: Se
     assert response.headers["x-ignored-params"].endswith("%C3%A9,...")
 
 
-async def test_keywords_that_are_not_enforced_are_listed_in_the_header(serve: Serve) -> None:
-    http = await serve(FakeTriton(chunks("x")))
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "größe": 1}}}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    cases: list[tuple[dict[str, Any], list[str]]] = [
-        ({"tools": [TIME, tool]}, ["tools[1].function.parameters"]),
-        ({"response_format": form}, ["response_format.json_schema.schema"]),
-        ({"structured_outputs": {"json": schema}}, ["structured_outputs.json"]),
-        (
-            {"structured_outputs": {"json": json.dumps(schema)}, "tools": [tool]},
-            ["structured_outputs.json", "tools[0].function.parameters"],
-        ),
-        ({"structured_outputs": {"json": {"$ref": "#/nowhere", "not": {}}}}, []),  # the tokenizer stage refuses it
-    ]
-    for fields, places in cases:
-        names = [f"{place}.properties.a.{name}" for place in places for name in ("gr%C3%B6%C3%9Fe", "uniqueItems")]
-        for stream in (False, True):
-            response = await http.post("/v1/chat/completions", json=CHAT | fields | {"stream": stream})
-            assert response.status == 200
-            assert response.headers.get("x-ignored-params", "") == ",".join(names)
+OF_SCHEMA = ("schema.properties.größe.not", "schema.not")
+WITH_FORMAT: list[Any] = [
+    pytest.param(
+        "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object", "schema": {}}}, "response_format"
+    ),
+    pytest.param(
+        "/v1/completions", COMPLETION | {"structured_outputs": {"json": {}}, "n": 2}, "structured_outputs.json"
+    ),
+    pytest.param(
+        "/v1/messages",
+        MESSAGE | {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        "output_config.format",
+    ),
+    pytest.param(
+        "/v1/responses",
+        RESPONSE | {"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
+        "text.format",
+    ),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "place"), WITH_FORMAT)
+async def test_keywords_without_effect_are_listed_in_the_header_once_the_engine_tells_of_the_request(
+    serve: Serve, path: str, body: dict[str, Any], place: str, stream: bool
+) -> None:
+    http = await serve(FakeTriton([Announced(text="", ignored_keywords=OF_SCHEMA), *chunks("x")]))
+    response = await http.post(path, json=body | {"stream": stream, "foo": 1})
+    place = place if place.endswith("json") else f"{place}.schema"
+    names = ["foo", f"{place}.properties.gr%C3%B6%C3%9Fe.not", f"{place}.not"]
+    assert (response.status, response.headers["x-ignored-params"]) == (200, ",".join(names))
+    assert "x-ignored-params" not in await response.text()
+
+
+async def test_keywords_beyond_the_limit_of_the_header_are_dots(serve: Serve) -> None:
+    places = tuple(f"schema.{number}" for number in range(MAX_IGNORED_PLACES + 1))
+    http = await serve(FakeTriton([Announced(text="", ignored_keywords=places), *chunks("x")]))
+    response = await http.post("/v1/completions", json=COMPLETION | {"structured_outputs": {"json": {}}})
+    listed = response.headers["x-ignored-params"].split(",")
+    assert (listed[-2:], len(listed)) == (["structured_outputs.json.31", "..."], MAX_IGNORED_PLACES + 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body", "place"), WITH_FORMAT)
+async def test_strict_extra_refuses_keywords_without_effect_and_cancels(
+    serve: Serve, path: str, body: dict[str, Any], place: str, stream: bool
+) -> None:
+    triton = FakeTriton([Announced(text="", ignored_keywords=OF_SCHEMA), asyncio.Event()])
+    http = await serve(triton, strict_extra=True)
+    response = await http.post(path, json=body | {"stream": stream})
+    assert response.status == 400
+    answer = await response.json()
+    assert (
+        f"{place}." in answer["error"]["message"] and ".not: unknown, or without effect" in answer["error"]["message"]
+    )
+    if path != "/v1/messages":  # Anthropic's errors have neither
+        found = answer["error"]["param"], answer["error"]["code"]
+        assert found == (answer["error"]["message"].partition(": ")[0], "unknown_parameter")
+    assert triton.num_open == 0
 
 
 async def test_strict_extra_refuses_ignored_fields(serve: Serve) -> None:
     http = await serve(FakeTriton(chunks("x")), strict_extra=True)
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}
     for path, body, place in (
         ("/v1/completions", COMPLETION | {"foo": 1}, "foo"),
         ("/v1/completions", COMPLETION | {"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
-        ("/v1/chat/completions", CHAT | {"tools": [tool]}, "tools[0].function.parameters.not"),
         ("/v1/chat/completions", CHAT | {"reasoning_effort": "low"}, "reasoning_effort"),
     ):
         error = await error_of(await http.post(path, json=body))

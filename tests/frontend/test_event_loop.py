@@ -59,6 +59,7 @@ def check(server: GuardedServer, requests: Iterable[tuple[str, bytes]], patience
 LONG = (bodies.bombs, bodies.injections, images.images, names.paths)
 FAMILIES: tuple[Callable[[], Corpus], ...] = (
     *LONG,
+    bodies.explosions,
     bodies.floods,
     framing.chunking,
     framing.lines,
@@ -75,9 +76,6 @@ FAMILIES: tuple[Callable[[], Corpus], ...] = (
     [
         *((family, 5 if family in LONG else 1) for family in FAMILIES),
         *(pytest.param(family, 1, marks=pytest.mark.faults) for family in LONG),
-        pytest.param(
-            bodies.explosions, 1, marks=pytest.mark.xfail(strict=True, reason="N1: schemas and Lark grammars")
-        ),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -98,10 +96,9 @@ def custom_tools(*definitions: str) -> dict[str, Any]:
     return {"tools": tools}
 
 
-def case(name: str, path: str, body: Mapping[str, Any], finding: str = "") -> Any:
-    """Return a request with a name; `finding`: it still holds the loop, and why."""
-    marks = [pytest.mark.xfail(strict=True, reason=finding)] if finding else []
-    return pytest.param(name, path, body, marks=marks, id=name)
+def case(name: str, path: str, body: Mapping[str, Any]) -> Any:
+    """Return a request with a name."""
+    return pytest.param(name, path, body, id=name)
 
 
 _CHAT = {"model": "chat", "messages": [USER]}
@@ -114,19 +111,17 @@ _TOOLS = [{"type": "function", "function": {"name": f"f{number}", "parameters": 
 _TALK = {"ignore_eos": True, "max_tokens": 200}
 _LIKELY = {"logprobs": True, "top_logprobs": 20}
 _SHORT = {"truncation": "auto", "max_output_tokens": 60_000}
-_N1 = "N1: regular expressions and Lark grammars are compiled on the loop"
-_N2 = "N2: log probabilities of a whole answer are written in one piece"
 ATTACKS = (
     case("N1 by chat", CHAT, _CHAT | schema_format(_REWRITTEN)),
     case("N1 by Messages", MESSAGES, {**BODIES[MESSAGES], "tools": [{"name": "f", "input_schema": _REWRITTEN}]}),
     case("N1 by Responses", RESPONSES, {**BODIES[RESPONSES], "text": _TEXT_FORM}),
     case("N1 as a text", COMPLETIONS, {**_COMPLETION, "structured_outputs": {"json": json.dumps(_REWRITTEN)}}),
     case("N1, tools with constants", CHAT, _CHAT | {"tools": [_FUNCTION] * 44}),
-    case("N1, Lark grammars", CHAT, _CHAT | {"tools": wide.grammars('start: ("a"|"b")~1..9')(USUAL)}, _N1),
-    case("N1, patterns", CHAT, _CHAT | custom_tools(*(f"{number}" + "(a|b)" * 900 for number in range(12))), _N1),
-    case("N2 by chat", CHAT, _CHAT | _TALK | _LIKELY | {"n": 24}, _N2),
-    case("N2 by completions", COMPLETIONS, {**_COMPLETION, "logprobs": 5, "n": 96} | _TALK, _N2),
-    case("N2, of the prompt", COMPLETIONS, {**_COMPLETION, "prompt": "word" * 8000, "prompt_logprobs": 20}, _N2),
+    case("N1, Lark grammars", CHAT, _CHAT | {"tools": wide.grammars('start: ("a"|"b")~1..9')(USUAL)}),
+    case("N1, patterns", CHAT, _CHAT | custom_tools(*(f"{number}" + "(a|b)" * 900 for number in range(12)))),
+    case("N2 by chat", CHAT, _CHAT | _TALK | _LIKELY | {"n": 24}),
+    case("N2 by completions", COMPLETIONS, {**_COMPLETION, "logprobs": 5, "n": 96} | _TALK),
+    case("N2, of the prompt", COMPLETIONS, {**_COMPLETION, "prompt": "word" * 8000, "prompt_logprobs": 20}),
     case("N2 in a stream", CHAT, _CHAT | _LIKELY | {"n": 64, "stream": True, "max_tokens": 20}),
     case("N3, messages", "/tokenize", {"model": "chat", "messages": [USER] * 401}),
     case("N3, a count", COUNT_TOKENS, {"model": "chat", "messages": [USER | {"content": "a1234 b567 " * 1400}]}),
@@ -138,7 +133,6 @@ ATTACKS = (
         "N8, labels",
         "/v1/classify",
         {"model": "classifier", "input": ["a"] * 2048},
-        "N8: the labels of a whole answer are written in one piece",
     ),
     case("N8, documents", "/v1/rerank", {"model": "reranker", "query": "a", "documents": ["a"] * 2048}),
     case("long answers", CHAT, _CHAT | {"ignore_eos": True, "max_tokens": 8000, "n": 16}),
@@ -153,7 +147,6 @@ ATTACKS = (
             "max_tokens": 8000,
             "n": 16,
         },
-        "G5: the texts of a whole answer's choices are searched for calls in one piece",
     ),
     case("tools of many choices", CHAT, _CHAT | {"tools": _TOOLS, "n": 128}),
     case(
@@ -221,10 +214,7 @@ def test_no_wide_body_holds_the_loop(server: GuardedServer, path: str, num_bodie
 @pytest.mark.parametrize(
     "num_bodies", [NUM_BODIES, pytest.param(NUM_MANY_BODIES, marks=pytest.mark.faults)], ids=("some", "many")
 )
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.xfail(strict=True, reason=_N1) if path == CHAT else ()) for path in SCHEMAS],
-)
+@pytest.mark.parametrize("path", SCHEMAS)
 def test_no_schema_holds_the_loop(server: GuardedServer, path: str, num_bodies: int) -> None:
     check_generated(server, path, SCHEMAS[path], num_bodies)
 

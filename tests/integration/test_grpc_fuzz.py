@@ -104,7 +104,7 @@ NUM_HONEST = 4  # requests at a time
 NUM_ROUNDS = 2  # of all lies
 NUM_GUESSED = 16  # numbers of output streams
 
-BOMB = StructuredOutput(OutputFormat.LARK, "start: /(a|b)*a(a|b){12}/")
+BOMB = "(a|b)*a(a|b){12}"
 # Each could fail the whole batch of the engine, or take its memory.
 REQUEST_LIES: dict[str, dict[str, Any]] = {
     "long prompt": {"prompt_token_ids": (65,) * 6000},
@@ -116,7 +116,7 @@ REQUEST_LIES: dict[str, dict[str, Any]] = {
 }
 # Only a signature keeps these out: the tokenizer stage has made or measured them.
 UNMEASURED_LIES: dict[str, dict[str, Any]] = {
-    "unmeasured grammar": {"structured_output": BOMB},
+    "unmeasured grammar": {"grammar": f"start: /{BOMB}/"},
     "image without a place": {"images": (b"GIF89a",)},
     "nothing": {},
 }
@@ -169,7 +169,9 @@ def lie_to_the_detokenizer(stack: Stack) -> None:
 def lie_to_the_tokenizer(stack: Stack) -> None:
     requests = [
         GenerationRequest(prompt=TokenPrompt((65, 2**40)), params=Params()),
-        GenerationRequest(prompt=TokenPrompt((65,)), params=Params(structured_output=BOMB)),
+        GenerationRequest(
+            prompt=TokenPrompt((65,)), params=Params(structured_output=StructuredOutput(OutputFormat.REGEX, BOMB))
+        ),
         GenerationRequest(prompt=TokenPrompt((65,)), params=Params(sampling=SamplingParams(top_k=2**31))),
     ]
     stranger = secrets.token_hex(16)

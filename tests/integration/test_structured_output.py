@@ -56,7 +56,7 @@ def test_sixty_bombs_fail_their_sender_only(stack: Stack, api: Api) -> None:
         found = [attack.result() for attack in attacks]
     grown_bytes = psutil.Process(engine).memory_info().rss - before_bytes
     assert healthy == [(200, "")] * 20
-    rule = "response_format: compilation takes more than .*, which is the limit"
+    rule = "structured_outputs: compilation takes more than .*, which is the limit"
     assert all(status == 400 and re.fullmatch(rule, text) for status, text in found[:60]), found[:60]
     assert {status for status, _ in found[60:]} == {200}
     assert grown_bytes < 300_000_000

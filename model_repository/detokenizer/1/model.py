@@ -9,7 +9,7 @@ from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.cancel_channel import CancelSender
 from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack, payload_of, unpack
-from model_repository.contract.output import OutputBatch
+from model_repository.contract.output import GenerationChunk, OutputBatch
 from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
 from model_repository.detokenizer.text import Decoding, Detokenizer
 from model_repository.errors import InvalidRequest
@@ -46,7 +46,7 @@ class TritonPythonModel:
             if not batch.is_single:
                 return message_tensor(CHUNK_BATCH, pack(chunks))
             [(_, chunk)] = chunks.items or [(0, "")]
-            return None if isinstance(chunk, str) else chunk_to_tensors(chunk)
+            return chunk_to_tensors(chunk) if isinstance(chunk, GenerationChunk) else None
         except (ValueError, OverflowError, struct.error) as exc:  # its parts differ in length, or a number is too large
             raise InvalidRequest(f"no engine sends such a batch ({exc})", OUTPUT_BATCH.name) from exc
 

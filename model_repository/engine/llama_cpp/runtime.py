@@ -121,9 +121,9 @@ class LlamaCppRuntime:
 
     def _constraint(self, request: EngineRequest) -> TokenConstraint | None:
         started: TokenConstraint | None = None
-        if request.structured_output is not None:
+        if request.grammar:
             sender = request.params.sender
-            started = self._constraints.start(request.structured_output, sender, request.grammar_bytes)
+            started = self._constraints.start(request.grammar, sender, request.grammar_bytes)
         return combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.byte_table import load_byte_table
-from model_repository.contract.request import EngineRequest, Mirostat, SamplingParams, StructuredOutput
+from model_repository.contract.request import EngineRequest, Mirostat, SamplingParams
 from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.request_checks import combined_constraint
@@ -111,7 +111,7 @@ class AllowedTokens:
 
     vocabulary: VocabularyFile
     request: EngineRequest
-    structured_output: StructuredOutput | None = None  # the request's; None if the runtime itself enforces it
+    has_grammar: bool = False  # the request's counts here; otherwise it has none, or the runtime itself enforces it
     banned: frozenset[int] = frozenset()
     ends: frozenset[int] = frozenset()
     _constraint: TokenConstraint | None = field(default=None, init=False)
@@ -121,7 +121,7 @@ class AllowedTokens:
         """Ban tokens; return False if all are banned."""
         try:
             is_banned = ~self._allowed(drawn)
-        except InvalidRequest:  # the structured output is too complex
+        except InvalidRequest:  # the grammar is too complex
             return False
         is_banned[list(self.banned)] = True
         if is_banned.all():
@@ -148,8 +148,8 @@ class AllowedTokens:
 
     def _begun(self) -> TokenConstraint | None:
         vocabulary, started = self.vocabulary, None
-        if self.structured_output is not None:
-            started = _compiler(vocabulary).start(self.structured_output, num_bytes=self.request.grammar_bytes)
+        if self.has_grammar:
+            started = _compiler(vocabulary).start(self.request.grammar, num_bytes=self.request.grammar_bytes)
         return combined_constraint(self.request, started, lambda: _token_index(vocabulary), vocabulary.size)
 
 

@@ -115,9 +115,9 @@ class TensorRtLlmRuntime:
         return dataclasses.replace(prepared, grammar=grammar)
 
     def _grammar(self, request: EngineRequest) -> GrammarUse | None:
-        if request.structured_output is None:
+        if not request.grammar:
             return None
-        return self._grammars.use(request.structured_output, request.params.sender, request.grammar_bytes)
+        return self._grammars.use(request.grammar, request.params.sender, request.grammar_bytes)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._loop.check()

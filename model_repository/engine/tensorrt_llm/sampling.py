@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from model_repository.contract.request import EngineRequest, OutputFormat, SamplingParams, StructuredOutput
+from model_repository.contract.request import EngineRequest, OutputFormat, SamplingParams
 from model_repository.engine.request_checks import split_biases
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import (
@@ -20,7 +20,6 @@ from model_repository.engine.tensorrt_llm.processors import (
     VocabularyFile,
 )
 from model_repository.engine.tensorrt_llm.tensors import Floats
-from model_repository.structured_output.grammar import grammar_text
 
 # The formats that TensorRT-LLM enforces itself by xgrammar, as arguments of its GuidedDecodingParams. It lacks choices
 # of texts, and the stages' own grammars with special tokens.
@@ -71,9 +70,9 @@ class SamplingPlanner:
             or params.allowed_token_ids
             or request.thinking is not None
         )
-        native_grammar = None if is_masked else self._native_grammar(request.structured_output)
+        native_grammar = None if is_masked else self._native_grammar(request)
         is_shaped = _is_shaped(request.params.sampling)
-        edits = self._masks(request, ends, None if native_grammar else request.structured_output, banned)
+        edits = self._masks(request, ends, bool(request.grammar) and not native_grammar, banned)
         if is_shaped:
             edits.append(Shaping(request.params.sampling, bias, request.prompt_token_ids))
         keywords = _ending(request, ends, self.end_id) | _drawing(request.params.sampling) | _logits(request)
@@ -101,13 +100,14 @@ class SamplingPlanner:
         eos = frozenset() if request.params.ignore_eos else self.vocabulary.eos_token_ids.union(request.end_token_ids)
         return eos.union(request.params.stop_token_ids)
 
-    def _native_grammar(self, structured_output: StructuredOutput | None) -> Mapping[str, Any] | None:
-        if structured_output is None or structured_output.format is OutputFormat.LARK:
+    def _native_grammar(self, request: EngineRequest) -> Mapping[str, Any] | None:
+        structured_output = request.params.structured_output
+        if structured_output is None or request.is_combined:
             return None
         if self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
             # There `grammar` is in llguidance's own language, so it is the same text as ours.
             # Source: LLGuidanceMatcherFactory.create in tensorrt_llm/_torch/pyexecutor/grammar_matcher.py.
-            return {"grammar": grammar_text(structured_output)}
+            return {"grammar": request.grammar}
         if self.guided_decoding is GuidedDecoding.XGRAMMAR and structured_output.format in _XGRAMMAR_FORMATS:
             return _XGRAMMAR_FORMATS[structured_output.format](structured_output.content)
         return None
@@ -116,19 +116,19 @@ class SamplingPlanner:
         self,
         request: EngineRequest,
         ends: frozenset[int],
-        structured_output: StructuredOutput | None,
+        has_grammar: bool,
         banned: frozenset[int],
     ) -> list[LogitsEdit]:
         """Return the masks. TensorRT-LLM's `min_tokens` holds back only one end token, and even a complete output's."""
         has_held_ends = bool(request.params.min_tokens and ends)
-        is_constrained = structured_output is not None or bool(
+        is_constrained = has_grammar or bool(
             request.params.bad_words
             or request.params.allowed_token_ids
             or (request.thinking is not None and request.thinking.budget is not None)
         )
         if not is_constrained and not has_held_ends and not (banned and _is_shaped(request.params.sampling)):
             return []
-        return [AllowedTokens(self.vocabulary, request, structured_output, banned=banned, ends=ends)]
+        return [AllowedTokens(self.vocabulary, request, has_grammar, banned=banned, ends=ends)]
 
 
 def embedding_bias(biases: Mapping[int, float], vocab_size: int) -> Floats:

@@ -11,6 +11,7 @@ import pytest
 
 from frontend.errors import APIError, EngineFailed, InvalidRequest
 from frontend.handlers.keepalive import COMMENT
+from frontend.triton.chunk_queue import Announced
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, Script, chunks
 from tests.frontend.answers import error_of
@@ -65,6 +66,30 @@ async def test_an_error_behind_a_comment_is_an_event(serve: Serve, error: Except
     assert f'"code":"{code}"' in text
     assert "secret" not in text
     assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_places_that_are_known_only_behind_the_head_are_a_comment_or_an_error(
+    serve: Serve, is_strict: bool
+) -> None:
+    go_on = asyncio.Event()
+    announced = Announced(text="", ignored_keywords=("schema.not",))
+    triton = FakeTriton([go_on, announced, *chunks("a")])
+    http = await serve(triton, stream_keepalive_s=SOON_S, strict_extra=is_strict)
+    fields = {"structured_outputs": {"json": {}}, "stream": True, "n": 2} | ({} if is_strict else {"foo": 1})
+    response = await http.post("/v1/completions", json=COMPLETION | fields)
+    assert response.headers.get("x-ignored-params") == (None if is_strict else "foo")
+    await until_comment(response)
+    go_on.set()
+    text = await response.text()
+    if is_strict:
+        assert '"param":"structured_outputs.json.not","code":"unknown_parameter"' in text and '"a"' not in text
+    else:
+        comment = ": x-ignored-params: foo,structured_outputs.json.not\n\n"
+        before, found, behind = text.partition(comment)
+        assert found and "data:" not in before and '"a"' in behind and comment not in behind
+    assert text.endswith("data: [DONE]\n\n")
+    assert triton.num_open == 0
 
 
 async def test_openais_client_reads_a_stream_with_comments(serve: Serve) -> None:

@@ -100,7 +100,6 @@ def test_what_needs_a_store_is_refused_with_what_to_do(name: str) -> None:
         (item(type="reasoning", summary=[], encrypted_content=sealed_thinking("a")), []),
         (item(role="assistant", content="a", id="msg_1", status="completed", phase="final_answer"), []),
         (part(type="input_image", image_url="data:", detail="low"), ["input[0].content[0].detail"]),
-        ({"tools": [TOOL | {"parameters": {"uniqueItems": True}}]}, ["tools[0].parameters.uniqueItems"]),
         ({"client_metadata": {"a": 1}}, ["client_metadata"]),
     ],
 )

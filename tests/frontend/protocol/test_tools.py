@@ -62,7 +62,6 @@ UNMATCHED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "custom"}]}, "tools[0].custom"),
     ({"tools": [TIME | {"custom": {"name": "x"}}]}, "tools[0].custom"),
     ({"tools": [custom("x", format={"type": "grammar"})]}, "tools[0].custom.format.grammar"),
-    ({"tools": [custom("x", format=grammar("(")), TIME]}, "tools[0].custom.format.grammar.definition"),
     ({"tools": [custom("get_time"), TIME]}, "tools"),
     ({"tools": [custom("x"), TIME], "tool_choice": custom("get_time")}, "tool_choice"),
     ({"tools": [custom("x"), TIME], "tool_choice": named("x")}, "tool_choice"),
@@ -123,31 +122,13 @@ def test_a_tool_without_parameters_takes_an_empty_object(parameters: Any) -> Non
     }
 
 
-INPUT = {"type": "string"}
-
-
 @pytest.mark.parametrize(
-    ("form", "schema"),
-    [
-        (None, INPUT),
-        ({"type": "text"}, INPUT),
-        (grammar("a|b"), INPUT | {"pattern": "^(?:a|b)$"}),
-        (
-            grammar('start: "a"', "lark"),
-            INPUT | {"pattern": "^(?:a)$", "description": 'Text of this Lark grammar:\nstart: "a"'},
-        ),
-    ],
+    ("form", "kept"),
+    [(None, {}), ({"type": "text"}, {}), (grammar('start: "a"', "lark"), {"format": grammar('start: "a"', "lark")})],
 )
-def test_a_custom_tool_reaches_the_template_as_a_function_of_one_text(form: Any, schema: dict[str, Any]) -> None:
+def test_a_custom_tool_reaches_the_tokenizer_stage_as_it_is(form: Any, kept: dict[str, Any]) -> None:
     (tool,) = chat(tools=[custom("run", description="runs", format=form)]).offered_tools()
-    parameters = {
-        "type": "object",
-        "properties": {"input": schema},
-        "required": ["input"],
-        "additionalProperties": False,
-    }
-    function = {"name": "run", "description": "runs", "parameters": parameters}
-    assert tool.as_tool() == {"type": "function", "function": function}
+    assert tool.as_tool() == {"type": "custom", "custom": {"name": "run", "description": "runs"} | kept}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from frontend.triton import restricted
 from model_repository.contract.codec import pack, unpack
-from model_repository.contract.output import ChunkBatch, GenerationChunk, OutputBatch
+from model_repository.contract.output import Announcement, ChunkBatch, GenerationChunk, OutputBatch
 from model_repository.contract.request import GenerationRequest, RequestBatch, TokenizeAnswer, TokenizeRequest
 from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
@@ -64,7 +64,7 @@ def text_of(request: Any, spec: TensorSpec) -> bytes:
     return text
 
 
-type Script = list[GenerationChunk | str | asyncio.Event]
+type Script = list[GenerationChunk | Announcement | str | asyncio.Event]
 
 
 class SentBatch(NamedTuple):
@@ -102,7 +102,9 @@ class OutputStream:
         for play in self._plays:
             play.cancel()
 
-    def put(self, *items: tuple[int, GenerationChunk | str], num_lost: int = 0, is_last: bool = False) -> None:
+    def put(
+        self, *items: tuple[int, GenerationChunk | Announcement | str], num_lost: int = 0, is_last: bool = False
+    ) -> None:
         """Send an output batch, after some that are lost. The last one ends the stream."""
         self._serial += num_lost
         response = infer_message(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))

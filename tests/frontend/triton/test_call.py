@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from frontend import errors
 from frontend.triton import call
+from frontend.triton.chunk_queue import Announced
 from frontend.triton.client import TritonClient
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Announcement, GenerationChunk
 from model_repository.contract.request import (
     ChatPrompt,
     GenerationRequest,
@@ -246,6 +247,15 @@ async def test_an_error_of_a_message_fails_exactly_its_requests(server: FakeTrit
         assert await completion_of(client) == chunks("a")
         assert server.num_opened == 1
         the_stream(server).end()
+
+
+async def test_the_places_of_an_announcement_come_before_the_chunks(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    server.script = [Announcement(ignored_keywords=("schema.not",)), text("a"), *chunks("b")]
+    announced, *rest = await completion_of(client, WHOLE)
+    assert isinstance(announced, Announced) and announced.ignored_keywords == ("schema.not",)
+    assert "".join(chunk.text for chunk in rest) == "ab"
 
 
 async def test_a_refusal_in_an_output_batch_fails_its_request_alone(

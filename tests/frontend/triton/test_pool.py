@@ -24,6 +24,7 @@ from frontend.errors import (
     TritonUnreachable,
 )
 from frontend.settings import Settings
+from frontend.triton.chunk_queue import Announced
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.pool import _LIST_TIMEOUT_S, ReplicaPool
 from frontend.triton.replica import BREAKER_PAUSE_S, MAX_FAILURES, Replica
@@ -160,6 +161,16 @@ async def test_a_second_attempt_has_a_cancel_key_of_its_own() -> None:
     pool = await pool_of(triton)
     assert await pool.text() == "x"
     assert [request.params.cancel_key == "first" for request in triton.requests] == [True, False]
+
+
+async def test_what_fails_behind_its_announcement_is_sent_once_more_too() -> None:
+    announced = Announced(text="", ignored_keywords=("schema.not",))
+    triton = FakeTriton(
+        lambda request: [announced, EngineFailed()] if request.params.cancel_key == "first" else chunks("x")
+    )
+    pool = await pool_of(triton, triton)
+    assert await pool.text() == "x"
+    assert len(triton.requests) == 2
 
 
 async def test_after_the_first_chunk_nothing_is_sent_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeAliasType, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAliasType, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 from hypothesis import strategies as st
@@ -63,6 +63,8 @@ def _single_values(kind: Any, *specs: TensorSpec) -> st.SearchStrategy[Any]:
     spec = specs[0] if specs else TensorSpec()
     if kind is Any:
         return JSON
+    if is_typeddict(kind):
+        return st.fixed_dictionaries({name: _values(hint) for name, hint in get_type_hints(kind).items()})
     if issubclass(kind, Struct):
         return messages(kind)
     if issubclass(kind, StrEnum):

@@ -14,7 +14,7 @@ from model_repository.engine.grammar_budget import MAX_BYTES, MAX_SENDER_BYTES, 
 from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS
 from model_repository.structured_output.grammar import structured_output_to_grammar
-from model_repository.structured_output.json_schema import ignored_keywords
+from tests.model_repository.structured_output.acceptance import ignored_keywords
 
 PIECES = '": |, |{"|"}|", "|true|null|é|ß€|123|ab|  |\n\n|]}|}}|<tool_call>|</tool_call>|<tool|call>|😀|a|\\"'
 BYTE_TABLE = [bytes([n]) for n in range(256)] + [piece.encode() for piece in PIECES.split("|")]
@@ -23,6 +23,10 @@ BYTE_TABLE += [b"", b"", b"</s>"]
 VOCAB_SIZE = len(BYTE_TABLE) + 3  # logits that no token has
 COMPILER = ConstraintCompiler(BYTE_TABLE, frozenset({EOS, OTHER_EOS}), VOCAB_SIZE)
 CLOSING = re.compile(rb'[0-9"}\],: ]')
+
+
+def grammar(kind, content):
+    return structured_output_to_grammar(StructuredOutput(kind, content))
 
 
 def walk(output, seed, max_tokens=300, compiler=COMPILER):
@@ -52,7 +56,7 @@ def walk(output, seed, max_tokens=300, compiler=COMPILER):
 
 
 def completions(kind, content, num_walks=8):
-    output = StructuredOutput(kind, content if isinstance(content, str) else json.dumps(content))
+    output = grammar(kind, content if isinstance(content, str) else json.dumps(content))
     found = [text.decode() for seed in range(num_walks) if (text := walk(output, seed)) is not None]
     assert found
     return found
@@ -120,7 +124,7 @@ OF_CLIENTS = json.loads((Path(__file__).parents[2] / "data" / "client_schemas.js
 def test_random_allowed_tokens_satisfy_the_strict_schemas_of_clients(name):
     schema = OF_CLIENTS[name]
     structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema), is_strict=True))
-    assert {path.rpartition(".")[2] for path in ignored_keywords(schema, "schema")} <= {"format"}
+    assert {path.rpartition(".")[2] for path in ignored_keywords(schema)} <= {"format"}
     for text in completions(OutputFormat.JSON_SCHEMA, schema):
         jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
 
@@ -139,7 +143,7 @@ def test_choice_and_its_prefix_are_both_possible():
 
 
 def test_only_end_tokens_are_allowed_when_nothing_can_follow():
-    constraint = COMPILER.start(StructuredOutput(OutputFormat.CHOICE, '["a"]'))
+    constraint = COMPILER.start(grammar(OutputFormat.CHOICE, '["a"]'))
     assert not constraint.accept_token(EOS)
     assert constraint.accept_token(97)
     assert {*range(VOCAB_SIZE)} - {*constraint.banned()} == {EOS, OTHER_EOS}
@@ -148,7 +152,7 @@ def test_only_end_tokens_are_allowed_when_nothing_can_follow():
 
 
 def test_tokens_without_text_are_never_allowed():
-    constraint = COMPILER.start(StructuredOutput(OutputFormat.REGEX, "(?s:.*)"))
+    constraint = COMPILER.start(grammar(OutputFormat.REGEX, "(?s:.*)"))
     banned = constraint.banned()
     assert {SPECIAL, *range(len(BYTE_TABLE), VOCAB_SIZE)} <= {*banned}
     for token_id in (SPECIAL, VOCAB_SIZE - 1, VOCAB_SIZE, -1):
@@ -157,7 +161,7 @@ def test_tokens_without_text_are_never_allowed():
 
 
 def test_states_of_one_structured_output_are_independent():
-    output = StructuredOutput(OutputFormat.CHOICE, '["ab", "ba"]')
+    output = grammar(OutputFormat.CHOICE, '["ab", "ba"]')
     one, other = COMPILER.start(output), COMPILER.start(output)
     assert one.accept_token(97) and other.accept_token(98)
     assert not one.accept_token(97) and other.accept_token(97)
@@ -165,7 +169,7 @@ def test_states_of_one_structured_output_are_independent():
 
 
 def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
-    constraint = ConstraintCompiler(BYTE_TABLE, frozenset(), 128).start(StructuredOutput(OutputFormat.REGEX, "a[b-é]"))
+    constraint = ConstraintCompiler(BYTE_TABLE, frozenset(), 128).start(grammar(OutputFormat.REGEX, "a[b-é]"))
     assert constraint.accept_token(97) and not constraint.accept_token(256)
     assert constraint.banned() == [n for n in range(128) if n < 98]
     assert constraint.accept_token(99)
@@ -173,9 +177,7 @@ def test_vocabulary_may_be_shorter_than_the_byte_table_and_without_an_end():
 
 
 def test_text_that_the_vocabulary_cannot_write_fails_the_request():
-    constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(
-        StructuredOutput(OutputFormat.CHOICE, '["ax"]')
-    )
+    constraint = ConstraintCompiler([b"a", b"b", b""], frozenset({2}), 3).start(grammar(OutputFormat.CHOICE, '["ax"]'))
     with pytest.raises(InvalidRequest):
         constraint.accept_token(0) and constraint.banned()
     with pytest.raises(InvalidRequest):
@@ -185,8 +187,7 @@ def test_text_that_the_vocabulary_cannot_write_fails_the_request():
 def test_structured_output_that_becomes_too_complex_fails_the_request():
     # Behind the brace each object is an item of its own; the first mask, which the tokenizer stage tries, has but one.
     schema = {"enum": [{"a": n} for n in range(2 * LIMITS.max_items_in_row)]}
-    output = StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema))
-    structured_output_to_grammar(output)
+    output = grammar(OutputFormat.JSON_SCHEMA, json.dumps(schema))
     constraint = COMPILER.start(output)
     constraint.banned()
     with pytest.raises(InvalidRequest, match="the schema or grammar cannot be followed") as caught:
@@ -197,24 +198,24 @@ def test_structured_output_that_becomes_too_complex_fails_the_request():
 
 
 def test_unchecked_structured_output_is_refused_or_fails_the_request():
-    for kind, content in [(OutputFormat.LARK, "start: other"), (OutputFormat.JSON_SCHEMA, '{"pattern": "("}')]:
+    for unchecked in ("start: other", 'start: %json {"pattern": "("}'):
         with pytest.raises(InvalidRequest):
-            COMPILER.start(StructuredOutput(kind, content))
+            COMPILER.start(unchecked)
     with pytest.raises(InvalidRequest):
-        COMPILER.start(StructuredOutput(OutputFormat.LARK, "start: start")).banned()
+        COMPILER.start("start: start").banned()
 
 
 def test_compiled_grammar_is_cached_and_a_refusal_is_not():
     with pytest.raises(InvalidRequest):
-        COMPILER.start(StructuredOutput(OutputFormat.REGEX, "("))
-    output = StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
+        COMPILER.start("start: /(/")
+    output = grammar(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
     assert COMPILER.start(output)._compiled is COMPILER.start(output)._compiled
 
 
 def outputs():
     """Yield structured outputs, each another one."""
     for number in itertools.count():
-        yield StructuredOutput(OutputFormat.REGEX, f"a{number}")
+        yield grammar(OutputFormat.REGEX, f"a{number}")
 
 
 def compiler():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from model_repository.contract.output import FinishReason, TokenDelta, Usage
+from model_repository.contract.output import Announcement, FinishReason, TokenDelta, Usage
 from model_repository.engine.inbox import EndStream, FailStreams
 from model_repository.errors import EngineFailed, InvalidRequest, OutputStreamNotOpen, PromptTooLong
 from model_repository.fair_pool import MAX_WAITING
@@ -28,6 +28,18 @@ def test_the_outputs_of_a_step_are_sent_as_one_batch() -> None:
         assert reader.texts(number) == ["h", "i", ""]
         assert reader.deltas(number)[-1].finish_reason is FinishReason.STOP
     assert [(call.is_closed, call.batches) for call in calls] == [(True, [])] * 3
+
+
+def test_keywords_without_effect_leave_at_once_with_the_announcement_and_before_all_tokens() -> None:
+    fake = Fake(b"ab")
+    reader = fake.open_stream()
+    fake.submit_batch("key", {1: request(ignored_keywords=("schema.not",)), 2: request()})
+    fake.step()
+    assert reader.items(1)[0] == Announcement(ignored_keywords=("schema.not",))
+    assert reader.texts(1) == ["a"]
+    single = fake.submit(ignored_keywords=("schema.not",))  # a gRPC client of the public ensemble
+    fake.step()
+    assert single.items() == single.deltas()
 
 
 def test_a_request_that_waits_for_its_first_token_is_announced_once() -> None:

@@ -23,6 +23,7 @@ from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.reasoning_formats import REASONING_FORMATS
+from model_repository.structured_output.grammar import lark_to_grammar
 from model_repository.tokenizer.tool_grammar import grammar_of_messages
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.fake_engine import FakeResponder
@@ -176,7 +177,7 @@ def test_no_thinking_begins_after_the_budget_of_messages(vocabulary: list[bytes]
     index = TokenIndex(vocabulary, len(vocabulary))
     rule = rule_of(Thinking(HARMONY.format, False, budget), index, None)
     compiler = ConstraintCompiler(vocabulary, frozenset(), len(vocabulary))
-    inner = compiler.start(grammar_of_messages('"x"'))
+    inner = compiler.start(lark_to_grammar(grammar_of_messages('"x"')))
     both = rule_of(Thinking(HARMONY.format, False, budget), index, inner)
     generator = random.Random(seed)
     for each in (rule, both):

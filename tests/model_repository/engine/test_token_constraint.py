@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.token_constraint import AllowedTokenIds
 
@@ -23,7 +22,7 @@ def test_the_allowed_tokens_may_come_at_any_time_and_no_others() -> None:
 
 def test_another_constraint_holds_beside_it() -> None:
     compiler = ConstraintCompiler(PIECES, frozenset([EOS]), len(PIECES))
-    inner = compiler.start(StructuredOutput(OutputFormat.REGEX, "a[bc]"))
+    inner = compiler.start("start: /a[bc]/")
     both = AllowedTokenIds((EOS, 1, 3, 4), len(PIECES), inner)
     assert not both.accept_token(2) and not both.accept_token(4)
     assert both.accept_token(1)

@@ -3,6 +3,8 @@ import json
 import pytest
 
 from model_repository.contract.request import OutputFormat
+from model_repository.errors import InvalidRequest
+from model_repository.structured_output.grammar import MAX_LARK_CHARS, lark_to_grammar
 from tests.model_repository.structured_output.refusals import refusal
 
 
@@ -18,16 +20,30 @@ from tests.model_repository.structured_output.refusals import refusal
         (OutputFormat.CHOICE, '["\\ud800"]', "surrogate"),
         (OutputFormat.CHOICE, json.dumps([str(n) for n in range(1001)]), "1 to 1000"),
         (OutputFormat.GRAMMAR, "root ::= other", "'other' not found"),
-        (OutputFormat.LARK, "start: other", "other"),
-        (OutputFormat.LARK, "start: <|eos|>", "special_token"),
-        (OutputFormat.LARK, "start: <[5]>", "no tokenizer"),
-        (OutputFormat.LARK, "start: start", "no text satisfies it"),
-        (OutputFormat.LARK, 'start: %json {"uniqueItems": true}', "uniqueItems"),
-        (OutputFormat.LARK, 'start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', "oneOf"),
     ],
 )
 def test_malformed_structured_output_is_refused_with_a_short_reason(output_format, content, text):
     assert text in refusal(output_format, content).text
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ("start: other", "other"),
+        ("start: <|eos|>", "special_token"),
+        ("start: <[5]>", "no tokenizer"),
+        ("start: start", "no text satisfies it"),
+        ('start: %json {"uniqueItems": true}', "uniqueItems"),
+        ('start: %json {"oneOf": [{}, {}], "x-guidance": {"coerce_one_of": true}}', "oneOf"),
+        ('start: "\ud800"', "surrogate"),
+        (f'start: "{"a" * MAX_LARK_CHARS}"', "characters: at most"),
+    ],
+    ids=range(8),
+)
+def test_malformed_rules_are_refused_with_a_short_reason(rules, text):
+    with pytest.raises(InvalidRequest) as caught:
+        lark_to_grammar(rules)
+    assert text in caught.value.text and len(caught.value.text) < 500
 
 
 def chain(num_rules):

@@ -1,12 +1,14 @@
 import json
+from typing import Any
 
 import pytest
 
-from model_repository.contract.request import OutputFormat, StructuredOutput
+from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS, OutputFormat, StructuredOutput
 from model_repository.errors import Unsupported
+from model_repository.structured_output import json_schema
 from model_repository.structured_output.grammar import structured_output_to_grammar
-from model_repository.structured_output.json_schema import enforceable_schema, ignored_keywords, rewritten_schema
-from tests.model_repository.structured_output.acceptance import schema_to_grammar
+from model_repository.structured_output.json_schema import IgnoredKeywords, enforceable_schema
+from tests.model_repository.structured_output.acceptance import ignored_keywords, schema_to_grammar
 from tests.model_repository.structured_output.refusals import refusal, schema_refusal
 
 
@@ -46,10 +48,46 @@ def test_keyword_that_is_not_enforced_is_refused_where_the_schema_is_strict_and_
     error = schema_refusal(whole)
     assert isinstance(error, Unsupported)
     assert error.text.startswith(path)
-    assert ignored_keywords(whole, "schema") == [path]
-    wider = enforceable_schema(whole, is_strict=False)
-    assert wider == rewritten_schema(whole) and keyword not in wider["properties"]["tags"]
+    assert ignored_keywords(whole) == [path]
+    assert keyword not in enforceable_schema(whole, is_strict=False)["properties"]["tags"]
     structured_output_to_grammar(StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(whole), is_strict=False))
+
+
+def test_a_part_with_many_references_is_rewritten_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 50 references rewrote the thousands of parts inside of it again: 3 s of the frontend for 53 kB."""
+    nested: dict[str, Any] = {"prefixItems": [{}] * 6_000}
+    for _ in range(60):
+        nested = {"items": nested}
+    references = [{"$ref": "#" + "/items" * (number + 1)} for number in range(50)]
+    schema = {**nested, "prefixItems": references, "allOf": references}
+    rewritten: list[str] = []
+    rewrite = json_schema._Rewriting._object
+
+    def counted(rewriting: Any, schema: Any, path: str, is_open: bool) -> Any:
+        rewritten.append(path)
+        return rewrite(rewriting, schema, path, is_open)
+
+    monkeypatch.setattr(json_schema._Rewriting, "_object", counted)
+    assert "characters when written out: at most" in schema_refusal(schema).text
+    assert len(rewritten) < 3 * 6_000  # each part open, and each closed
+
+
+def test_the_steps_of_a_request_bound_the_listing_of_all_its_schemas() -> None:
+    ignored = IgnoredKeywords()
+    schema = {"oneOf": [{"const": number} for number in range(60)]}
+    for number in range(10):
+        enforceable_schema(schema, f"s{number}", is_strict=False, ignored=ignored)
+    assert ignored.num_steps_left < 0  # the rest was not compared
+    first = int(ignored.places[0].removeprefix("s").removesuffix(".oneOf"))
+    assert first > 0 and ignored.places == tuple(f"s{number}.oneOf" for number in range(first, 10))
+
+
+def test_the_listed_keywords_are_few_and_short() -> None:
+    ignored = IgnoredKeywords()
+    schema: Any = {"properties": {f"{number:03}{'x' * 300}": {"not": {}} for number in range(100)}}
+    enforceable_schema(schema, is_strict=False, ignored=ignored)
+    assert len(ignored.places) == MAX_IGNORED_PLACES + 1
+    assert {len(place) for place in ignored.places} == {MAX_PLACE_CHARS}
 
 
 @pytest.mark.parametrize(

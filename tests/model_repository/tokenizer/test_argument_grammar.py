@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_repository.contract.request import StructuredOutput, ToolUse
+from model_repository.contract.request import ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.structured_output.grammar import structured_output_to_grammar
+from model_repository.structured_output.grammar import lark_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import QWEN_XML, TOOL_FORMATS, ToolFormat
@@ -115,11 +115,11 @@ def values_of(schema: Any) -> st.SearchStrategy[Any]:
             return ANYTHING
 
 
-def grammar(tool_format: ToolFormat, parameters: Any) -> StructuredOutput:
+def grammar(tool_format: ToolFormat, parameters: Any) -> str:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    structured_output = tool_grammar(ToolUse(tools=(tool,), choice="required"), tool_format, enforceable_schema)
-    assert structured_output is not None
-    return structured_output
+    rules = tool_grammar(ToolUse(tools=(tool,), choice="required"), tool_format, enforceable_schema)
+    assert rules is not None
+    return rules
 
 
 @settings(max_examples=300)
@@ -201,4 +201,4 @@ def chain(num: int, part: Any) -> dict[str, Any]:
 )
 def test_a_hostile_schema_is_enforced_or_refused_quickly(tool_format: ToolFormat, parameters: Any) -> None:
     with contextlib.suppress(InvalidRequest):
-        structured_output_to_grammar(grammar(tool_format, parameters))
+        lark_to_grammar(grammar(tool_format, parameters))

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from model_repository.contract.request import (
+    MAX_IGNORED_PLACES,
     ChatPrompt,
     GenerationRequest,
     OutputFormat,
@@ -21,9 +22,14 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.errors import InvalidRequest
-from model_repository.structured_output.grammar import rule_of
+from model_repository.structured_output.grammar import (
+    FREE_TOKENS,
+    lark_to_grammar,
+    rule_of,
+    structured_output_to_grammar,
+)
 from model_repository.structured_output.json_schema import enforceable_schema
-from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintChecker, constraint
+from model_repository.tokenizer.constraint import MAX_BYTES, ConstraintChecker, Form, form_of
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import HARMONY, HERMES
 from tests.model_repository.structured_output.acceptance import accepts
@@ -40,9 +46,14 @@ def request(prompt: Any, output: StructuredOutput | None = None, **others: Any) 
     return GenerationRequest(prompt=prompt, params=Params(structured_output=output, **others))
 
 
+def combined(rules: str | None) -> Form:
+    assert rules is not None
+    return Form(lark_to_grammar(rules), is_combined=True)
+
+
 def refusal(*args: Any, **others: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        constraint(request(*args, **others), HERMES)
+        form_of(request(*args, **others), HERMES)
     return caught.value.message()
 
 
@@ -51,18 +62,18 @@ def refusal(*args: Any, **others: Any) -> str:
 def test_without_tools_to_call_the_requests_structured_output_holds(
     prompt: Any, output: StructuredOutput | None
 ) -> None:
-    asked = request(prompt, output)
-    assert constraint(asked, HERMES) == output
+    expected = Form() if output is None else Form(structured_output_to_grammar(output))
+    assert form_of(request(prompt, output), HERMES) == expected
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", "function:add"])
 def test_tools_determine_the_form_of_the_answer(choice: str) -> None:
     prompt = tools(choice)
     assert prompt.tool_use is not None
-    expected = tool_grammar(prompt.tool_use, HERMES, enforceable_schema)
-    assert constraint(request(prompt), HERMES) == expected
+    expected = combined(tool_grammar(prompt.tool_use, HERMES, enforceable_schema))
+    assert form_of(request(prompt), HERMES) == expected
     if choice != "auto":  # a tool must be called
-        assert constraint(request(prompt, REGEX_OUTPUT), HERMES) == expected
+        assert form_of(request(prompt, REGEX_OUTPUT), HERMES) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,8 +89,8 @@ def test_beside_tools_that_may_be_called_the_structured_output_holds_for_the_ans
 ) -> None:
     prompt = tools("auto")
     assert prompt.tool_use is not None
-    expected = tool_grammar(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(output))
-    assert constraint(request(prompt, output), HERMES) == expected
+    expected = combined(tool_grammar(prompt.tool_use, HERMES, enforceable_schema, content=rule_of(output)))
+    assert form_of(request(prompt, output), HERMES) == expected
 
 
 NEW, GOING_ON = ChatPrompt(()), ChatPrompt((), add_generation_prompt=False)
@@ -96,20 +107,27 @@ HEADS = "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>fina
     ],
 )
 def test_the_form_of_a_new_message_includes_heads_and_thinking(output: StructuredOutput) -> None:
-    whole = constraint(request(NEW, output), HARMONY)
-    assert whole is not None
+    whole = form_of(request(NEW, output), HARMONY)
+    assert whole.is_combined
     texts = [f'{HEADS}"aa"', f'{HEADS.partition("assistant")[2]}"aa"', f"{HEADS}b", f'{HEADS}"aa"<|end|>', '"aa"']
-    assert [accepts(whole, text) for text in texts] == [True, True, False, False, False]
-    assert constraint(request(GOING_ON, output), HARMONY) == output
-    assert constraint(request(TextPrompt("a"), output), HARMONY) == output
+    assert [accepts(whole.grammar.removesuffix(FREE_TOKENS), text) for text in texts] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    alone = Form(structured_output_to_grammar(output))
+    assert form_of(request(GOING_ON, output), HARMONY) == alone
+    assert form_of(request(TextPrompt("a"), output), HARMONY) == alone
 
 
 def test_a_message_that_goes_on_calls_no_tools() -> None:
     going_on = replace(tools("auto"), add_generation_prompt=False)
-    assert constraint(request(going_on), HARMONY) is None
-    assert constraint(request(going_on, REGEX_OUTPUT), HARMONY) == REGEX_OUTPUT
+    assert form_of(request(going_on), HARMONY) == Form()
+    assert form_of(request(going_on, REGEX_OUTPUT), HARMONY) == Form(structured_output_to_grammar(REGEX_OUTPUT))
     with pytest.raises(InvalidRequest) as caught:
-        constraint(request(replace(tools("required"), add_generation_prompt=False)), HARMONY)
+        form_of(request(replace(tools("required"), add_generation_prompt=False)), HARMONY)
     assert caught.value.field == "tool_choice"
 
 
@@ -149,13 +167,13 @@ def compiler() -> Iterator[ConstraintChecker]:
 def test_a_checker_tells_new_messages_from_others(compiler: ConstraintChecker) -> None:
     for prompt in (NEW, GOING_ON, TextPrompt("a")):
         asked = request(prompt, REGEX_OUTPUT)
-        assert compiler(asked, HARMONY)[0] == constraint(asked, HARMONY)
+        assert compiler.form(asked, HARMONY).grammar == form_of(asked, HARMONY).grammar
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: ConstraintChecker, bomb: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        compiler(request(TextPrompt("a"), BOMBS[bomb]), HERMES)
+        compiler.form(request(TextPrompt("a"), BOMBS[bomb]), HERMES)
     assert caught.value.field == "guided_decoding_guide"
     # llguidance has a limit of its own, which a fast processor may reach before our limit of processor time.
     assert re.search("more than .* (processor time|memory), which is the limit|grammar.* too big", caught.value.text)
@@ -173,6 +191,62 @@ def test_a_grammar_that_is_a_bomb_is_refused_within_its_bounds(compiler: Constra
 def test_a_grammar_within_its_bounds_comes_back_with_the_memory_it_takes(
     compiler: ConstraintChecker, output: StructuredOutput
 ) -> None:
-    found, num_bytes = compiler(request(TextPrompt("a"), output), HERMES)
-    assert found == output
-    assert 100_000 < num_bytes <= MAX_BYTES
+    found = compiler.form(request(TextPrompt("a"), output), HERMES)
+    assert found == Form(structured_output_to_grammar(output), num_bytes=found.num_bytes)
+    assert 100_000 < found.num_bytes <= MAX_BYTES
+
+
+# --- keywords without effect ------------------------------------------------------------------------------------------
+
+UNUSED: Any = {"type": "object", "properties": {"a": {"not": {}}}}
+UNUSED_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": UNUSED}}
+
+
+def lax(schema: Any) -> StructuredOutput:
+    return StructuredOutput(OutputFormat.JSON_SCHEMA, json.dumps(schema), is_strict=False)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "places"),
+    [
+        (TextPrompt("a"), lax(UNUSED), ["schema.properties.a.not"]),
+        (tools("auto", UNUSED_TOOL), None, ["tools[0].function.parameters.properties.a.not"]),
+        (
+            tools("auto", UNUSED_TOOL),
+            lax({"x": 1}),
+            ["schema.x", "tools[0].function.parameters.properties.a.not"],
+        ),
+        # Where nothing is enforced, nothing is ignored.
+        (tools("required", UNUSED_TOOL), lax({"x": 1}), ["tools[0].function.parameters.properties.a.not"]),
+        (tools("none", UNUSED_TOOL), None, []),
+        (replace(tools("auto", UNUSED_TOOL), add_generation_prompt=False), None, []),
+    ],
+)
+def test_a_form_comes_with_the_keywords_that_it_lacks(
+    compiler: ConstraintChecker, prompt: Any, output: StructuredOutput | None, places: list[str]
+) -> None:
+    tool_format = HERMES if prompt.__class__ is TextPrompt or prompt.add_generation_prompt else HARMONY
+    assert [*compiler.form(request(prompt, output), tool_format).ignored_keywords] == places
+
+
+def test_the_keywords_of_forty_large_tools_are_listed_within_the_bounds(compiler: ConstraintChecker) -> None:
+    """The proofs of all of them took the frontend 3 s; some go unproved now, and are listed."""
+    schema = {"type": "object", "properties": {"a": {"oneOf": [{"const": number} for number in range(90)]}}}
+    many = tuple({"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(40))
+    prompt = replace(tools("auto"), tool_use=ToolUse(tools=many))
+    found = compiler.form(request(prompt), HERMES)
+    assert found.ignored_keywords[-1] == f"tools[{MAX_IGNORED_PLACES}].function.parameters.properties.a.oneOf"
+
+
+# --- custom tools -----------------------------------------------------------------------------------------------------
+
+
+def test_the_grammars_of_custom_tools_are_read_within_the_bounds(compiler: ConstraintChecker) -> None:
+    assert compiler.patterns((None, ("lark", 'start: "a"'), ("regex", "a|b"))) == ("", "^(?:a)$", "^(?:a|b)$")
+    with pytest.raises(InvalidRequest) as caught:
+        compiler.patterns((None, ("regex", "(")))
+    assert caught.value.field == "tools[1].custom.format.grammar.definition"
+    slow = "(a|b)?" * 800
+    with pytest.raises(InvalidRequest, match="which is the limit") as caught:
+        compiler.patterns((("regex", slow),) * 1000)
+    assert caught.value.field == "tools"

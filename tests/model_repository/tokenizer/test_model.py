@@ -26,8 +26,9 @@ from model_repository.contract.request import (
 from model_repository.contract.tensors import CALL_TIMEOUT_S, REQUEST_BATCH, TOKENIZE
 from model_repository.errors import InvalidRequest
 from model_repository.fair_pool import MAX_WAITING, FairPool
-from model_repository.tokenizer.constraint import CheckedOutput, unmeasured_constraint
+from model_repository.tokenizer.constraint import Form, UnboundedChecker
 from model_repository.tokenizer.stage import TokenizerStage
+from model_repository.tool_formats import ToolFormat
 from tests.model_repository.python_backend import Request, stage_door
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
 from tests.model_repository.tokenizer.test_stage import MODEL, STAGE, request
@@ -162,22 +163,22 @@ def test_a_panic_on_a_large_text_is_answered_too(model: Any) -> None:
     assert answers_of(both) == ["[internal_error] internal error, see the server's log"] * 2
 
 
-class SlowGrammars:
+class SlowGrammars(UnboundedChecker):
     """Compiles slow grammars once it may go on; `begun` has the texts of those that were begun."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.may_go_on = threading.Event()
 
-    def __call__(self, asked: GenerationRequest, *arguments: Any) -> CheckedOutput:
-        assert asked.params.structured_output is not None
-        content = asked.params.structured_output.content
+    def form(self, request: GenerationRequest, tool_format: ToolFormat) -> Form:
+        assert request.params.structured_output is not None
+        content = request.params.structured_output.content
         self.begun.append(content)
         if "slow" in content:
             assert self.may_go_on.wait(DEADLINE_S)
         if "refused" in content:
             raise InvalidRequest("it is refused", "guided_decoding_guide")
-        return unmeasured_constraint(asked, *arguments)
+        return super().form(request, tool_format)
 
 
 @pytest.fixture

@@ -40,10 +40,10 @@ from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.reasoning_formats import REASONING_FORMATS
-from model_repository.tokenizer.constraint import unmeasured_constraint
+from model_repository.tokenizer.constraint import Form, UnboundedChecker
 from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
-from model_repository.tool_formats import TOOL_FORMATS
+from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
 from tests.build_engines.tiny_embedders import word_piece_description
 from tests.build_engines.tiny_scorers import cross_encoder_description
 from tests.fakes import served_model
@@ -84,15 +84,22 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
         has_logprobs=True,
         structured_output=output,
     )
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, lambda asked, tool_format: (output, 4096))
+
+    class Checker(UnboundedChecker):
+        def form(self, request: GenerationRequest, tool_format: ToolFormat) -> Form:
+            return Form("start: /a+/", is_combined=True, num_bytes=4096, ignored_keywords=("schema.not",))
+
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, Checker())
     encoded = stage.encode(GenerationRequest(prompt=TokenPrompt((1, 2)), params=params, request_id="req_abc"))
     assert encoded == EngineRequest(
         prompt_token_ids=(1, 2),
         max_tokens=16,
         params=params,
         echo=(DEMO_BYTES[1], DEMO_BYTES[2]),
-        structured_output=output,
+        grammar="start: /a+/",
+        is_combined=True,
         grammar_bytes=4096,
+        ignored_keywords=("schema.not",),
         request_id="req_abc",
     )
 
@@ -182,8 +189,9 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
 
     for name in ("encode", "encode_parts"):
         monkeypatch.setattr(Vocabulary, name, counted(name, getattr(Vocabulary, name)))
-    check = counted("constraint", unmeasured_constraint)
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, check)
+    checker = UnboundedChecker()
+    monkeypatch.setattr(checker, "form", counted("constraint", checker.form))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, checker)
     chat = ChatPrompt(({"role": "user", "content": "<hi> <|im_end|>"},))
 
     def siblings(**others: Any) -> list[EngineRequest]:
@@ -201,7 +209,7 @@ def test_the_completions_of_one_prompt_cost_little(monkeypatch: pytest.MonkeyPat
     assert calls == ["constraint"]
     assert siblings(is_echo=True)[0].echo
     assert calls == ["encode_parts"]
-    assert siblings()[0].structured_output is None
+    assert not siblings()[0].grammar
     assert calls == []
 
 
@@ -226,10 +234,8 @@ def test_no_tenant_gets_a_prompt_sooner_because_another_one_had_it(monkeypatch: 
 def test_tools_become_a_structured_output_in_the_models_format(tool_format: str) -> None:
     stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, msgspec.structs.replace(MODEL, tool_call_format=tool_format))
     chat = msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))
-    output = stage.encode(request(chat)).structured_output
-    assert output is not None
-    assert output.format is OutputFormat.LARK
-    assert "add" in output.content
+    encoded = stage.encode(request(chat))
+    assert encoded.is_combined and "add" in encoded.grammar
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

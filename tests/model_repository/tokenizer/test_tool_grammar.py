@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_repository.contract.request import OutputFormat, StructuredOutput, ToolUse
+from model_repository.contract.request import ToolUse
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import InvalidRequest
 from model_repository.notations import NAME
+from model_repository.structured_output.grammar import lark_to_grammar
 from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
 from model_repository.tool_formats import HARMONY, HERMES, LLAMA3_JSON, PLAIN, TOOL_FORMATS, ToolFormat
@@ -88,10 +89,10 @@ def identity(schema: Any, place: str, is_strict: bool) -> dict[str, Any]:
 
 def grammar(
     tool_format: ToolFormat, tools: Iterable[dict[str, Any]] = TOOLS, content: str | None = None, **options: Any
-) -> StructuredOutput:
-    structured_output = tool_grammar(ToolUse(tools=tuple(tools), **options), tool_format, identity, content=content)
-    assert structured_output is not None and structured_output.format is OutputFormat.LARK
-    return structured_output
+) -> str:
+    rules = tool_grammar(ToolUse(tools=tuple(tools), **options), tool_format, identity, content=content)
+    assert rules is not None
+    return rules
 
 
 def walk(constraint: TokenConstraint, rng: random.Random) -> str | None:
@@ -126,7 +127,9 @@ def numbered(text: str) -> str:
 def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: str, is_parallel: bool) -> None:
     output = grammar(tool_format, choice=choice, is_parallel=is_parallel)
     rng = random.Random(f"{tool_format.name} {choice} {is_parallel}")
-    answers = [text for text in (walk(COMPILER.start(output), rng) for _ in range(30)) if text is not None]
+    answers = [
+        text for text in (walk(COMPILER.start(lark_to_grammar(output)), rng) for _ in range(30)) if text is not None
+    ]
     assert len(answers) > 5
     for text in map(numbered, answers):
         content, calls = parse_tool_calls(tool_format.name, text, schemas=SCHEMAS)

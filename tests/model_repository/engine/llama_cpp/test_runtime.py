@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("allowed_token_ids", {"allowed_token_ids": (5, 288)}),
     ("logit_bias_token_ids", {"sampling": SamplingParams(logit_bias={288: 1.0})}),
     ("lora_name", {"lora_name": "c"}),
-    ("guided_decoding_guide", {"structured_output": StructuredOutput(OutputFormat.REGEX, "(")}),
+    ("guided_decoding_guide", {"grammar": "start: /(/"}),
 ]
 
 

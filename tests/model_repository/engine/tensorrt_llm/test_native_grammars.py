@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -47,11 +48,15 @@ def demo(start_demo: Start, request: pytest.FixtureRequest) -> Tiny:
     return start_demo(backend=backend, guided_decoding="xgrammar", overlap_scheduler=has_overlap)
 
 
-def text(demo: Tiny, structured_output: StructuredOutput) -> str:
+def text(demo: Tiny, structured_output: StructuredOutput, **fields: Any) -> str:
     """Return a completion up to its end."""
     tokens: list[int] = []
     number = demo.submit(
-        prompt_token_ids=(100, 200), ignore_eos=False, max_tokens=60, structured_output=structured_output
+        prompt_token_ids=(100, 200),
+        ignore_eos=False,
+        max_tokens=60,
+        structured_output=structured_output,
+        **fields,
     )
     while EOS not in tokens and len(tokens) < 60:
         for output in demo.runtime.step() or ():
@@ -99,4 +104,4 @@ def test_native_llguidance_follows_our_own_grammars_also_with_the_overlap_schedu
 def test_native_llguidance_does_not_know_our_names_of_special_tokens(start_demo: Start) -> None:
     native = start_demo(backend="pytorch", guided_decoding="native_llguidance", overlap_scheduler="true")
     with pytest.raises(Unsupported, match="served with the option overlap_scheduler=true"):
-        text(native, StructuredOutput(OutputFormat.LARK, 'start: "a"'))
+        text(native, StructuredOutput(OutputFormat.REGEX, "a"), is_combined=True)

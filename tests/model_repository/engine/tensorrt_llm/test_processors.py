@@ -60,8 +60,8 @@ def allowed(
     ends: frozenset[int] = frozenset(),
     **fields: Any,
 ) -> AllowedTokens:
-    structured_output = StructuredOutput(OutputFormat.REGEX, regex) if regex else None
-    return AllowedTokens(vocabulary, request(**fields), structured_output, banned=banned, ends=ends)
+    form = {"structured_output": StructuredOutput(OutputFormat.REGEX, regex)} if regex else {}
+    return AllowedTokens(vocabulary, request(**form, **fields), bool(regex), banned=banned, ends=ends)
 
 
 def shaping(bias: dict[int, float] | None = None, **fields: Any) -> LogitsChain:
@@ -95,7 +95,6 @@ def test_every_copy_of_a_chain_does_the_same(vocabulary: VocabularyFile) -> None
 
 def test_ranks_decide_alike_though_their_garbage_goes_at_different_times(tmp_path: Path) -> None:
     """Each worker limited the grammars that its own garbage collector had not freed yet."""
-    large = request(grammar_bytes=MAX_SENDER_BYTES)
     found: list[list[int]] = []
     for name, keeps_garbage in (("tidy", False), ("late", True)):
         path = tmp_path / f"{name}.npz"
@@ -103,7 +102,8 @@ def test_ranks_decide_alike_though_their_garbage_goes_at_different_times(tmp_pat
         rank, garbage = VocabularyFile(path, VOCAB_SIZE, frozenset([EOS])), []
         for number in range(4):
             form = StructuredOutput(OutputFormat.REGEX, f"a{number}")
-            chain = pickle.loads(pickle.dumps(chain_of(AllowedTokens(rank, large, form))))
+            large = request(structured_output=form, grammar_bytes=MAX_SENDER_BYTES)
+            chain = pickle.loads(pickle.dumps(chain_of(AllowedTokens(rank, large, True))))
             found.append(possible(apply(chain, [])))
             garbage += [chain] * keeps_garbage
     assert found == [[token("a")]] * 8

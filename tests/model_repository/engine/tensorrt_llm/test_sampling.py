@@ -86,7 +86,7 @@ def test_min_tokens_hold_back_every_end() -> None:
     asked = keywords(min_tokens=3, stop_token_ids=(20,))
     assert asked["min_tokens"] == 0  # TensorRT-LLM's own would hold the end back even where nothing else can follow
     [edit] = asked["logits_processor"]._edits
-    assert (edit.ends, edit.request.params.min_tokens, edit.structured_output) == ({EOS, OTHER_EOS, 20}, 3, None)
+    assert (edit.ends, edit.request.params.min_tokens, edit.has_grammar) == ({EOS, OTHER_EOS, 20}, 3, False)
 
 
 def test_biases_are_a_vector_of_the_vocabulary_unless_penalties_follow_them() -> None:
@@ -102,14 +102,11 @@ def test_biases_are_a_vector_of_the_vocabulary_unless_penalties_follow_them() ->
 
 @pytest.mark.parametrize("output_format", OutputFormat)
 def test_a_structured_output_is_followed_by_our_own_masks(output_format: OutputFormat) -> None:
-    asked = plan(structured_output=StructuredOutput(output_format, "x"), grammar_bytes=7)
+    asked = plan(structured_output=StructuredOutput(output_format, "x"), grammar="start: x", grammar_bytes=7)
     [edit] = asked.keywords["logits_processor"]._edits
     assert edit.request.grammar_bytes == 7
-    assert (edit.structured_output, asked.native_grammar, asked.dead_end) == (
-        StructuredOutput(output_format, "x"),
-        None,
-        UNUSED,
-    )
+    assert (edit.has_grammar, edit.request.grammar) == (True, "start: x")
+    assert (asked.native_grammar, asked.dead_end) == (None, UNUSED)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +117,15 @@ def test_a_structured_output_is_followed_by_our_own_masks(output_format: OutputF
         (OutputFormat.REGEX, {"regex": "x"}),
         (OutputFormat.GRAMMAR, {"grammar": "x"}),
         (OutputFormat.CHOICE, None),
-        (OutputFormat.LARK, None),
     ],
 )
 def test_xgrammar_follows_the_formats_that_it_has(output_format: OutputFormat, native: dict[str, Any] | None) -> None:
-    asked = plan(GuidedDecoding.XGRAMMAR, structured_output=StructuredOutput(output_format, "x"))
+    form = {"structured_output": StructuredOutput(output_format, "x"), "grammar": "start: x"}
+    asked = plan(GuidedDecoding.XGRAMMAR, **form)
     assert asked.native_grammar == native
     assert ("logits_processor" in asked.keywords) == (native is None)
+    combined = plan(GuidedDecoding.XGRAMMAR, **form, is_combined=True)
+    assert combined.native_grammar is None and "logits_processor" in combined.keywords
 
 
 @pytest.mark.parametrize(
@@ -144,7 +143,7 @@ def test_a_structured_output_is_followed_by_our_own_masks_where_others_are_too(f
     regex = StructuredOutput(OutputFormat.REGEX, "x")
     asked = plan(GuidedDecoding.XGRAMMAR, structured_output=regex, **fields)
     assert asked.native_grammar is None
-    assert [edit.structured_output for edit in asked.keywords["logits_processor"]._edits] == [regex]
+    assert [edit.has_grammar for edit in asked.keywords["logits_processor"]._edits] == [True]
 
 
 EDITED: dict[Capability, dict[str, Any]] = {

@@ -34,7 +34,6 @@ _LINEAR = {"REGEXP": r"/(?!/)(?:\\.|[^/\\])*/[imslux]*", "_VBAR": r"(?:\r?\n\s*)
 _ESCAPED_STRING = r'"(?:[^"\\\n]|\\[^\n])*"'
 
 
-@functools.lru_cache(64)  # an agent sends the same grammar in each request
 def input_pattern(syntax: str, definition: str) -> str:
     """Return the pattern of the inputs that a grammar allows.
 
@@ -53,6 +52,11 @@ def input_pattern(syntax: str, definition: str) -> str:
         pattern = f"^(?:{_lark_pattern(definition)})$"
     search_pattern(pattern, "the grammar as one regular expression")
     return pattern
+
+
+def prepare() -> None:
+    """Read Lark's own grammars, which later calls in this process and its forks need."""
+    _common()
 
 
 def _lark_pattern(definition: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from frontend.protocol.input_grammar import input_pattern
-from frontend.protocol.tools import Tool
 from model_repository.contract.request import ToolUse
 from model_repository.errors import InvalidRequest
+from model_repository.structured_output.input_grammar import input_pattern
 from model_repository.structured_output.json_schema import enforceable_schema
+from model_repository.tokenizer.custom_tools import as_functions, input_grammars, input_patterns
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import TOOL_FORMATS
 from tests.model_repository.structured_output.acceptance import accepts, accepts_json, canonical
@@ -56,9 +56,10 @@ def custom_tool(definition: str, syntax: str = "lark") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "plain"])
 def test_only_inputs_of_the_grammar_can_be_written_in_a_call_of_any_format(name: str) -> None:
-    tool = Tool.model_validate(custom_tool(PATCH)).definition.as_tool()
+    custom = [custom_tool(PATCH)]
+    tools = as_functions(custom, input_patterns(input_grammars(custom)))
     tool_format = TOOL_FORMATS[name]
-    grammar = tool_grammar(ToolUse(tools=(tool,), choice="required"), tool_format, enforceable_schema)
+    grammar = tool_grammar(ToolUse(tools=tools, choice="required"), tool_format, enforceable_schema)
     assert grammar is not None
     for text in GOOD_PATCHES + BAD_PATCHES:
         call = tool_format.calls_text([("run", canonical({"input": text}))])
