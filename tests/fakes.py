@@ -145,6 +145,8 @@ class FakeTriton(TritonClient):
         self.check_error: APIError | None = None
         self.is_ahead = False  # the engine has no work when the first chunk is read
         self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
+        self.busy: set[str] = set()  # stages that execute other requests
+        self.num_looks = 0
         self.checked: list[GenerationRequest] = []
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
         self.waited_for: set[asyncio.Event] = set()
@@ -231,6 +233,11 @@ class FakeTriton(TritonClient):
         if "detokenizer" in self.stage_errors:
             raise self.stage_errors["detokenizer"]
         return "".join(f"<{token_id}>" for token_id in token_ids)
+
+    async def num_executions(self, stage: str) -> int:
+        """Return a larger number each time, if it is in `busy`."""
+        self.num_looks += 1
+        return self.num_looks if stage in self.busy else 0
 
     async def engine_stats(self, ensemble: str, timeout_s: float) -> EngineStats:
         """Answer with `epoch`."""

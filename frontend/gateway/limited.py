@@ -238,6 +238,8 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
             longest = _BYTES_PER_TOKEN * context_window  # characters; the context window bounds the estimate
             num_bytes = len(first[:longest].encode()) + len(second[:longest].encode())
         case ChatPrompt(messages, tool_use, template_kwargs):
+            if prompt.max_prompt_tokens is not None:
+                context_window = min(context_window, prompt.max_prompt_tokens)
             tools = tool_use.tools if tool_use is not None else ()
             num_bytes = len(orjson.dumps((messages, tools, template_kwargs)))
     return min(math.ceil(num_bytes / _BYTES_PER_TOKEN), context_window)

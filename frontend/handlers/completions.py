@@ -58,34 +58,49 @@ async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse
     return await answer_chat(call, ChatReply(call.body, call.name, int(time.time())))
 
 
-async def answer_chat(call: Call[ChatCompletionRequest], reply: Reply) -> web.StreamResponse:
-    """Generate the answer to a chat, in the form of the reply."""
-    generations = await chat_generations(call)
+async def answer_chat(
+    call: Call[ChatCompletionRequest], reply: Reply, max_prompt_tokens: int | None = None
+) -> web.StreamResponse:
+    """Generate the answer to a chat, in the form of the reply.
+
+    Args:
+        max_prompt_tokens: see ChatPrompt.
+    """
+    generations = await chat_generations(call, max_prompt_tokens)
     async with admitted_to(call, generations, len(generations)) as admitted:
         admitted = await _with_images(call.request, call.body, admitted)
         return await Completion(call, admitted, reply).answer()
 
 
-async def chat_generations(call: Call[ChatCompletionRequest]) -> list[GenerationRequest]:
+async def chat_generations(
+    call: Call[ChatCompletionRequest], max_prompt_tokens: int | None = None
+) -> list[GenerationRequest]:
     """Return a generation request for each choice of a chat.
+
+    Args:
+        max_prompt_tokens: see ChatPrompt.
 
     Raises:
         APIError: a rule of chats is broken.
     """
     chat, request = call.body, call.request
     _refuse_too_many(request, 1, chat.n or 1)
+    defaults, request_id = _defaults(call), request[FACTS].request_id
     return await work_on_body(
-        request, chat_to_requests, chat, call.name, _defaults(call), request[FACTS].request_id, may_fetch(request)
+        request, chat_to_requests, chat, call.name, defaults, request_id, may_fetch(request), max_prompt_tokens
     )
 
 
-async def num_prompt_tokens(call: Call[ChatCompletionRequest]) -> int:
+async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens: int | None = None) -> int:
     """Return the number of tokens of a chat's prompt, as the tokenizer stage counts them.
+
+    Args:
+        max_prompt_tokens: see ChatPrompt.
 
     Raises:
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
-    [generation, *_] = await chat_generations(call)
+    [generation, *_] = await chat_generations(call, max_prompt_tokens)
     with blaming(call.body):
         answered = await call.request.app[TRITON].tokenize(
             call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)

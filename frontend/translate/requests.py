@@ -52,12 +52,14 @@ def chat_to_requests(
     defaults: RequestDefaults,
     request_id: str = "",
     may_fetch: bool = False,
+    max_prompt_tokens: int | None = None,
 ) -> list[GenerationRequest]:
     """Return a generation request for each choice of a chat.
 
     Args:
         request_id: for logs.
         may_fetch: an image that is named by its URL is left empty, to be fetched later; otherwise it is refused.
+        max_prompt_tokens: see ChatPrompt.
 
     Raises:
         ContextLengthExceeded: the messages are too long for any tokenizer.
@@ -65,8 +67,8 @@ def chat_to_requests(
     max_tokens = _max_tokens(chat, defaults.chat_max_tokens, name)
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
-    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name)
-    if chat.truncate_prompt_tokens is None:
+    prompt = replace(_chat_prompt(chat, chat.messages, _tool_use(chat), name), max_prompt_tokens=max_prompt_tokens)
+    if chat.truncate_prompt_tokens is None and max_prompt_tokens is None:
         _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(
         prompt=prompt, params=params, images=_images(chat, name, may_fetch), request_id=request_id

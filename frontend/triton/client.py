@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import msgspec
+from tritonclient.grpc import service_pb2
 
 from frontend import errors, loop_time
 from frontend.errors import APIError
@@ -135,6 +136,16 @@ class TritonClient:
             if not isinstance(chunk, GenerationChunk):
                 raise ValueError("an error in place of a text")
             return chunk.text
+
+    async def num_executions(self, stage: str) -> int:
+        """Return how often a stage, by its Triton name, has executed requests since it was loaded.
+
+        Raises:
+            APIError: Triton did not answer, or the stage is not loaded.
+        """
+        request = service_pb2.ModelStatisticsRequest(name=stage)
+        answer = await unary(self._connection.stub.ModelStatistics, request)
+        return sum(each.execution_count for each in answer.model_stats)
 
     async def engine_stats(self, ensemble: str, timeout_s: float) -> EngineStats:
         """Return the statistics of a model's engine.

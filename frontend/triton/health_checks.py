@@ -23,6 +23,7 @@ from model_repository.contract.tensors import ensemble_of_stage, stage_name
 _SHARE_OF_TOKEN = 0.7  # part of the deadline; in the rest a busy engine may show tokens of other requests
 _POLL_S = 0.1
 CHECK_PROMPT = TextPrompt("Hello")
+_CHECK_SENDER = "health check"  # no work of another sender is ahead of its own
 
 
 class HealthResult(NamedTuple):
@@ -49,19 +50,24 @@ async def check_engine(triton: TritonClient, ensemble: str, *, deadline_s: float
 async def check_text_stage(triton: TritonClient, stage: str, *, deadline_s: float) -> None:
     """Have a tokenizer or a detokenizer, by its Triton name, show that it works.
 
+    A stage that only has much to do works: Triton has counted other executions meanwhile.
+
     Raises:
-        APIError: it does not answer.
+        TritonTimeout: it neither answers nor executes anything.
+        APIError: it is dead, not loaded or not reached.
     """
     ensemble = ensemble_of_stage(stage)
+    num_before = await triton.num_executions(stage)
     work: Awaitable[object]
     if stage == stage_name(ensemble, "tokenizer"):
-        work = triton.tokenize(ensemble, CHECK_PROMPT, add_special_tokens=False)
+        work = triton.tokenize(ensemble, CHECK_PROMPT, add_special_tokens=False, sender=_CHECK_SENDER)
     else:
         work = triton.detokenize(ensemble, (), has_special_tokens=False)
     try:
         await loop_time.within(deadline_s, work)
-    except TimeoutError as exc:
-        raise TritonTimeout() from exc
+    except (TimeoutError, TritonTimeout) as exc:
+        if await triton.num_executions(stage) == num_before:
+            raise TritonTimeout() from exc
 
 
 async def require_tokens(triton: TritonClient, ensemble: str, before: EngineStats, *, deadline_s: float) -> bool:

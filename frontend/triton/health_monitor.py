@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0  # pause between polls of an engine
 STATS_TIMEOUT_S = 2.0  # time for an answer; an engine that takes longer has missed a poll
 MAX_MISSES = 2  # polls in a row without an answer; after them an engine counts as lost
-# A tokenizer or detokenizer without an answer in this time hangs. One prompt may keep a tokenizer busy for a second.
-TEXT_STAGE_TIMEOUT_S = 10.0
+# A tokenizer or detokenizer hangs that neither answers nor executes anything in this time. It may have executed
+# something after the check began, and hang since then: the next check, after a pause, finds that.
+TEXT_STAGE_TIMEOUT_S = 4.0
 # The pause between two reloads of a stage, unless the first one took longer: a stage that dies at once, maybe after
 # minutes of loading, must not keep its machine busy.
 RELOAD_PAUSE_S = 5.0

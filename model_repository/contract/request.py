@@ -262,9 +262,7 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = 0
     sender: Annotated[
         str,
-        TensorSpec(
-            doc="name of the sender: large prompts and grammars of one sender wait for each other, and share limits"
-        ),
+        TensorSpec(doc="name of the sender: prompts and grammars of one sender wait for each other, and share limits"),
     ] = ""
     cache_salt: Annotated[
         str, TensorSpec(doc="requests reuse the KV tokens of an earlier prompt only if both have the same salt")
@@ -319,6 +317,7 @@ class ChatPrompt(Struct, frozen=True, omit_defaults=True, tag="chat"):
     continue_final_message: Annotated[
         bool, TensorSpec(doc="true: continue the last message; add_generation_prompt must be false")
     ] = False
+    max_prompt_tokens: int | None = None  # the oldest turns are left out until the rest has no more; None: no limit
 
 
 class TokenPrompt(Struct, frozen=True, tag="tokens"):

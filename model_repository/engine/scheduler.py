@@ -83,6 +83,7 @@ class Job:
     queue_order_s: float = 0.0  # the order of waiting sequences; of equals, the earlier one is first
     computed: ComputedPrompt | None = None
     max_tokens: int = 0  # of the completion; drafts stay below it
+    sender: str = ""
 
     @property
     def family(self) -> tuple[str, str]:
@@ -297,9 +298,15 @@ class Scheduler:
     def _prefill_chunks(self, group: Iterable[Running], room: int) -> Iterable[Chunk]:
         scored_room = self._max_scored_tokens
         followers = [item for item in self._waiting if item.leader is not None]
-        for running in group:
+        prefilling = list(group)
+        # The first prompts of all senders share the room: none waits for the long prompts of another sender.
+        first_of = {running.job.sender: running for running in reversed(prefilling)}
+        firsts = sorted(first_of.values(), key=lambda each: len(each.job.prompt) - len(each.slot.token_ids))
+        others = (running for running in prefilling if running is not first_of[running.job.sender])
+        for index, running in enumerate(itertools.chain(firsts, others)):
+            share = room // max(1, len(firsts) - index)
             job, position = running.job, len(running.slot.token_ids)
-            end = min(len(job.prompt), position + (min(room, scored_room) if job.is_scored else room))
+            end = min(len(job.prompt), position + (min(share, scored_room) if job.is_scored else share))
             # Not all KV caches can be cut behind the shared tokens: a copy is made when there are no others yet.
             shared = (item.num_shared for item in followers if item.leader is running)
             end = min((num_shared for num_shared in shared if position < num_shared < end), default=end)

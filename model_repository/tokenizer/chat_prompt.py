@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from model_repository.capabilities import callable_tools
 from model_repository.contract.request import ChatPrompt, Thinking
 from model_repository.errors import InvalidRequest
@@ -78,6 +80,31 @@ class ChatEncoder:
         Raises:
             InvalidRequest: the model has no chat template, or the template or the limit refuses the conversation.
         """
+        rendered, mark = self._rendered(prompt)
+        limit(_without_mark(rendered, mark), "messages")
+        thinking = self._thinking(rendered, is_new=prompt.add_generation_prompt)
+        return self._token_ids(rendered, mark, owner), thinking
+
+    def turn_lengths(self, prompt: ChatPrompt, owner: str = "") -> list[int]:
+        """Return the number of tokens from each text of a user to the next one. A few may be counted twice.
+
+        Args:
+            owner: see `encode`.
+
+        Raises:
+            InvalidRequest: as for `encode`.
+        """
+        tag = secrets.token_hex()
+        messages = tuple(
+            {**message, "content": tag + (message["content"] or "")} if message["role"] == "user" else message
+            for message in prompt.messages
+        )
+        rendered, mark = self._rendered(replace(prompt, messages=messages))
+        _, *turns = rendered.split(tag)
+        return [len(self._token_ids(turn, mark, owner)) for turn in turns]
+
+    def _rendered(self, prompt: ChatPrompt) -> tuple[str, str | None]:
+        """Return the conversation as text, and the mark of user text in it; see `MarkedText.protect`."""
         # Tools that may not be called are left out, so that the model cannot call them.
         tool_use = callable_tools(prompt)
         has_descriptions = self._tool_format.has_messages
@@ -102,11 +129,12 @@ class ChatEncoder:
         except InvalidRequest as exc:
             raise InvalidRequest(_without_mark(exc.text, mark), exc.field) from exc
         _check_encodable(rendered)
-        limit(_without_mark(rendered, mark), "messages")
-        thinking = self._thinking(rendered, is_new=prompt.add_generation_prompt)
+        return rendered, mark
+
+    def _token_ids(self, rendered: str, mark: str | None, owner: str) -> Sequence[int]:
         if mark is None:
-            return self._vocabulary.encode_pieces(self._borders.pieces(rendered), owner), thinking
-        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark), owner), thinking
+            return self._vocabulary.encode_pieces(self._borders.pieces(rendered), owner)
+        return self._vocabulary.encode_parts(self._marked_text.split(rendered, mark), owner)
 
     def _with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], template: ChatTemplate

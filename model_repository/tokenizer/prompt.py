@@ -27,6 +27,7 @@ from model_repository.tokenizer.chat_prompt import ChatEncoder
 from model_repository.tokenizer.fill_in_middle import FillInMiddleEncoder
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
+from model_repository.tokenizer.turns import Turns
 from model_repository.tokenizer.vocabulary import Vocabulary
 
 # A chat template may write the current time.
@@ -107,6 +108,28 @@ class PromptEncoder:
             (owner, prompt, is_echo, add_special_tokens),
             lambda: self._encode(prompt, is_echo, add_special_tokens, limit, owner),
         )
+
+    def fitting(
+        self, prompt: ChatPrompt, images: tuple[bytes, ...], max_tokens: int, max_bytes: int, owner: str
+    ) -> tuple[ChatPrompt, tuple[bytes, ...]]:
+        """Return a conversation without as few of its oldest turns as make it fit, and its images.
+
+        Args:
+            max_bytes: of so many tokens.
+            owner: see `encode`.
+
+        Raises:
+            InvalidRequest: as for `encode`.
+        """
+        chat = self._image_prompts.chat if images and self._image_prompts is not None else self._chat
+        turns = Turns(prompt, images)
+        first = turns.first_that_fits(
+            max_tokens,
+            max_bytes,
+            lambda part: chat.turn_lengths(part, owner),
+            lambda part, kept: len(self.encode(part, num_images=len(kept), owner=owner).token_ids),
+        )
+        return turns.from_turn(first)
 
     def truncated(
         self, prompt: EncodedPrompt, num_tokens: int, *, keeps_beginning: bool = False, owner: str = ""
@@ -214,7 +237,7 @@ class _ImagePromptEncoder:
         tokenizer.add_special_tokens([AddedToken(IMAGE_MARKER, normalized=False)])  # unless it has it
         self._vocabulary = Vocabulary(tokenizer, num_tokens, frozenset({IMAGE_MARKER}))
         self._num_tokens = num_tokens
-        self._chat = ChatEncoder(files, self._vocabulary, tool_call_format, reasoning_format)
+        self.chat = ChatEncoder(files, self._vocabulary, tool_call_format, reasoning_format)
         self._marker_id = self._vocabulary.added_id(IMAGE_MARKER)
 
     def encode(self, prompt: Prompt, num_images: int, limit: TextLimit, owner: str) -> EncodedPrompt:
@@ -230,7 +253,7 @@ class _ImagePromptEncoder:
                 limit(text, prompt_field(prompt))
                 token_ids: Sequence[int] = self._vocabulary.encode(text)
             case ChatPrompt():
-                token_ids, thinking = self._chat.encode(prompt, limit, owner)
+                token_ids, thinking = self.chat.encode(prompt, limit, owner)
             case _:
                 raise InvalidRequest("they go with messages, or with a text prompt without suffix", "images")
         num_places = sum(token_id == self._marker_id for token_id in token_ids)

@@ -38,7 +38,7 @@ from model_repository.tokenizer.checks import check_capabilities, check_embeddin
 from model_repository.tokenizer.constraint import ConstraintChecker, Form, UnboundedChecker, is_new_message
 from model_repository.tokenizer.custom_tools import Patterns, as_functions, input_grammars
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
-from model_repository.tokenizer.text_limit import check_num_bytes, truncated_limit, window_limit
+from model_repository.tokenizer.text_limit import check_num_bytes, longest_token, truncated_limit, window_limit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -85,7 +85,8 @@ class TokenizerStage:
             files, byte_table, *formats, has_images=has_images, has_token_types=model.has_token_types
         )
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
-        self._limit = window_limit(model.context_window, tokens)
+        self._longest = longest_token(tokens)
+        self._limit = window_limit(model.context_window, self._longest)
         self._truncated_limit = truncated_limit(self._limit)
         self._checker = checker
         self._sign = sign
@@ -146,9 +147,10 @@ class TokenizerStage:
         if self._model.pooling:
             params = replace(params, max_tokens=0)
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
+        asked, images = self._without_oldest_turns(request.prompt, request.images, owner)
         prompt = self._prompts.encode(
-            request.prompt,
-            num_images=len(request.images),
+            asked,
+            num_images=len(images),
             is_echo=params.is_echo,
             limit=limit,
             owner=owner,
@@ -162,7 +164,7 @@ class TokenizerStage:
             prompt_token_ids=prompt.token_ids,
             max_tokens=fitting_max_tokens(params, len(prompt.token_ids), window, field),
             params=params,
-            images=request.images,
+            images=images,
             end_token_ids=() if params.ignore_eos else prompt.end_token_ids,
             echo=prompt.echo,
             grammar=form.grammar,
@@ -181,8 +183,10 @@ class TokenizerStage:
             Unsupported, InvalidRequest: as for a request with this prompt.
         """
         check_prompt(request.prompt)
+        prompt = self._with_functions(request.prompt, request.sender, may_wait=may_wait)
+        prompt, _ = self._without_oldest_turns(prompt, (), request.sender)
         encoded = self._prompts.encode(
-            self._with_functions(request.prompt, request.sender, may_wait=may_wait),
+            prompt,
             add_special_tokens=request.add_special_tokens,
             limit=check_num_bytes,
             owner=request.sender,
@@ -203,6 +207,14 @@ class TokenizerStage:
             patterns = found
         tools = as_functions(tool_use.tools, patterns)
         return replace(prompt, tool_use=replace(tool_use, tools=tools))
+
+    def _without_oldest_turns(
+        self, prompt: Prompt, images: tuple[bytes, ...], owner: str
+    ) -> tuple[Prompt, tuple[bytes, ...]]:
+        """Return a prompt, and its images, as they fit the limit that a conversation may have."""
+        if not isinstance(prompt, ChatPrompt) or (limit := prompt.max_prompt_tokens) is None:
+            return prompt, images
+        return self._prompts.fitting(prompt, images, limit, limit * self._longest, owner)
 
     def _form(self, request: GenerationRequest, owner: str, *, may_wait: bool) -> Form:
         tool_use, output = callable_tools(request.prompt), request.params.structured_output

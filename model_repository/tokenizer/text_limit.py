@@ -12,13 +12,17 @@ MAX_BYTES = 500_000  # a text has at most as many tokens, which take a second
 type TextLimit = Callable[[str, str], None]  # gets the text and the name of its input; raises
 
 
-def window_limit(context_window: int, tokens: Iterable[bytes]) -> TextLimit:
-    """Return the limit of a prompt: even the longest tokens must be able to fit it into the context window.
+def longest_token(tokens: Iterable[bytes]) -> int:
+    """Return the bytes of the longest token.
 
     Args:
         tokens: the longest text of each token.
     """
-    longest = max(map(len, tokens), default=0) or 1
+    return max(map(len, tokens), default=0) or 1
+
+
+def window_limit(context_window: int, longest: int) -> TextLimit:
+    """Return the limit of a prompt: even the longest tokens must be able to fit it into the context window."""
 
     def check(text: str, field: str) -> None:
         num_tokens = -(-len(text.encode("utf-8", "surrogatepass")) // longest)

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from frontend.errors import ContextLengthExceeded, EngineFailed
+from frontend.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from model_repository.contract.output import FinishReason, GenerationChunk
-from model_repository.contract.request import ChatPrompt, Prompt, TokenizeAnswer
+from model_repository.contract.request import ChatPrompt
 from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.bodies import RESPONSE, WEATHER
 from tests.frontend.conftest import Serve
@@ -82,40 +82,36 @@ async def test_a_token_count_is_that_of_the_prompt(client: openai.AsyncOpenAI, t
     assert counted.input_tokens > 0
 
 
-class CountingTriton(FakeTriton):
-    """Counts a hundred tokens for each message."""
+@pytest.mark.parametrize(("max_output_tokens", "room"), [(None, 1536), (48, 2000), (2048, 0), (9000, 0)])
+async def test_truncation_is_the_tokenizers_work(serve: Serve, max_output_tokens: int | None, room: int) -> None:
+    """The window has 2,048 tokens, of which a quarter is for the answer by default.
 
-    async def tokenize(
-        self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = "", has_strings: bool = False
-    ) -> TokenizeAnswer:
-        await super().tokenize(ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender)
-        num_tokens = 100 * len(prompt.messages) if isinstance(prompt, ChatPrompt) else 1
-        if num_tokens > DEMO.parameters.context_window:
-            raise ContextLengthExceeded("too long")
-        return TokenizeAnswer((5,) * num_tokens, ())
-
-
-@pytest.mark.parametrize(
-    ("num_turns", "max_output_tokens", "num_kept"),
-    [(0, None, 0), (1, None, 1), (7, None, 7), (8, None, 7), (500, None, 7), (500, 48, 9), (500, 2000, 1)],
-)
-async def test_truncation_leaves_out_the_oldest_turns(
-    serve: Serve, num_turns: int, max_output_tokens: int | None, num_kept: int
-) -> None:
-    """A turn has two messages. The window has 2,048 tokens, of which a quarter is for the answer by default."""
-    triton = CountingTriton(chunks("Hello."))
+    The frontend tokenized up to 13 times before the limits of the key were asked.
+    """
+    triton = FakeTriton(chunks("Hello."))
     http = await serve(triton)
-    turns = [
-        [{"role": "user", "content": str(number)}, {"role": "assistant", "content": "Yes."}]
-        for number in range(num_turns)
-    ]
-    items = [{"role": "system", "content": "Be nice."}, *(item for turn in turns for item in turn)]
+    items = [{"role": "user", "content": "a" * 1000}] * 1000  # too long for any tokenizer
     body = RESPONSE | {"input": items, "truncation": "auto", "max_output_tokens": max_output_tokens}
     answer = await http.post("/v1/responses", json=body)
-    assert answer.status == 200
+    assert (answer.status, triton.tokenized) == (200, [])
     prompt = triton.requests[-1].prompt
     assert isinstance(prompt, ChatPrompt)
-    asked = [message["content"] for message in prompt.messages if message["role"] == "user"]
-    assert prompt.messages[0]["content"] == "Be nice."
-    assert asked == [str(number) for number in range(num_turns)][num_turns - num_kept :]
-    assert len(triton.tokenized) <= 12
+    assert (len(prompt.messages), prompt.max_prompt_tokens) == (1000, room)
+
+
+async def test_a_truncated_count_is_that_of_the_truncated_prompt(serve: Serve) -> None:
+    triton = FakeTriton(chunks("Hello."))
+    http = await serve(triton)
+    body = {"model": DEMO.id, "input": "hi", "truncation": "auto"}
+    assert (await http.post("/v1/responses/input_tokens", json=body)).status == 200
+    assert (await http.post("/v1/responses", json=body)).status == 200
+    assert triton.tokenized == [(triton.requests[-1].prompt, True)]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_a_prompt_that_is_refused_is_named_as_in_the_body(serve: Serve, path: str) -> None:
+    triton = FakeTriton([ContextLengthExceeded("messages: too long", param="messages")])
+    triton.stage_errors["tokenizer"] = InvalidRequest("messages: too long", param="messages")
+    answer = await (await serve(triton)).post(path, json={"model": DEMO.id, "input": "hi"})
+    error = (await answer.json())["error"]
+    assert (answer.status, error["param"], error["message"]) == (400, "input", "input: too long")

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
@@ -18,15 +21,17 @@ import pytest
 
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
-from tests.hostile.floods import ATTACKS, Sender
+from tests.hostile.floods import ATTACKS, Sender, short
 from tests.hostile.requests import MODEL
 from tests.integration.conftest import running_stack
 from tests.integration.operations import Server
+from tests.integration.replicas import until
 from tests.integration.stack import Stack
 
 pytestmark = pytest.mark.alone
 
 MIN_TURNS, MAX_TURNS, TURN_S = 3, 9, 1.0
+FOUND_S = 10.0  # docs/faults.md
 MAX_RATIO, MAX_EXTRA_S = 3.0, 0.25  # of a latency beside a flood: the larger of the two bounds holds
 
 
@@ -36,7 +41,8 @@ def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     key_file = KeyFile(tmp_path_factory.mktemp("senders") / "keys.json")
     for name in ("alice", "bob"):
         key_file.add(name)
-    with running_stack(repository, tmp_path_factory, Settings(key_file=str(key_file.path))) as stack:
+    constants = ("frontend.triton.health_monitor:TEXT_STAGE_TIMEOUT_S=4",)  # as it is by default
+    with running_stack(repository, tmp_path_factory, Settings(key_file=str(key_file.path)), constants) as stack:
         yield Server(stack, "", key_file)
 
 
@@ -57,7 +63,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_flood_of_one_sender_hardly_slows_another_one(server: Server, name: str) -> None:
     attack = ATTACKS[name]
-    alice, bob = (Sender(port_of(server), server.key_file.headers(each)) for each in ("alice", "bob"))
+    alice, bob = senders(server)
     processes = processes_of(server.stack)
     numbers = itertools.count()  # no request has the grammar of another one
     statuses: set[int] = set()
@@ -87,10 +93,33 @@ async def test_a_flood_of_one_sender_hardly_slows_another_one(server: Server, na
         assert statuses == {200}
     assert not is_slow(), (peace_s, attack_s)
     assert processes_of(server.stack) == processes
+    assert not [line for line in server.stack.log if "is down" in line]
 
 
-def port_of(server: Server) -> int:
-    return int(server.stack.url.rpartition(":")[2])
+@pytest.mark.faults
+async def test_a_stage_that_is_stopped_under_a_flood_is_found(server: Server) -> None:
+    """Other executions of a stage that is only busy count as its answer to a health check."""
+    alice, bob = senders(server)
+    [tokenizer] = server.stack.processes(f"{MODEL}__tokenizer")
+    flood = asyncio.ensure_future(ATTACKS["counts of Messages"].flood(alice))
+    try:
+        for _ in range(3):
+            assert await bob.send(short(bob, 0)) == 200
+        os.kill(tokenizer, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        await until(lambda: any("__tokenizer is down" in line for line in server.stack.log), "the stage is found")
+        assert time.monotonic() - stopped_s < FOUND_S
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(tokenizer, signal.SIGKILL)
+        flood.cancel()
+        await asyncio.wait([flood])
+
+
+def senders(server: Server) -> tuple[Sender, Sender]:
+    port = int(server.stack.url.rpartition(":")[2])
+    alice, bob = (Sender(port, server.key_file.headers(name)) for name in ("alice", "bob"))
+    return alice, bob
 
 
 def processes_of(stack: Stack) -> list[int]:

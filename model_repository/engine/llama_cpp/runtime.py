@@ -155,6 +155,7 @@ class LlamaCppRuntime:
             queue_order_s(request, time.monotonic()),
             prepared.prompt,
             request.max_tokens,
+            request.params.sender,
         )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from model_repository.contract.cancel_channel import CancelReceiver, key_to_numb
 from model_repository.contract.codec import Tensors
 from model_repository.contract.request import GenerationRequest, Params, RequestBatch, TokenizeRequest
 from model_repository.contract.signature import Signature
-from model_repository.contract.tensors import CALL_TIMEOUT_S, stage_name
+from model_repository.contract.tensors import CALL_TIMEOUT_S, MAX_TOKENIZER_BATCH, stage_name
 from model_repository.errors import InvalidRequest, Overloaded, StageError
 from model_repository.fair_pool import FairPool
 from model_repository.system.bounded_process import memory_bytes
@@ -24,8 +25,10 @@ from model_repository.tokenizer.constraint import ConstraintChecker
 from model_repository.tokenizer.stage import GrammarNotChecked, Message, TokenizerStage
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
-_LARGE_BYTES = 16_384  # about a millisecond's work
-_MAX_WAITING_BYTES = 64 << 20  # one sender's large inputs
+_SHORT_BYTES = 4_096  # up to four milliseconds' work
+_MAX_WAITING, _MAX_WAITING_BYTES = 1_000, 64 << 20  # one sender's inputs
+_MAX_WAIT_S = 0.8 * CALL_TIMEOUT_S  # the answer must reach a caller that still waits
+_SWITCH_INTERVAL_S = 0.0005  # the thread that distributes waits no longer for Python's lock
 _NUM_CANCELLED = 4096
 _MAX_BYTES = 4 << 30  # beyond the start: the chat template is its publisher's code
 _NUM_CHECKERS = 3  # grammars compiled at the same time, of different senders
@@ -47,13 +50,15 @@ class TritonPythonModel:
                 self.checker,
                 Signature(parameters.ensemble).sign,
             )
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         # Tokenizing frees Python's lock. One sender leaves a core for other work, and a thread for other senders.
         num_threads = max(2, num_cores())
         self.text_threads = FairPool(
             num_threads,
-            "bytes of prompts",
+            "prompts",
             num_per_sender=num_threads - 1,
-            max_waiting=_MAX_WAITING_BYTES,
+            max_waiting=_MAX_WAITING,
+            max_size=_MAX_WAITING_BYTES,
             niceness=0,
         )
         self.grammar_threads = FairPool(_NUM_CHECKERS)
@@ -63,10 +68,19 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encode each request's prompt. None stands for a request that a thread answers later.
 
-        Triton sends the next requests only after this returns, so threads answer large prompts and new grammars. An
-        answer from a thread costs more.
+        Triton sends the next requests only after this returns. So short requests are answered here only if none waits
+        behind them, which would be here too. Threads answer all others in fair order; their answers cost more.
         """
-        return [self._serve(request) for request in requests]
+        room = _SHORT_BYTES if len(requests) < MAX_TOKENIZER_BATCH else 0
+        answers = []
+        for read in map(self._read, requests):
+            if isinstance(read, _Call):
+                is_short = read.size <= room
+                room -= is_short * read.size
+                answers.append(self._serve(read, is_short=is_short))
+            else:
+                answers.append(read)
+        return answers
 
     def finalize(self) -> None:
         """Finish the requests in the threads."""
@@ -75,46 +89,46 @@ class TritonPythonModel:
         self.grammar_threads.close()
         self.checker.close()
 
-    def _serve(self, request: Any) -> Any:
+    def _read(self, request: Any) -> _Call | Any:
+        """Return the call in a request, or the response that refuses it."""
         request_id = python_backend.request_id(request)
         try:
             tensors = python_backend.read_tensors(request)
-            message = self._read(tensors, request_id)
+            for name, value in tensors.items():
+                if len(value) != 1:
+                    raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
+            message = self.stage.read(tensors, request_id)
         except Exception as exc:
             return python_backend.error_response(exc, request_id)
-        threads, size = self.text_threads, _num_bytes(tensors)
-        if size < _LARGE_BYTES:
+        return _Call(message, request_id, request, _num_bytes(tensors), time.monotonic())
+
+    def _serve(self, call: _Call, *, is_short: bool) -> Any:
+        threads = self.text_threads
+        if is_short:
             try:
-                return self._answer(message, request_id, may_wait=False)
+                return self._answer(call, may_wait=False)
             except GrammarNotChecked:
-                threads, size = self.grammar_threads, 1
-        send = python_backend.only_response_sender(request)
-        self._answer_later(threads, size, _Call(message, request_id, send, time.monotonic()))
+                threads = self.grammar_threads
+        self._answer_later(threads, call, python_backend.only_response_sender(call.request))
         return None
 
-    def _read(self, tensors: Tensors, request_id: str) -> Message:
-        for name, value in tensors.items():
-            if len(value) != 1:
-                raise InvalidRequest(f"shape {list(value.shape)}: must be [1, ...], of one request", name)
-        return self.stage.read(tensors, request_id)
-
-    def _answer_later(self, threads: FairPool, size: int, call: _Call) -> None:
-        """Answer in a thread, after the sender's earlier calls there. A grammar is compiled in the threads for that."""
+    def _answer_later(self, threads: FairPool, call: _Call, send: Callable[[Any], None]) -> None:
+        """Answer in a thread, when its sender has a turn. A grammar is compiled in the threads for that."""
 
         def answer() -> None:
             try:
                 self._check_caller(call)
                 has_waited = threads is self.grammar_threads
-                call.send(self._answer(call.message, call.request_id, may_wait=has_waited))
+                send(self._answer(call, may_wait=has_waited))
             except GrammarNotChecked:
-                self._answer_later(self.grammar_threads, 1, call)
+                self._answer_later(self.grammar_threads, call, send)
             except StageError as exc:
-                call.send(python_backend.error_response(exc, call.request_id))
+                send(python_backend.error_response(exc, call.request_id))
 
         try:
-            threads.submit(call.sender, answer, size)
+            threads.submit(threads.first_of(call.senders), answer, call.size)
         except StageError as exc:
-            call.send(python_backend.error_response(exc, call.request_id))
+            send(python_backend.error_response(exc, call.request_id))
 
     def _check_caller(self, call: _Call) -> None:
         """Refuse work whose result nobody reads.
@@ -126,16 +140,16 @@ class TritonPythonModel:
         keys = [params.cancel_key for params in call.params]
         if keys and all(key and key_to_number(key) in self.cancelled for key in keys):
             raise InvalidRequest("the request is cancelled", "cancel_key")
-        if call.is_awaited and time.monotonic() - call.arrived_s > CALL_TIMEOUT_S:
-            raise Overloaded(f"the request has waited for longer than {CALL_TIMEOUT_S:g} s")
+        if call.is_awaited and time.monotonic() - call.arrived_s > _MAX_WAIT_S:
+            raise Overloaded(f"the request has waited for longer than {_MAX_WAIT_S:g} s")
 
-    def _answer(self, message: Message, request_id: str, *, may_wait: bool) -> Any:
+    def _answer(self, call: _Call, *, may_wait: bool) -> Any:
         try:
-            return python_backend.response(self.stage.answer(message, may_wait=may_wait))
+            return python_backend.response(self.stage.answer(call.message, may_wait=may_wait))
         except GrammarNotChecked:
             raise
         except BaseException as exc:  # a panic in Rust code is not an Exception
-            return python_backend.error_response(exc, request_id)
+            return python_backend.error_response(exc, call.request_id)
 
     def _cancel(self, number: int) -> None:
         self.cancelled[number] = None
@@ -144,11 +158,12 @@ class TritonPythonModel:
 
 
 class _Call(NamedTuple):
-    """A message that waits for a thread."""
+    """A message to the stage."""
 
     message: Message
     request_id: str
-    send: Callable[[Any], None]  # sends the response
+    request: Any  # Triton's
+    size: int  # bytes
     arrived_s: float  # time.monotonic
 
     @property
@@ -163,10 +178,10 @@ class _Call(NamedTuple):
                 return []
 
     @property
-    def sender(self) -> str:
+    def senders(self) -> list[str]:
         if isinstance(self.message, TokenizeRequest):
-            return self.message.sender
-        return next((params.sender for params in self.params), "")
+            return [self.message.sender]
+        return [params.sender for params in self.params] or [""]
 
     @property
     def is_awaited(self) -> bool:

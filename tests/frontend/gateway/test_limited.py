@@ -75,6 +75,26 @@ async def test_a_request_beyond_the_rate_gets_429_with_a_time_to_come_back(serve
     assert len(response.headers["x-request-id"]) > 10
 
 
+async def test_a_key_at_its_limit_has_nothing_tokenized(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton, tokens_per_minute=LIMIT, requests_per_minute=2)
+    body = {"model": DEMO.id, "input": "a" * 100_000, "truncation": "auto", "max_output_tokens": 10}
+    for path, code in (("/v1/responses", "tokens"), ("/tokenize", ""), ("/tokenize", ""), ("/tokenize", "requests")):
+        sent = body if path == "/v1/responses" else {"model": DEMO.id, "prompt": "a"}
+        response = await http.post(path, json=sent)
+        assert response.status == (429 if code else 200), await response.text()
+        if code:
+            assert (await error_of(response))["code"] == code
+    assert (len(triton.requests), len(triton.tokenized)) == (0, 2)
+
+
+async def test_a_truncated_prompt_is_charged_at_most_the_room_that_it_has(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")), tokens_per_minute=10_000)
+    body = {"model": DEMO.id, "input": "a" * 30_000, "truncation": "auto", "max_output_tokens": 2000}
+    response = await http.post("/v1/responses", json=body)
+    assert 10_000 - remaining(response.headers) == 2000 + WINDOW - 2000
+
+
 async def test_a_request_larger_than_its_limit_must_not_be_repeated(serve: Serve) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton, tokens_per_minute=LIMIT)

@@ -136,6 +136,17 @@ async def test_a_text_stage_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert triton.calls == [f"abort {DETOKENIZER}"]
 
 
+@pytest.mark.parametrize("stage", [TOKENIZER, DETOKENIZER])
+async def test_a_text_stage_that_is_only_busy_is_not_reloaded(
+    triton: FakeTriton, monitor: HealthMonitor, stage: str
+) -> None:
+    """Its check waited behind 60 texts, and the reload failed the requests of everybody."""
+    triton.stage_errors[stage.partition("__")[2]] = TritonTimeout()
+    triton.busy.add(stage)
+    await settled(monitor)
+    assert triton.calls == []
+
+
 async def test_an_engine_is_reported_as_down_while_it_is_reloaded() -> None:
     """Triton calls it not ready then, as one that was unloaded on purpose."""
     triton, clock = FakeTriton(), Clock()

@@ -89,9 +89,12 @@ class Fake:
         *,
         is_scored: bool = False,
         queue_order_s: float = 0.0,
+        sender: str = "",
     ) -> None:
         self.texts[sequence] = [(token_id, (adapter, cache_salt)) for token_id in prompt]
-        job = Job(sequence, prompt, adapter, cache_salt, is_scored, queue_order_s, max_tokens=self.max_tokens)
+        job = Job(
+            sequence, prompt, adapter, cache_salt, is_scored, queue_order_s, max_tokens=self.max_tokens, sender=sender
+        )
         self.scheduler.submit(job)
 
     def draw(self, text: list[CachedToken], family: tuple[str, str]) -> int:
@@ -197,6 +200,24 @@ def test_a_prompt_is_prefilled_in_chunks_beside_decoding_sequences() -> None:
     steps = [[(chunk.running.job.sequence, len(chunk.token_ids)) for chunk in fake.step()] for _ in range(7)]
     assert steps == [[(1, 1), (2, 16)]] * 6 + [[(1, 1), (2, 4)]]
     assert sequences(fake.step()) == [1, 2]
+
+
+def test_a_short_prompt_does_not_wait_for_the_long_ones_of_another_sender() -> None:
+    """Seven prompts of a whole context window delayed the first token of everybody by 18 s."""
+    fake = Fake(4, max_step_tokens=100)
+    for sequence in (0, 1, 2):
+        fake.submit(sequence, range(1000 * sequence, 1000 * sequence + 90), sender="a")
+    fake.submit(3, range(5000, 5010), sender="b")
+    steps = [{chunk.running.job.sequence: len(chunk.token_ids) for chunk in fake.step()} for _ in range(2)]
+    assert steps[0] == {3: 10, 0: 90}
+    assert steps[1] == {0: 1, 3: 1, 1: 90, 2: 8}
+
+
+def test_long_prompts_of_two_senders_are_prefilled_together() -> None:
+    fake = Fake(4, max_step_tokens=100)
+    for sequence, sender in enumerate("aab"):
+        fake.submit(sequence, range(1000 * sequence, 1000 * sequence + 90), sender=sender)
+    assert {chunk.running.job.sequence: len(chunk.token_ids) for chunk in fake.step()} == {0: 50, 2: 50}
 
 
 def test_alone_a_prompt_fills_the_step() -> None:

@@ -158,6 +158,17 @@ def test_a_truncated_prompt_is_its_last_tokens_also_where_the_whole_does_not_fit
     )
 
 
+def test_a_conversation_without_its_oldest_turns_has_as_many_tokens_as_are_counted() -> None:
+    turns = tuple({"role": role, "content": "Yes. " * 60} for _ in range(800) for role in ("user", "assistant"))
+    prompt = ChatPrompt((*turns, {"role": "user", "content": "Why?"}), max_prompt_tokens=1500)
+    encoded = STAGE.encode(request(prompt, max_tokens=548))
+    assert encoded.prompt_token_ids == STAGE.tokenize(TokenizeRequest(prompt)).token_ids
+    assert 1200 < len(encoded.prompt_token_ids) <= 1500
+    assert encoded.max_tokens == 548
+    long = ChatPrompt(({"role": "user", "content": "a b " * 40_000},), max_prompt_tokens=1500)
+    assert refusal(request(long), PromptTooLong).startswith("messages: ")
+
+
 def test_a_truncated_prompt_that_ends_inside_the_thinking_still_does() -> None:
     stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"))
     chat = ChatPrompt(
