@@ -105,6 +105,10 @@ class InvalidRequest(APIError):
     status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
+class CannotContinue(InvalidRequest):
+    """Nothing can follow in a running completion, so its tokens are charged all the same."""
+
+
 class ValidationFailed(InvalidRequest):
     """The body breaks the schema.
 

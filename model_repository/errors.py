@@ -2,6 +2,7 @@
 
 StageError
 ├── InvalidRequest        the client's mistake: names field, value and rule
+│   ├── CannotContinue    nothing can follow in a running completion, or its grammar takes too much work
 │   ├── PromptTooLong     the prompt alone fills the context window
 │   ├── UnknownAdapter    the model has no LoRA adapter of that name
 │   └── Unsupported       a known value that this model or runtime cannot honour
@@ -50,6 +51,10 @@ class StageError(Exception):
 class InvalidRequest(StageError):
     code = "invalid_value"
     triton_code = "INVALID_ARG"
+
+
+class CannotContinue(InvalidRequest):
+    code = "cannot_continue"
 
 
 class PromptTooLong(InvalidRequest):

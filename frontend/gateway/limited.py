@@ -14,7 +14,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from frontend.caller import ANONYMOUS, KeyRole
-from frontend.errors import UnsupportedValue, shown
+from frontend.errors import CannotContinue, UnsupportedValue, shown
 from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.key_file import KeyLimits
@@ -158,7 +158,7 @@ class Limits:
                 else:
                     self.limiter.release(place, 0)
 
-        # Of an aborted request without streaming the usage is unknown, so charge the estimate.
+        # Of a request without streaming that is aborted or cannot continue the usage is unknown: charge the estimate.
         num_tokens = first.num_charged_tokens
         try:
             priority = _ENGINE_PRIORITIES[first.priority]
@@ -175,8 +175,11 @@ class Limits:
             if params.is_stream:
                 num_tokens = _num_tokens_used(facts, num_prompt_tokens)
             raise
-        except Exception:
-            num_tokens = 0 if facts.ttft_s is None else _num_tokens_used(facts, num_prompt_tokens)
+        except Exception as exc:
+            if facts.ttft_s is not None:
+                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
+            elif not isinstance(exc, CannotContinue):
+                num_tokens = 0
             raise
         finally:
             if not is_settled:

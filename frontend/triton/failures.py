@@ -87,6 +87,8 @@ def _known_error(message: str) -> APIError | None:
             return errors.AdapterNotFound()
         case stage_errors.Unsupported() as error:
             return _client_mistake(errors.UnsupportedValue, error)
+        case stage_errors.CannotContinue() as error:
+            return _client_mistake(errors.CannotContinue, error)
         case stage_errors.InvalidRequest(field="request_batch" | "engine_requests"):  # not the client's mistake
             return errors.BadAnswer()
         case stage_errors.InvalidRequest() as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -9,16 +11,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from model_repository.engine.grammar_budget import GrammarBudget, GrammarUse
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import InvalidRequest
-from model_repository.structured_output.compilation import LIMITS, short_message
+from model_repository.errors import CannotContinue, InvalidRequest
+from model_repository.structured_output.compilation import MAX_MASK_ITEMS, MAX_ROW_ITEMS, short_message
 from model_repository.structured_output.refusal import FIELD
 
 MAX_CACHED_BYTES = 64 << 20  # of compiled structured outputs, in use or not; above it the cache is emptied
+# The work of a completion's masks, in units that take at most 14 ns here: about a second.
+MAX_WORK = 70_000_000
+_COUNTED_TOKENS = 8  # between two counts, each of which takes 20 us
+
+_INVALID_TOKEN = 1 << 30
+_STATE = "\n<state>"  # what follows the message of a verbose error
+_STATS = re.compile(r"^Parser: (\{.*?^\})", re.MULTILINE | re.DOTALL)
+# The same limits as those of the tokenizer stage. Only a verbose error tells the parser's counts.
+_LIMITS = LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_MASK_ITEMS, verbose_errors=True)
+
+
+_FAILED = "the schema or grammar cannot be followed"
+
+type _Key = tuple[str, str]  # a sender, and a grammar
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +47,9 @@ class CompiledGrammar:
 
 class ConstraintCompiler:
     """Compiles structured outputs for one vocabulary; one per engine, for any number of threads.
+
+    Each sender has compiled grammars of its own. Otherwise the time of an answer would tell one sender that another one
+    has sent the same grammar, and the masks of both would wait for each other in llguidance.
 
     Args:
         byte_table: the bytes of each token. A token without bytes, or beyond the table, has no text and is never
@@ -54,9 +73,8 @@ class ConstraintCompiler:
         self._tokenizer = LLTokenizer(
             TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
         )
-        self._known: weakref.WeakValueDictionary[str, CompiledGrammar] = weakref.WeakValueDictionary()
-        # The most recent ones, in use or not.
-        self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._known: weakref.WeakValueDictionary[_Key, CompiledGrammar] = weakref.WeakValueDictionary()
+        self._cached: OrderedDict[_Key, CompiledGrammar] = OrderedDict()  # the most recent ones, in use or not
         self._lock = threading.Lock()
 
     @property
@@ -75,26 +93,32 @@ class ConstraintCompiler:
             Overloaded, TooManyWaiting: as GrammarBudget.use does.
         """
         use = None if self._budget is None else self._budget.use(grammar, sender, num_bytes)
+        key = sender, grammar
         with self._lock:
-            compiled = self._known.get(grammar)
+            compiled = self._known.get(key)
             while compiled is None and self._cached and self.num_bytes + num_bytes > MAX_CACHED_BYTES:
                 self._cached.popitem(last=False)  # still counted while it is in use
         if compiled is None:
             compiled = CompiledGrammar(self._compile(grammar), num_bytes)
         with self._lock:
-            self._known[grammar] = self._cached[grammar] = compiled
-            self._cached.move_to_end(grammar)
+            self._known[key] = self._cached[key] = compiled
+            self._cached.move_to_end(key)
         return Constraint(compiled, self._eos_token_ids, self._vocab_size, use)
 
     def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise InvalidRequest(short_message(matcher.get_error()), FIELD)
+            raise InvalidRequest(_message(matcher), FIELD)
         return matcher
 
 
 class Constraint(TokenConstraint):
-    """The state of a structured output after the tokens so far."""
+    """The state of a structured output after the tokens so far.
+
+    The parser's work is counted, in a unit that neither the machine nor other requests change: the nodes of the
+    vocabulary's tree that it has visited, and the square of the items in a row of its table for each row. The work of
+    the lexer is not in it, since completions with the same grammar share the lexer.
+    """
 
     def __init__(
         self, compiled: CompiledGrammar, eos_token_ids: frozenset[int], vocab_size: int, use: GrammarUse | None
@@ -105,6 +129,9 @@ class Constraint(TokenConstraint):
         self._vocab_size = vocab_size
         self._allowed: NDArray[np.bool_] | None = None  # bool [vocab_size], of the present state
         self._has_ended = False
+        self._num_accepted = 0
+        self._counts = Counts()
+        self.work = 0  # as of the last count
 
     def accept_token(self, token_id: int) -> bool:
         if self._has_ended or not 0 <= token_id < self._vocab_size:
@@ -116,6 +143,9 @@ class Constraint(TokenConstraint):
         self._check()
         if is_accepted:
             self._allowed = None
+            self._num_accepted += 1
+            if self._num_accepted % _COUNTED_TOKENS == 0:
+                self._count_work()
         return is_accepted
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -127,13 +157,49 @@ class Constraint(TokenConstraint):
             self._check()
             self._allowed = np.frombuffer(bias, dtype=np.uint8)[: self._vocab_size] != 0
             if not self._allowed.any() and not self._matcher.is_accepting():
-                raise InvalidRequest("no token of this model continues the text as the schema or grammar says", FIELD)
+                raise CannotContinue("no token of this model continues the text as the schema or grammar says", FIELD)
         return self._allowed
+
+    def _count_work(self) -> None:
+        """Add the work since the last count.
+
+        Raises:
+            CannotContinue: there was too much of it.
+        """
+        counts = read_counts(self._matcher)
+        num_items = counts.num_items - self._counts.num_items
+        num_rows = max(1, counts.num_rows - self._counts.num_rows)
+        self.work += counts.num_nodes - self._counts.num_nodes + num_items * num_items // num_rows
+        self._counts = counts
+        if self.work > MAX_WORK:
+            raise CannotContinue(f"{_FAILED}: a completion may take {MAX_WORK} steps of the parser", FIELD)
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = short_message(self._matcher.get_error())
-            raise InvalidRequest(f"the schema or grammar cannot be followed: {reason}", FIELD)
+            raise CannotContinue(f"{_FAILED}: {_message(self._matcher)}", FIELD)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The work of a parser since its start."""
+
+    num_nodes: int = 0
+    num_items: int = 0
+    num_rows: int = 0
+
+
+def read_counts(matcher: LLMatcher) -> Counts:
+    """Return the counts of a matcher, which has no other way to tell them than the error of a copy."""
+    copy = matcher.deep_copy()
+    copy.consume_token(_INVALID_TOKEN)
+    found = _STATS.search(copy.get_error())
+    assert found is not None, "llguidance 1.9.1 writes them so"
+    stats = json.loads(found[1])
+    return Counts(stats["trie_nodes_walked"], stats["all_items"], stats["rows"])
+
+
+def _message(matcher: LLMatcher) -> str:
+    return short_message(matcher.get_error().partition(_STATE)[0])
 
 
 class _Vocabulary:

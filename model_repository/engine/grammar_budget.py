@@ -17,14 +17,14 @@ class GrammarUse:
     """A grammar in use. The budget counts its bytes while a reference to this object exists."""
 
     num_bytes: int
-    sender: str  # the first that needed it
+    sender: str
 
 
 class GrammarBudget:
-    """Counts each grammar once, however many requests use it; for any number of threads."""
+    """Counts each grammar of a sender once, however many requests use it; for any number of threads."""
 
     def __init__(self) -> None:
-        self._in_use: weakref.WeakValueDictionary[str, GrammarUse] = weakref.WeakValueDictionary()
+        self._in_use: weakref.WeakValueDictionary[tuple[str, str], GrammarUse] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def use(self, grammar: str, sender: str, num_bytes: int) -> GrammarUse:
@@ -38,10 +38,10 @@ class GrammarBudget:
             Overloaded: the grammars in use fill the memory for all senders.
         """
         with self._lock:
-            used = self._in_use.get(grammar)
+            used = self._in_use.get((sender, grammar))
             if used is None:
                 self._check(sender, num_bytes)
-                used = self._in_use[grammar] = GrammarUse(num_bytes, sender)
+                used = self._in_use[sender, grammar] = GrammarUse(num_bytes, sender)
             return used
 
     def _check(self, sender: str, num_bytes: int) -> None:

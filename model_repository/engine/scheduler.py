@@ -13,7 +13,7 @@ import logging
 import operator
 import time
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -219,15 +219,19 @@ class Scheduler:
         """
         return max(slot.num_common(job) for slot in self._slots)
 
-    def next_step(self) -> list[Chunk]:
+    def next_step(self, held: Container[int] = ()) -> list[Chunk]:
         """Return the chunks to compute now, all under one adapter.
 
         They are in the order of their slots. The caller must compute them and call `record` for each, or `forget_all`.
+
+        Args:
+            held: sequences that do not take part in the step.
         """
         self._admit()
         self._close_gaps()
-        self._adapter = self._next_adapter()
-        group = [running for running in self._running.values() if running.job.adapter == self._adapter]
+        free = [running for number, running in self._running.items() if number not in held]
+        self._adapter = self._next_adapter(free)
+        group = [running for running in free if running.job.adapter == self._adapter]
         chunks = self._decode_chunks([running for running in group if not running.is_in_prefill])
         room = self._max_step_tokens - sum(len(chunk.token_ids) for chunk in chunks)
         if any(not running.is_in_prefill for running in self._running.values()):
@@ -315,9 +319,9 @@ class Scheduler:
                 scored_room -= end - position if job.is_scored else 0
                 yield Chunk(running, job.prompt[position:end], position, is_sampled=end == len(job.prompt))
 
-    def _next_adapter(self) -> str:
-        """Return the next adapter in use, in the order of their keys."""
-        adapters = sorted({running.job.adapter for running in self._running.values()})
+    def _next_adapter(self, running: Iterable[Running]) -> str:
+        """Return the next adapter of sequences, in the order of the adapters' keys."""
+        adapters = sorted({each.job.adapter for each in running})
         return next((adapter for adapter in adapters if adapter > self._adapter), adapters[0] if adapters else "")
 
     def _admit(self) -> None:

@@ -17,7 +17,7 @@ class TokenConstraint(ABC):
         """Append a token and return True, if it is allowed now; otherwise change nothing.
 
         Raises:
-            InvalidRequest: the rule is too complex to continue.
+            CannotContinue: the rule is too complex to continue, or has taken too much work.
         """
 
     @abstractmethod
@@ -25,14 +25,14 @@ class TokenConstraint(ABC):
         """Return the tokens that are allowed now, bool [vocab_size].
 
         Raises:
-            InvalidRequest: the rule is too complex to continue, or no token of the vocabulary continues the text.
+            CannotContinue: as `accept_token`; or no token of the vocabulary continues the text.
         """
 
     def banned(self) -> list[int]:
         """Return the ids of the tokens that are not allowed now, ascending.
 
         Raises:
-            InvalidRequest: as in `allowed`.
+            CannotContinue: as in `allowed`.
         """
         banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
         return banned

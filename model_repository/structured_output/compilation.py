@@ -10,8 +10,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from model_repository.structured_output.refusal import decline, refuse
 
 # An ambiguous grammar takes time with the square of a row: 0.2 s a token at llguidance's own limit of 2,000. An object
-# needs 4 items for each optional property. Verbose errors would repeat the whole grammar.
-LIMITS = LLParserLimits(max_items_in_row=1_000, verbose_errors=False)
+# needs 4 items for each optional property, and its masks at most 400. Verbose errors would repeat the whole grammar.
+MAX_ROW_ITEMS, MAX_MASK_ITEMS = 1_000, 10_000
+LIMITS = LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_MASK_ITEMS, verbose_errors=False)
 
 _PLAIN_WORDS = {
     "NoExtension": "no text satisfies it",

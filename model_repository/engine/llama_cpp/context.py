@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -222,9 +222,9 @@ class Context(StepContext[list[Chunk]]):
         """Whether one more sequence could run now."""
         return self.num_sequences < self._num_slots
 
-    def prepare(self) -> bool:
-        """Fill the next step's batch; return whether there is anything to compute."""
-        self._chunks = self.scheduler.next_step()
+    def prepare(self, held: Container[int]) -> bool:
+        """Fill the next step's batch, without the held sequences; return whether there is anything to compute."""
+        self._chunks = self.scheduler.next_step(held)
         self._batch.clear()
         for chunk in self._chunks:
             slot, last = [chunk.running.slot.index], len(chunk.token_ids) - 1

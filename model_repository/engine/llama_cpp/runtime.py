@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import time
@@ -14,7 +15,7 @@ from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.bad_words import TokenIndex
-from model_repository.engine.constraint import ConstraintCompiler
+from model_repository.engine.constraint import Constraint, ConstraintCompiler
 from model_repository.engine.grammar_budget import GrammarBudget
 from model_repository.engine.llama_cpp.adapters import LlamaCppAdapters
 from model_repository.engine.llama_cpp.context import (
@@ -29,6 +30,7 @@ from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
+from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, combined_constraint
 from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
@@ -38,6 +40,7 @@ from model_repository.errors import EngineFailed, InvalidRequest, StageError, Un
 
 # Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
 MIN_LOGITS_OF_THREADS = 1 << 16
+_MAX_IDLE_S = 0.05  # at most this long, all sequences wait for their masks unseen by the engine
 
 
 @dataclass(slots=True)
@@ -47,7 +50,17 @@ class _Sequence:
     request: EngineRequest
     sampler: TokenSampler
     context: Context | None = None  # None: it waits for a context
+    mask_s: float = 0.0  # processor time of its last mask
+    computing: Computing | None = None  # a thread computes its next mask; until then it takes part in no step
     prompt_logprobs: list[DrawnLogprob] = field(default_factory=list)  # so far
+
+    @property
+    def sender(self) -> str:
+        return self.request.params.sender
+
+    def compute_mask(self) -> None:
+        """Compute the mask of the next token; from any thread."""
+        self.sampler.compute_mask()
 
 
 class LlamaCppRuntime:
@@ -73,7 +86,8 @@ class LlamaCppRuntime:
             num_threads = max(1, self._num_threads // len(num_slots_of_contexts))
             params = functools.partial(_context_params, config, num_slots, num_threads)
             self._images = ImagePrompts(path, projector, params, config.context_window)
-        self._computed: queue.SimpleQueue[Context] = queue.SimpleQueue()
+        self._computed: queue.SimpleQueue[Context | None] = queue.SimpleQueue()  # None: a message or masks have come
+        self._is_waiting = False  # for messages and masks: no context has anything to compute
         self._contexts: list[Context] = []
         self._adapters = LlamaCppAdapters(config)
         llama.disable_logging()
@@ -98,6 +112,7 @@ class LlamaCppRuntime:
         self._sequences: dict[int, _Sequence] = {}
         self._waiting: list[Job] = []  # jobs without a place in a context, sorted by queue order
         self._drawers = ThreadPoolExecutor(self._num_threads, "draw")
+        self._masks = MaskThreads(lambda: self._computed.put(None))
 
     def prepare(self, request: EngineRequest) -> Prepared:
         """Compile the constraints of a completion, and compute its images; from any thread.
@@ -120,10 +135,11 @@ class LlamaCppRuntime:
         check_request(request, self._vocab_size, self._adapters.by_name, has_images=has_images)
 
     def _constraint(self, request: EngineRequest) -> TokenConstraint | None:
-        started: TokenConstraint | None = None
+        started: Constraint | None = None
         if request.grammar:
-            sender = request.params.sender
-            started = self._constraints.start(request.grammar, sender, request.grammar_bytes)
+            owner = request.params.cache_salt or request.params.sender
+            started = self._constraints.start(request.grammar, owner, request.grammar_bytes)
+            started.allowed()  # the first mask, in the thread that compiles
         return combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
@@ -204,18 +220,45 @@ class LlamaCppRuntime:
             del self._waiting[0]
 
     def _next_computed(self) -> Context | None:
-        """Start the idle contexts with work, and return the first to finish. A single busy context computes here."""
-        computing = [context for context in self._contexts if context.is_computing]
-        prepared = [context for context in self._contexts if not context.is_computing and context.prepare()]
-        num_busy = len(computing) + len(prepared)
-        if num_busy == 0:
-            return None
-        if not computing and len(prepared) == 1:
-            prepared[0].compute(self._num_threads)
-            return prepared[0]
-        for context in prepared:
-            context.start(max(1, self._num_threads // num_busy))
-        return self._computed.get()
+        """Start the idle contexts with work, and return the first to finish. A single busy context computes here.
+
+        If all sequences wait for their masks, return None at a mask or a message, or after a moment.
+        """
+        while True:
+            computing = [context for context in self._contexts if context.is_computing]
+            while not computing and not self._computed.empty():
+                self._computed.get()
+            held = self._held()
+            prepared = [context for context in self._contexts if not context.is_computing and context.prepare(held)]
+            num_busy = len(computing) + len(prepared)
+            if num_busy == 0:
+                if held:
+                    self._wait_for_masks()
+                return None
+            if not computing and len(prepared) == 1:
+                prepared[0].compute(self._num_threads)
+                return prepared[0]
+            for context in prepared:
+                context.start(max(1, self._num_threads // num_busy))
+            if (computed := self._computed.get()) is not None:
+                return computed
+
+    def _held(self) -> set[int]:
+        """Return the sequences whose masks are not ready. Quick ones are waited for."""
+        held, deadline_s = set(), time.monotonic() + MAX_WAIT_S
+        for number, sequence in self._sequences.items():
+            if sequence.computing is not None:
+                if sequence.computing.is_done(deadline_s):
+                    sequence.computing = None
+                else:
+                    held.add(number)
+        return held
+
+    def _wait_for_masks(self) -> None:
+        self._is_waiting = True
+        with contextlib.suppress(queue.Empty):
+            self._computed.get(timeout=_MAX_IDLE_S)
+        self._is_waiting = False
 
     def _outputs(self, context: Context, chunks: Sequence[Chunk]) -> list[StepOutput]:
         draws: list[tuple[Chunk, int]] = []  # with the row of the logits
@@ -229,6 +272,8 @@ class LlamaCppRuntime:
                 if chunk.is_sampled:
                     draws.append((chunk, num_rows - 1 - chunk.num_drafted))
         drawn = self._draw_by_threads(context.llama_context, draws)
+        behind = (self._sequences[number] for number in drawn)
+        self._masks.compute(each for each in behind if each.computing is None and each.sampler.needs_mask)
         for chunk in chunks:
             outputs = drawn.get(chunk.running.job.sequence, [])
             context.scheduler.record(chunk, outputs[-1].token_id if outputs else None, max(0, len(outputs) - 1))
@@ -250,13 +295,21 @@ class LlamaCppRuntime:
         return {number: outputs for drawn in self._drawers.map(draw, shares) for number, outputs in drawn.items()}
 
     def _draw_all(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> list[StepOutput]:
-        """Draw a token after each drafted one that is drawn itself, as without drafts: each from the same logits."""
-        drawn: list[StepOutput] = []
+        """Draw a token after each drafted one that is drawn itself, as without drafts: each from the same logits.
+
+        If the next mask is slow, the rest of the draft is dropped.
+        """
+        sequence, drawn = self._sequences[chunk.running.job.sequence], list[StepOutput]()
         drafted = chunk.token_ids[len(chunk.token_ids) - chunk.num_drafted :]
         for row, drafted_id in enumerate((*drafted, None), first_row):
             drawn.append(self._draw(context, chunk, row))
             if drawn[-1].token_id != drafted_id:
                 break
+            if sequence.sampler.needs_mask:
+                self._masks.compute([sequence])
+                if sequence.computing is not None and not sequence.computing.is_done(time.monotonic() + MAX_WAIT_S):
+                    break
+                sequence.computing = None
         return drawn
 
     def _forget_all(self) -> None:
@@ -322,11 +375,17 @@ class LlamaCppRuntime:
 
     def _wait_for_contexts(self) -> None:
         """Wait for the computing contexts: they read the model's list of adapters."""
-        for context in [self._computed.get() for context in self._contexts if context.is_computing]:
+        num_computing = sum(context.is_computing for context in self._contexts)
+        computed: list[Context] = []
+        while len(computed) < num_computing:
+            if (context := self._computed.get()) is not None:
+                computed.append(context)
+        for context in computed:
             self._computed.put(context)
 
     def wake(self) -> None:
-        """Do nothing: a step computes, it does not wait."""
+        if self._is_waiting:
+            self._computed.put(None)
 
     @property
     def has_work(self) -> bool:
@@ -357,6 +416,7 @@ class LlamaCppRuntime:
         self._sequences.clear()
         let_finish(self._contexts, self._computed)
         self._drawers.shutdown()
+        self._masks.close()
         for context in self._contexts:
             context.close()
         self._model.close()

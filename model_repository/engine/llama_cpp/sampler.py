@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from operator import methodcaller
+
+import numpy as np
+from numpy.typing import NDArray
 
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, SamplingParams
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.request_checks import constraint_field, split_biases
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import InvalidRequest
+from model_repository.errors import CannotContinue, InternalError, InvalidRequest, StageError
+
+logger = logging.getLogger(__name__)
 
 _RANDOM_SEED = 0xFFFFFFFF  # llama.cpp replaces this seed by a random one
 
@@ -27,11 +33,11 @@ class TokenSampler:
     At temperature 0 the likeliest token after bias and penalties wins. As in vLLM, top_k, top_p and min_p truncate the
     distribution after bias, penalties and temperature.
 
-    Under a constraint the first draw is free, and only a refused token is drawn again from the allowed tokens: most
-    tokens are allowed, and a mask costs more than a draw. The second draw uses the next random number. So an allowed
-    token of probability p comes with p + (1 - P) * p / P = p / P, where P is the sum over all allowed tokens: the same
-    as under a mask. With top_k, top_p or min_p the free draw keeps the allowed part of the truncated distribution, and
-    the second draw truncates the allowed tokens, as llama.cpp's own server does.
+    Under a constraint the first draw is free, and only a token that the mask forbids is drawn again from the allowed
+    tokens: most tokens are allowed, and a draw under a mask costs more. The second draw uses the next random number. So
+    an allowed token of probability p comes with p + (1 - P) * p / P = p / P, where P is the sum over all allowed
+    tokens: the same as under a mask. With top_k, top_p or min_p the free draw keeps the allowed part of the truncated
+    distribution, and the second draw truncates the allowed tokens, as llama.cpp's own server does.
 
     Args:
         context_window: the number of tokens that penalties consider.
@@ -49,6 +55,9 @@ class TokenSampler:
         sampling = request.params.sampling
         self._vocab_size = vocab_size
         self._constraint = constraint
+        self._allowed: NDArray[np.bool_] | None = None  # the mask of the next token
+        self._error: StageError | None = None  # in place of the mask
+        self._new_token_id: int | None = None  # drawn; the constraint does not know it yet
         self._constraint_field = constraint_field(request)
         # Every mirostat draw changes its estimate, so none may be discarded.
         self._may_draw_twice = sampling.mirostat is None
@@ -65,6 +74,25 @@ class TokenSampler:
                 if token_id != IMAGE_PLACE:
                     penalty.accept(token_id)
 
+    @property
+    def needs_mask(self) -> bool:
+        """Whether `compute_mask` must be called before the next draw."""
+        return self._constraint is not None and self._allowed is None and self._error is None
+
+    def compute_mask(self) -> None:
+        """Compute the mask of the next token; from any thread. The next draw raises what is wrong with it."""
+        assert self._constraint is not None, "it needs no mask"
+        try:
+            if self._new_token_id is None or self._constraint.accept_token(self._new_token_id):
+                self._allowed = self._constraint.allowed()
+            else:
+                self._error = self._nothing_can_follow()
+        except StageError as error:
+            self._error = error
+        except BaseException:  # a panic in Rust code too
+            logger.exception("a mask could not be computed")
+            self._error = InternalError()
+
     def draw(self, context: llama.LlamaContext, row: int) -> int:
         """Draw the next token from a row of the context's logits.
 
@@ -75,7 +103,9 @@ class TokenSampler:
         if self._constraint is None:
             token_id = self._chain.sample(context, row)
         else:
-            token_id = self._draw_allowed(self._constraint, context, row)
+            if self.needs_mask:
+                self.compute_mask()
+            token_id = self._draw_allowed(context, row)
         if token_id in (self._banned_now() if self._constraint is None else self._banned):
             raise InvalidRequest("every token is ruled out, by this and by min_tokens", "logit_bias_token_ids")
         if self._num_to_min_tokens:
@@ -84,26 +114,32 @@ class TokenSampler:
                 self._chain = self._rebuilt(self._banned)
         return token_id
 
-    def _draw_allowed(self, constraint: TokenConstraint, context: llama.LlamaContext, row: int) -> int:
-        token_id: int
+    def _draw_allowed(self, context: llama.LlamaContext, row: int) -> int:
+        if self._error is not None:
+            raise self._error
+        allowed, self._allowed = self._allowed, None
+        assert allowed is not None, "it is computed"
         if self._may_draw_twice:
             trial = self._chain.clone()
-            token_id = trial.sample(context, row)
-            if constraint.accept_token(token_id):
+            self._new_token_id = trial.sample(context, row)
+            if allowed[self._new_token_id]:
                 self._chain = trial
-                return token_id
+                return self._new_token_id
             # With the same random number, the neighbour of the refused token would come too often.
             _copy_link(trial, self._chain, len(self._links))
-        banned = [*self._banned, *constraint.banned()]
+        banned = [*self._banned, *np.flatnonzero(~allowed).tolist()]
         if self._num_to_min_tokens and len(held := self._ends.union(banned)) < self._vocab_size:
             banned = [*held]  # otherwise an end is all that can follow
         masked = self._rebuilt(banned)
-        token_id = masked.sample(context, row)
-        if not constraint.accept_token(token_id):
-            text = "nothing can follow: every token is ruled out, with bad_words or logit_bias"
-            raise InvalidRequest(text, self._constraint_field)
+        self._new_token_id = masked.sample(context, row)
+        if not allowed[self._new_token_id]:
+            raise self._nothing_can_follow()
         self._copy_state(masked, self._chain)
-        return token_id
+        return self._new_token_id
+
+    def _nothing_can_follow(self) -> CannotContinue:
+        text = "nothing can follow: every token is ruled out, with bad_words or logit_bias"
+        return CannotContinue(text, self._constraint_field)
 
     def _banned_now(self) -> frozenset[int]:
         return self._banned | self._ends if self._num_to_min_tokens else self._banned

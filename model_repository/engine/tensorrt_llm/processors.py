@@ -121,7 +121,7 @@ class AllowedTokens:
         """Ban tokens; return False if all are banned."""
         try:
             is_banned = ~self._allowed(drawn)
-        except InvalidRequest:  # the grammar is too complex
+        except InvalidRequest:  # the grammar is too complex, or has taken too much work
             return False
         is_banned[list(self.banned)] = True
         if is_banned.all():
@@ -149,7 +149,9 @@ class AllowedTokens:
     def _begun(self) -> TokenConstraint | None:
         vocabulary, started = self.vocabulary, None
         if self.has_grammar:
-            started = _compiler(vocabulary).start(self.request.grammar, num_bytes=self.request.grammar_bytes)
+            params, num_bytes = self.request.params, self.request.grammar_bytes
+            owner = params.cache_salt or params.sender
+            started = _compiler(vocabulary).start(self.request.grammar, owner, num_bytes)
         return combined_constraint(self.request, started, lambda: _token_index(vocabulary), vocabulary.size)
 
 

@@ -13,7 +13,7 @@ from model_repository.engine.request_checks import constraint_field
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, is_scored
 from model_repository.engine.tensorrt_llm.tensors import to_array
-from model_repository.errors import EngineFailed, InvalidRequest, StageError
+from model_repository.errors import CannotContinue, EngineFailed, StageError
 
 
 class ResultReader:
@@ -78,8 +78,8 @@ class ResultReader:
         field = constraint_field(self._request)
         if not field:  # our edits before a draw did not get the token before it
             return EngineFailed("TensorRT-LLM did not tell in time which token it had drawn")
-        rule = "every token is ruled out, with bad_words or logit_bias, or the rules are too complex"
-        return InvalidRequest(f"nothing can follow: {rule}", field)
+        rule = "every token is ruled out, with bad_words or logit_bias, or the rules take too much work"
+        return CannotContinue(f"nothing can follow: {rule}", field)
 
     def _ending(self, result: Any, completion: Any) -> Iterator[StepOutput]:
         """Yield the outputs that make the engine stage end the sequence, too."""

@@ -117,7 +117,8 @@ class TensorRtLlmRuntime:
     def _grammar(self, request: EngineRequest) -> GrammarUse | None:
         if not request.grammar:
             return None
-        return self._grammars.use(request.grammar, request.params.sender, request.grammar_bytes)
+        owner = request.params.cache_salt or request.params.sender
+        return self._grammars.use(request.grammar, owner, request.grammar_bytes)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         self._loop.check()

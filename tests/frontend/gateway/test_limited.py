@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frontend.caller import KeyRole
-from frontend.errors import EngineFailed, InvalidRequest
+from frontend.errors import CannotContinue, EngineFailed, InvalidRequest
 from frontend.fan_out import MAX_RUNNING
 from frontend.gateway.key_file import KeyLimits
 from frontend.protocol.embeddings import MAX_INPUTS
@@ -181,6 +181,13 @@ async def test_an_error_before_anything_is_generated_costs_no_tokens(serve: Serv
     http = await serve(FakeTriton([InvalidRequest("prompt: too long")]), tokens_per_minute=LIMIT)
     assert (await http.post("/v1/completions", json=COMPLETION)).status == 400
     assert await left(http) == LIMIT
+
+
+async def test_a_completion_that_cannot_continue_costs_its_estimate(serve: Serve) -> None:
+    """It was free, and could be repeated without end."""
+    http = await serve(FakeTriton([CannotContinue("too much work")]), tokens_per_minute=LIMIT)
+    assert (await http.post("/v1/completions", json=COMPLETION | {"max_tokens": 500})).status == 400
+    assert await left(http) <= LIMIT - 500 + LIMIT / 60
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 
 from model_repository.contract.request import OutputFormat, StructuredOutput
-from model_repository.engine.constraint import MAX_CACHED_BYTES, ConstraintCompiler
+from model_repository.engine.constraint import MAX_CACHED_BYTES, MAX_WORK, ConstraintCompiler
 from model_repository.engine.grammar_budget import MAX_BYTES, MAX_SENDER_BYTES, GrammarBudget
-from model_repository.errors import InvalidRequest, Overloaded, TooManyWaiting
+from model_repository.errors import CannotContinue, InvalidRequest, Overloaded, TooManyWaiting
 from model_repository.structured_output.compilation import LIMITS
 from model_repository.structured_output.grammar import structured_output_to_grammar
 from tests.model_repository.structured_output.acceptance import ignored_keywords
@@ -210,6 +210,39 @@ def test_compiled_grammar_is_cached_and_a_refusal_is_not():
         COMPILER.start("start: /(/")
     output = grammar(OutputFormat.JSON_SCHEMA, json.dumps({"enum": [f"v{n}" for n in range(2000)]}))
     assert COMPILER.start(output)._compiled is COMPILER.start(output)._compiled
+
+
+def test_each_sender_has_compiled_grammars_of_its_own():
+    """The time of an answer told one sender that another one had sent the same grammar."""
+    output = grammar(OutputFormat.REGEX, "[a-c]{3,9}")
+    assert COMPILER.start(output, "a")._compiled is not COMPILER.start(output, "b")._compiled
+
+
+AMBIGUOUS = grammar(OutputFormat.GRAMMAR, "root ::= s\ns ::= s s s | s s | [a-z]")
+
+
+def num_followed(output, max_tokens):
+    """Return the number of tokens until the work ends a completion, or this number, and the work."""
+    constraint = COMPILER.start(output)
+    for number in range(max_tokens):
+        try:
+            constraint.allowed()
+            assert constraint.accept_token(97 + number % 26)
+        except CannotContinue:
+            return number, constraint.work
+    return max_tokens, constraint.work
+
+
+def test_the_work_of_masks_ends_a_completion_at_the_same_token_each_time(monkeypatch):
+    monkeypatch.setattr("model_repository.engine.constraint.MAX_WORK", 2_000_000)
+    first = num_followed(AMBIGUOUS, 300)
+    assert first == num_followed(AMBIGUOUS, 300)
+    assert 20 < first[0] < 100 and first[1] > 2_000_000
+
+
+def test_the_work_of_a_usual_form_is_small():
+    num_tokens, work = num_followed(StructuredOutput(OutputFormat.REGEX, "[a-z ]{1,2000}"), 1600)
+    assert (num_tokens, work < MAX_WORK / 20) == (1600, True)
 
 
 def outputs():

@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import itertools
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import (
@@ -26,12 +29,14 @@ from model_repository.contract.request import (
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import NGRAM, EngineConfig, StepOutput
-from model_repository.errors import EngineFailed, InvalidRequest, UnknownAdapter
+from model_repository.engine.runtime import NGRAM, EngineConfig, Prepared, StepOutput
+from model_repository.engine.token_constraint import AllowedTokenIds
+from model_repository.errors import CannotContinue, EngineFailed, InvalidRequest, UnknownAdapter
 from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.tiny_adapter import write_adapter
+from tests.waiting import DEADLINE_S, wait_until
 
 EOS = 261  # <|im_end|> of the tiny checkpoint
 GREEDY = SamplingParams(temperature=0.0)
@@ -287,6 +292,86 @@ def test_drafts_change_neither_tokens_nor_draws(start: Start, sampling: Any, fie
             assert other.logprob.logprob == pytest.approx(each.logprob.logprob, abs=0.01)  # weights in f16
             assert [token_id for token_id, _ in other.logprob.top] == [token_id for token_id, _ in each.logprob.top]
     assert runtime.stats().num_accepted_tokens > 0
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+class StuckConstraint(AllowedTokenIds):
+    """Computes one of its masks only when it is released."""
+
+    def __init__(self, num_quick: int) -> None:
+        super().__init__(range(40, 60), CONFIG["vocab_size"], None)
+        self.num_quick = num_quick
+        self.is_stuck, self.is_released = threading.Event(), threading.Event()
+
+    def allowed(self) -> NDArray[np.bool_]:
+        self.num_quick -= 1
+        if self.num_quick == -1:
+            self.is_stuck.set()
+            assert self.is_released.wait(DEADLINE_S)
+        return super().allowed()
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_threads": 2}, {"speculative": NGRAM}], ids=["one", "two", "drafts"])
+def test_other_sequences_go_on_while_one_waits_for_its_mask(start: Start, fields: dict[str, Any]) -> None:
+    """A step waited for the slowest mask of all sequences."""
+    runtime, constraint = start(precision="f32", **fields), StuckConstraint(3)
+    expected = tokens_of(runtime, changed(request(), allowed_token_ids=tuple(range(40, 60))))
+    tokens: Tokens = {1: [], 2: []}
+    runtime.submit(1, request(), Prepared(request(), constraint))
+    runtime.submit(2, request(PROMPT[2:]))
+    while len(tokens[2]) < NUM_TOKENS:
+        step(runtime, tokens)
+    assert (tokens[1], constraint.is_stuck.is_set()) == (expected[:3], True)
+    assert (runtime.has_work, runtime.step()) == (True, [])  # it neither hangs nor fails
+    constraint.is_released.set()
+    while runtime.has_work:
+        step(runtime, tokens)
+    assert tokens[1] == expected
+
+
+def test_a_message_is_read_while_all_sequences_wait_for_their_masks(
+    runtime: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_repository.engine.llama_cpp.runtime._MAX_IDLE_S", DEADLINE_S)
+    constraint = StuckConstraint(1)
+    runtime.submit(1, request(), Prepared(request(), constraint))
+    assert len(runtime.step()) == 1
+    waiting = threading.Thread(target=runtime.step)
+    waiting.start()
+    wait_until(lambda: runtime._is_waiting, "the step waits")
+    runtime.wake()
+    waiting.join(DEADLINE_S / 2)
+    assert not waiting.is_alive()
+    runtime.free(1)
+    assert not runtime.has_work
+    constraint.is_released.set()
+
+
+def test_the_work_of_masks_ends_a_completion_at_the_same_token_alone_and_beside_others(
+    contexts: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_repository.engine.constraint.MAX_WORK", 20_000)
+    ambiguous = StructuredOutput(OutputFormat.GRAMMAR, "root ::= s\ns ::= s s | [a-z]")
+    item = changed(request(), structured_output=ambiguous, max_tokens=100)
+    ends: list[list[int | None]] = []
+    for others in (0, 2):
+        tokens: list[int | None] = []
+        for number in (1, 2, 3)[: others + 1]:
+            contexts.submit(number, item if number == 1 else request(PROMPT[number:]))
+        while 1 in contexts._sequences:
+            for output in contexts.step():
+                if output.sequence == 1 and output.error is not None:
+                    assert isinstance(output.error, CannotContinue)
+                    contexts.free(1)
+                elif output.sequence == 1:
+                    tokens.append(output.token_id)
+        for number in (2, 3):
+            contexts.free(number)
+        ends.append(tokens)
+    assert ends[0] == ends[1]
+    assert 8 <= len(ends[0]) < 100
 
 
 # --- contexts --------------------------------------------------------------------------------------------------------
