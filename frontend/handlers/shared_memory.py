@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from frontend.errors import Overloaded
 
@@ -75,19 +73,6 @@ class SharedMemory:
         self._grant()
         if num_bytes >= _RETURNED_BYTES and self._returning is None:
             self._returning = asyncio.get_running_loop().call_later(_RETURN_S, self._return)
-
-    @asynccontextmanager
-    async def reserved(self, sender: str, num_bytes: int) -> AsyncIterator[None]:
-        """Hold memory within a block.
-
-        Raises:
-            Overloaded: the memory stays full.
-        """
-        await self.reserve(sender, num_bytes)
-        try:
-            yield
-        finally:
-            self.release(sender, num_bytes)
 
     def _return(self) -> None:
         """Return freed memory to the system: glibc keeps all that is below the last piece in use, and that is most."""

@@ -87,11 +87,12 @@ async def test_an_answer_that_grows_too_large_ends(serve: Serve, monkeypatch: py
             return response.status
 
     memory = apps[0][LARGE_ANSWERS]
-    async with memory.reserved(SENDER, MAX_ANSWER_BYTES - 400_000):
-        assert await status() == 503
+    await memory.reserve(SENDER, MAX_ANSWER_BYTES - 400_000)
+    assert await status() == 503
+    memory.release(SENDER, MAX_ANSWER_BYTES - 400_000)
     assert await status() == 200
-    async with memory.reserved(SENDER, MAX_ANSWER_BYTES):
-        pass  # all of it: nothing is held after an answer
+    await memory.reserve(SENDER, MAX_ANSWER_BYTES)  # all of it: nothing is held after an answer
+    memory.release(SENDER, MAX_ANSWER_BYTES)
     monkeypatch.setattr(large_answers, "MAX_ANSWER_BYTES", 400_000)
     assert await status() == 400
 
