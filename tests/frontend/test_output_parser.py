@@ -354,3 +354,26 @@ def test_text_in_messages_does_not_wait() -> None:
         plain.append(parser.plain_part(chunk))
         assert [delta.text for delta in parser.read(chunk)] == texts  # type: ignore[union-attr]
     assert plain == [None, None, None, None, None, None, None, "content"]
+
+
+def test_a_long_rest_is_not_read_again_with_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of 500,000 characters that could still be an argument's name took minutes of the event loop."""
+    parser = output_parser("glm")
+    parser.push("<tool_call>f\n<arg_key>")
+    sizes: list[int] = []
+    read = parser._arguments.read
+
+    def noted(text: str) -> Any:
+        sizes.append(len(text))
+        return read(text)
+
+    monkeypatch.setattr(parser._arguments, "read", noted)
+    for _ in range(20_000):
+        parser.push("a")
+    assert 0 < sum(size > 4096 for size in sizes) < 20
+
+
+def test_white_space_in_arguments_does_not_wait() -> None:
+    parser = output_parser("llama4")
+    parser.push("[f(a=" + "\n" * 9)
+    assert not parser._buffer
