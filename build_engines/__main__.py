@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (BuildError, OSError) as exc:
-        print(f"error: {' '.join(str(exc).splitlines())}", file=sys.stderr)  # one line, whatever a file names
+        text = " ".join(str(exc).splitlines())  # one line, whatever a file names
+        print(f"error: {text:.4000}", file=sys.stderr)
         return 1
     return 0
 

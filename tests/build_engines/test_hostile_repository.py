@@ -63,6 +63,11 @@ def test_a_value_of_another_kind_is_one_line_with_its_field(field: str, value: A
     assert line.startswith("error: ") and field in line
 
 
+def test_a_long_value_is_cut(publisher: Publisher) -> None:
+    _change(publisher.folder / "config.json", hidden_act="x" * 1_000_000)
+    assert len(publisher.said("pull", 1)) < 5000
+
+
 @pytest.mark.parametrize("value", _OTHER_KINDS, ids=str)
 def test_show_names_a_context_of_another_kind(value: Any, publisher: Publisher) -> None:
     _change(publisher.folder / "config.json", max_position_embeddings=value)
