@@ -170,7 +170,8 @@ def lie_to_the_tokenizer(stack: Stack) -> None:
     requests = [
         GenerationRequest(prompt=TokenPrompt((65, 2**40)), params=Params()),
         GenerationRequest(
-            prompt=TokenPrompt((65,)), params=Params(structured_output=StructuredOutput(OutputFormat.REGEX, BOMB))
+            prompt=TokenPrompt((65,)),
+            params=Params(structured_output=StructuredOutput(OutputFormat.REGEX, "(a{1000}){1000}")),
         ),
         GenerationRequest(prompt=TokenPrompt((65,)), params=Params(sampling=SamplingParams(top_k=2**31))),
     ]
