@@ -130,16 +130,20 @@ class Generation[Writer: WholeReply]:
     async def _whole(self) -> Event:
         collected: dict[int, GenerationChunk] = {}
         memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
-        async with self._within_time(), self._chunks() as chunks:
-            async for index, chunk in chunks:
-                if isinstance(chunk, Announced):
-                    self._new_headers(chunk)
-                    continue
-                self._record.add(index, chunk)
-                memory.count(self._request, self._call.name, chunk)
-                collected[index] = self._reply.kept(index, chunk)
-                if num_completions > 1:
-                    await asyncio.sleep(0)
+        try:
+            async with self._within_time(), self._chunks() as chunks:
+                async for index, chunk in chunks:
+                    if isinstance(chunk, Announced):
+                        self._new_headers(chunk)
+                        continue
+                    self._record.add(index, chunk)
+                    memory.count(self._request, self._call.name, chunk)
+                    collected[index] = self._reply.kept(index, chunk)
+                    if num_completions > 1:
+                        await asyncio.sleep(0)
+        except BaseException:  # a client that hung up, too; the traceback refers to this function's variables
+            collected.clear()
+            raise
         assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
         return self._reply.whole([collected[index] for index in range(num_completions)])
 

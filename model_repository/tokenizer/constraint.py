@@ -26,6 +26,7 @@ from model_repository.tool_formats import ToolFormat
 MAX_CPU_S = 0.5
 MAX_BYTES = 32 << 20
 _NICENESS = 10  # a process gets a tenth of a contended core
+_MIN_BYTES = 256 << 10  # a small grammar takes 170 kB in the engine
 _TRIVIAL = 'start: %json {"type": "object"}'
 
 
@@ -122,7 +123,7 @@ def _measured_form(request: GenerationRequest, tool_format: ToolFormat) -> Form:
     before_bytes = memory_bytes(1)
     form = form_of(request, tool_format)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return replace(form, num_bytes=max(1, peak_bytes - before_bytes))
+    return replace(form, num_bytes=max(_MIN_BYTES, peak_bytes - before_bytes))
 
 
 def form_of(request: GenerationRequest, tool_format: ToolFormat) -> Form:

@@ -275,7 +275,7 @@ def slow(function: Callable[..., Any]) -> Callable[..., Any]:
         ("frontend.triton.call", "pack", CHAT),
         ("frontend.triton.call", "unpack", CHAT),
         ("frontend.translate.chat_reply", "total_usage", CHAT),
-        ("frontend.translate.sse", "_json", RESPONSES),
+        ("frontend.translate.sse", "_on_one_line", RESPONSES),
         ("frontend.telemetry.observer", "labels_text", CHAT),
     ],
 )

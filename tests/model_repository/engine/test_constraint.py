@@ -241,7 +241,7 @@ def test_the_work_of_masks_ends_a_completion_at_the_same_token_each_time(monkeyp
 
 
 def test_the_work_of_a_usual_form_is_small():
-    num_tokens, work = num_followed(StructuredOutput(OutputFormat.REGEX, "[a-z ]{1,2000}"), 1600)
+    num_tokens, work = num_followed(grammar(OutputFormat.REGEX, "[a-z ]{1,2000}"), 1600)
     assert (num_tokens, work < MAX_WORK / 20) == (1600, True)
 
 
