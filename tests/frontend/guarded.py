@@ -45,16 +45,16 @@ class GuardedServer:
         Args:
             patience_s: for each piece of the answer; shorter for a request whose end never comes.
         """
-        with socket.create_connection(("127.0.0.1", self._port), timeout=patience_s) as client:
+        with _log_lines(), socket.create_connection(("127.0.0.1", self._port), timeout=patience_s) as client:
             pieces = []
             with suppress(OSError):  # it was refused before all of it was sent
                 client.sendall(raw)
             with suppress(ConnectionResetError, TimeoutError):
                 while piece := client.recv(1 << 20):
                     pieces.append(piece)
-        self.answer = b"".join(pieces)
-        self.status = int(self.answer[9:12] or 0)
-        asyncio.run_coroutine_threadsafe(_settled(), self._loop).result(DEADLINE_S)
+            self.answer = b"".join(pieces)
+            self.status = int(self.answer[9:12] or 0)
+            asyncio.run_coroutine_threadsafe(_settled(), self._loop).result(DEADLINE_S)
 
 
 async def _settled() -> None:
@@ -75,11 +75,26 @@ class _LogLines(logging.Handler):
 
 
 @contextmanager
+def _log_lines() -> Iterator[None]:
+    """Write a server's lines within a block, and keep them from pytest. Other tests run between two requests."""
+    logger, handler = logging.getLogger("frontend"), _LogLines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = True
+
+
+@contextmanager
 def guarded_server(*, has_threads: bool = False) -> Iterator[GuardedServer]:
     """Serve while the block runs; see LoopGuard for `has_threads`."""
     started: list[GuardedServer] = []
     is_listening, stops = threading.Event(), threading.Event()
-    handler = _LogLines()
 
     async def serve(endpoint: str, guard: LoopGuard) -> None:
         runner = app_runner(Settings(drain_timeout_s=0, triton_endpoints=(endpoint,)))
@@ -102,17 +117,9 @@ def guarded_server(*, has_threads: bool = False) -> Iterator[GuardedServer]:
     with acting() as endpoint, patch.object(health_monitor, "STATS_TIMEOUT_S", DEADLINE_S):
         thread = threading.Thread(target=run, args=[endpoint])
         thread.start()
-        logger = logging.getLogger("frontend")
-        level = logger.level
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False  # pytest would keep each line
         try:
             is_listening.wait(DEADLINE_S)
             yield started[0]
         finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)
-            logger.propagate = True
             stops.set()
             thread.join()

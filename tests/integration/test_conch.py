@@ -250,7 +250,7 @@ def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(api: Api, monkeypatc
 
     def interrupted(body: dict[str, Any]) -> Iterator[Piece]:
         pieces = answer(body)
-        yield from (next(pieces), next(pieces))
+        yield next(pieces)
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(client, "answer", interrupted)

@@ -254,6 +254,7 @@ def test_a_request_without_a_grammar_never_waits_for_one(model: Any, grammars: S
 def test_a_sender_with_too_many_grammars_waiting_is_refused_alone(model: Any, grammars: SlowGrammars) -> None:
     bombs, healthy = [guided(f"slow{number}") for number in range(MAX_WAITING + 2)], guided("healthy", sender="b")
     model.execute([*bombs, healthy])
+    wait_until(lambda: any(bomb.sent for bomb in bombs), "one is refused")
     grammars.may_go_on.set()
     model.finalize()
     assert answers_of([healthy]) == [""]
