@@ -278,6 +278,10 @@ def _response(bob: Sender, number: int) -> bytes:
     return bob.request({"model": MODEL, "input": "What is the capital of Peru?", "max_output_tokens": 16}, RESPONSES)
 
 
+def _one_token(bob: Sender, number: int) -> bytes:
+    return bob.completion(prompt="The capital of Peru", max_tokens=1)
+
+
 def _embedding(bob: Sender, number: int) -> bytes:
     return bob.request({"model": EMBEDDER, "input": f"Where does cat {number} sleep?"}, EMBEDDINGS)
 
@@ -326,8 +330,9 @@ ATTACKS: Mapping[str, Attack] = {
     "counts of Messages": Attack(always_new(60, _count), _message),
     "counts of Responses": Attack(always_new(60, _input_tokens), _response),
     "short messages to tokenize": Attack(always_new(60, _messages_to_tokenize), short),
-    "conversations to truncate": Attack(always_new(40, _truncated(380)), _response),
-    "long conversations to truncate": Attack(always_new(8, _truncated(3900)), _response),
+    # Each token comes some 20 ms later while the engine reads long prompts (`PrefillBudget`), and these are long.
+    "conversations to truncate": Attack(always_new(40, _truncated(380)), _one_token),
+    "long conversations to truncate": Attack(always_new(8, _truncated(3900)), _one_token),
     "instructions in streams": Attack(unread(40, _instructions), _response),
     "pictures of many scans": Attack(repeated(8, _picture), _chat),
     "vectors": Attack(unread(16, _vectors), _embedding),
