@@ -28,15 +28,6 @@ class TokenConstraint(ABC):
             CannotContinue: as `accept_token`; or no token of the vocabulary continues the text.
         """
 
-    def banned(self) -> list[int]:
-        """Return the ids of the tokens that are not allowed now, ascending.
-
-        Raises:
-            CannotContinue: as in `allowed`.
-        """
-        banned: list[int] = np.flatnonzero(~self.allowed()).tolist()
-        return banned
-
 
 class AllowedTokenIds(TokenConstraint):
     """A fixed set of allowed tokens, with an optional inner constraint.

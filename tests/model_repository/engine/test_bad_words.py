@@ -45,7 +45,6 @@ def test_a_token_is_allowed_if_the_text_with_it_has_no_bad_word(words: list[str]
     bad_words, text = accepted(words, pieces)
     expected = [not any(word.encode() in text + piece for word in words) for piece in PIECES]
     assert bad_words.allowed().tolist() == expected
-    assert bad_words.banned() == [token_id for token_id, is_allowed in enumerate(expected) if not is_allowed]
     assert [accepted(words, [*pieces, piece])[1] != text for piece in PIECES[1:]] == expected[1:]
 
 
