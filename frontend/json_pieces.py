@@ -18,7 +18,7 @@ class _LazyList:
 
 
 def lazy_list[Item](make_items: Callable[[], Iterable[Item]]) -> list[Item]:
-    """Return a list for JSON alone, whose items are made each time it is written."""
+    """Return a stand-in for a list, for JSON alone. Each writing makes the items anew."""
     return cast(list[Item], _LazyList(make_items))
 
 

@@ -23,7 +23,7 @@ from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
 
 BODY_TIMEOUT_S = 60.0  # time for a body, from the end of its head
 LARGE_BYTES = 65_536  # more than this counts as memory
-_MANY_VALUES = 500  # commas and colons: checking and translating so many values takes some milliseconds
+_MANY_VALUES = 500  # commas and colons: the work on 500 values takes some milliseconds
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 

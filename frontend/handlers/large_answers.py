@@ -1,4 +1,4 @@
-"""Memory of answers without a stream, reserved before they are generated."""
+"""Large answers: their memory, reserved before the model runs, and their JSON, made in turns."""
 
 from __future__ import annotations
 
@@ -55,6 +55,15 @@ class LargeAnswers(SharedMemory):
         size = _REQUEST_BYTES + self._vector_bytes.get(name.model.id, expected)
         await self._reserve_for(request, num_prompts * size)
 
+    async def expect_tokens(self, request: web.Request, *, has_strings: bool) -> None:
+        """Reserve the memory of a text's tokens.
+
+        Raises:
+            Overloaded: the memory stays full.
+        """
+        size = ID_BYTES + (_STRING_BYTES if has_strings else 0)
+        await self._reserve_for(request, request[FACTS].num_body_bytes * size)
+
     def count(self, request: web.Request, name: ModelName, chunk: GenerationChunk) -> None:
         """Count a completion of an answer, which may be larger than expected.
 
@@ -103,15 +112,6 @@ class LargeAnswers(SharedMemory):
 
     def _fits(self, sender: str, num_bytes: int) -> bool:
         return num_bytes <= self._num_free_bytes and self._held[sender] + num_bytes <= self._kept_bytes
-
-    async def expect_tokens(self, request: web.Request, *, has_strings: bool) -> None:
-        """Reserve the memory of a text's tokens.
-
-        Raises:
-            Overloaded: the memory stays full.
-        """
-        size = ID_BYTES + (_STRING_BYTES if has_strings else 0)
-        await self._reserve_for(request, request[FACTS].num_body_bytes * size)
 
     async def _reserve_for(self, request: web.Request, num_bytes: int) -> None:
         if num_bytes > LARGE_BYTES:

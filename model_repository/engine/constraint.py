@@ -29,7 +29,7 @@ _NODES_PER_UNIT = 16
 _COUNTED_TOKENS = 8  # between two counts, each of which takes 20 us
 
 _INVALID_TOKEN = 1 << 30
-_STATE = "\n<state>"  # what follows the message of a verbose error
+_STATE = "\n<state>"  # behind the message of a verbose error
 _STATS = re.compile(r"^Parser: (\{.*?^\})", re.MULTILINE | re.DOTALL)
 # The same limits as those of the tokenizer stage. Only a verbose error tells the parser's counts.
 _LIMITS = LLParserLimits(max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_MASK_ITEMS, verbose_errors=True)

@@ -273,7 +273,7 @@ def schemas() -> Iterator[Fill]:
 
 
 def rewritten(depth: int, width: int, num_refs: int) -> dict[str, Any]:
-    """Return a schema of which each reference is to a part around many others."""
+    """Return a schema with references. Each one names a part that contains many others."""
     schema: dict[str, Any] = {"prefixItems": [{}] * width}
     for _ in range(depth):
         schema = {"items": schema}

@@ -244,7 +244,7 @@ class LlamaCppRuntime:
                 return computed
 
     def _held(self) -> set[int]:
-        """Return the sequences whose masks are not ready. Quick ones are waited for."""
+        """Return the sequences without a mask. This waits up to MAX_WAIT_S for quick masks."""
         held, deadline_s = set(), time.monotonic() + MAX_WAIT_S
         for number, sequence in self._sequences.items():
             if sequence.computing is not None:
