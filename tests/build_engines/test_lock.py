@@ -42,7 +42,6 @@ def test_the_descriptor_holds_the_lock_too(tmp_path: Path) -> None:
 
 
 def test_a_waiting_build_names_the_process_it_waits_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
     path, told, order = tmp_path / ".lock", threading.Event(), list[str]()
 
     def second() -> None:

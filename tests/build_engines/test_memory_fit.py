@@ -93,7 +93,6 @@ def test_the_step_of_a_model_that_embeds_is_not_shared() -> None:
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO")
     monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
     folder = tmp_path / "large"
     folder.mkdir()

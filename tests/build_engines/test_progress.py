@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import re
 from pathlib import Path
 
@@ -57,7 +56,6 @@ def test_a_folder_is_followed_while_it_grows(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_log_has_a_line_every_half_minute(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
     with Progress("downloading", 400 * 10**6) as progress:
         for second in range(1, 80):
             clock.now = float(second)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import logging
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -159,7 +158,6 @@ async def test_every_answer_has_its_time_and_hides_the_software_below(serve: Ser
 
 
 async def test_the_organization_comes_back_and_is_in_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("x")))
     headers = {"OpenAI-Organization": "org-1", "OpenAI-Project": "proj-2"}
     for body in (COMPLETION, COMPLETION | {"stream": True}, {}):
@@ -181,7 +179,6 @@ def labels_in(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
 
 
 async def test_bookkeeping_is_in_the_log_with_persons_as_hashes(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("x")))
     fields = {"user": "ann@example.com", "safety_identifier": "ann", "metadata": {"run": "é" * 1000}}
     seen = []
@@ -200,7 +197,6 @@ EVIL = "x\nINFO frontend.app: forged\r\u2028\u0085 status=200"
 
 
 async def test_a_client_cannot_forge_a_line_of_the_log(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("x")))
     named = {"user": EVIL, "safety_identifier": EVIL, "prompt_cache_key": EVIL, "metadata": {EVIL: EVIL}}
     await http.post("/v1/completions", json=COMPLETION | named)
@@ -217,7 +213,6 @@ async def test_a_client_cannot_forge_a_line_of_the_log(serve: Serve, caplog: pyt
 
 
 async def test_the_log_has_the_code_of_an_error(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton([GenerationChunk(text="a"), EngineFailed()]))
     for body, facts in (
         (COMPLETION | {"stream": True}, ("status=200", "error=engine_failed", "model=org/demo")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -55,7 +54,6 @@ def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
 def test_a_build_that_was_killed_in_a_tool_goes_on(
     builder: Builder, gate: Gate, here: Here, program: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
     process = builder.start(CONCH_DOUBLE_FAULT=f"{program}=gate", CONCH_DOUBLE_GATE=str(gate.folder))
     tool = gate.wait()
     kill(process)

@@ -91,7 +91,7 @@ def test_a_bad_new_file_leaves_the_old_keys_and_is_logged_once(
     path = written(tmp_path / "k", alice=ALICE)
     ring = KeyRing(path)
     path.unlink() if content is None else path.write_bytes(content)
-    caplog.set_level(logging.INFO)
+    caplog.clear()
     ring.reload_or_log()
     ring.reload_or_log()
     assert names(ring, ALICE) == ["alice"]

@@ -111,7 +111,6 @@ async def test_keys_are_named_on_request_only(serve: Serve) -> None:
 async def test_the_line_of_a_request_in_json_has_sizes_and_times_but_no_prompt(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "frontend.app")
     http = await serve(FakeTriton(chunks("an answer")))
     await http.post("/v1/completions", json=BODY, headers={"x-request-id": "r1", "Authorization": "Bearer k"})
     await http.get("/health/live")  # has no line

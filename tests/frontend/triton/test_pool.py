@@ -290,7 +290,6 @@ async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A Triton that is not there yet when the frontend starts is no reason for a warning."""
-    caplog.set_level("INFO")
     triton = FakeTriton()
     pool = await pool_of(triton)
     for reason in ("not there yet", "", "refused", "refused", "wrong certificate", "refused", "", "refused"):

@@ -37,7 +37,6 @@ def test_a_request_has_a_stream_interval_of_its_own() -> None:
 
 
 def test_only_the_end_of_a_request_without_a_frontend_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
     fake = Fake(b"hi")
     fake.open_stream()
     fake.submit_batch("key", {1: request()})

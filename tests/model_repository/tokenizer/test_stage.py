@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -264,8 +263,7 @@ def test_a_batch_keeps_the_stream_and_the_numbers_and_each_refusal_is_an_item(
 ) -> None:
     first, last = request(), request(TextPrompt("a"), cancel_key="secret")
     bad = msgspec.structs.replace(request(TokenPrompt((-1,))), request_id="req_abc")
-    with caplog.at_level(logging.INFO):
-        batch = answered((7, first), (-3, bad), (5, last))
+    batch = answered((7, first), (-3, bad), (5, last))
     refused = "[invalid_value] input_ids: -1 is not a token: they are 0 to 3071"
     assert batch == EngineRequestBatch("key", ((7, STAGE.encode(first)), (-3, refused), (5, STAGE.encode(last))))
     assert caplog.messages == ["refused: invalid_value request_id=req_abc"]
