@@ -2,6 +2,7 @@
 VENV := .venv
 SERVE_PINS := helm/images/triton-cpu.txt
 TEST_PINS := tests/requirements.txt
+LOWEST_PINS := tests/lowest.txt
 PYTHON_IN_VENV := $(VENV)/bin/python
 
 # Where a Python 3.12 may be; `make PYTHON=/path/to/python3.12` names one.
@@ -23,7 +24,7 @@ endef
 export NO_PYTHON
 
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test faults workshop agents check lint format pins sbom audit bench docs version images \
+.PHONY: help serve quick test lowest faults workshop agents check lint format pins sbom audit bench docs version images \
 	wheel chart clean
 
 help:  ## this text
@@ -43,6 +44,12 @@ quick: lint  ## before each commit: formatting, lint, types, and every test that
 test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
 	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" --ignore=tests/workshop/agents $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
 	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
+
+# Folders that meet the libraries most, and take half a minute.
+LOWEST_TESTS := $(addprefix tests/,test_imports.py build_engines/test_hub.py model_repository/contract/test_codec.py \
+	$(addprefix frontend/,connections gateway protocol triton)) -k "not stalls"
+lowest: $(VENV)/lowest.stamp  ## the lowest versions that pyproject.toml allows: every module is imported, some tests run
+	$(VENV)/lowest/bin/python -m pytest -m "not server and not alone and not faults" $(IN_GROUPS) $(LOWEST_TESTS) $(ARGS)
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
@@ -67,17 +74,19 @@ format: $(VENV)/test.stamp  ## put the code in its format
 	$(VENV)/bin/ruff format
 
 # The files name wheels only, so that pip runs no package's build script, and the setuptools that builds this project.
-UV_COMPILE = sed -n 's/^requires = \["\(.*\)"\]/\1/p' pyproject.toml | $(VENV)/bin/uv pip compile --quiet \
+BUILD_TOOL = sed -n 's/^requires = \["\(.*\)"\]/\1/p' pyproject.toml
+UV_COMPILE = $(VENV)/bin/uv pip compile --quiet \
 	--generate-hashes --only-binary :all: --emit-build-options --no-annotate --no-emit-package pip \
 	--custom-compile-command 'make pins' --python-version 3.12 --python-platform x86_64-manylinux_2_35 $(ARGS) \
 	pyproject.toml - --output-file
 
-pins: $(VENV)/python.stamp  ## pin what pyproject.toml asks for, with hashes; ARGS="--upgrade" takes newer versions
-	@$(PIP_INSTALL) uv==0.13.9
-	@$(UV_COMPILE) $(TEST_PINS) --extra cpu --extra test --extra bench
-	@$(UV_COMPILE) $(SERVE_PINS) --extra cpu --constraint $(TEST_PINS)
-	@$(UV_COMPILE) docs/site/requirements.txt --extra docs --constraint $(TEST_PINS)
-	@$(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
+pins: $(VENV)/bin/uv  ## pin what pyproject.toml asks for, with hashes; ARGS="--upgrade" takes newer versions
+	@$(BUILD_TOOL) | $(UV_COMPILE) $(TEST_PINS) --extra cpu --extra test --extra bench
+	@$(BUILD_TOOL) | $(UV_COMPILE) $(SERVE_PINS) --extra cpu --constraint $(TEST_PINS)
+	@$(BUILD_TOOL) | $(UV_COMPILE) docs/site/requirements.txt --extra docs --constraint $(TEST_PINS)
+	@$(BUILD_TOOL) | $(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
+	@{ $(BUILD_TOOL); sed -n 's/^\(pytest\|pytest-asyncio\|pytest-xdist\|hypothesis\|jsonschema\)\(==[^ ]*\) .*/\1\2/p' $(TEST_PINS); } | \
+		$(UV_COMPILE) $(LOWEST_PINS) --extra cpu --extra traces --resolution lowest-direct --no-emit-package nvidia-pytriton
 
 sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled into it, in CycloneDX's format
 	@$(PYTHON_IN_VENV) -m tests.sbom && echo sbom.json
@@ -137,6 +146,17 @@ $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SE
 	@echo "Installing $(PINS) into $(VENV) (a minute or two the first time)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)
 	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/bin/uv: $(VENV)/python.stamp
+	@$(PIP_INSTALL) uv==0.13.9
+	@touch $@
+
+$(VENV)/lowest.stamp: $(VENV)/bin/uv pyproject.toml $(LOWEST_PINS)
+	@echo "Installing $(LOWEST_PINS) into $(VENV)/lowest"
+	@$(VENV)/bin/uv venv --quiet --clear --python $(PYTHON_IN_VENV) $(VENV)/lowest
+	@$(VENV)/bin/uv pip install --quiet --python $(VENV)/lowest --require-hashes --no-deps -r $(LOWEST_PINS)
+	@$(VENV)/bin/uv pip install --quiet --python $(VENV)/lowest --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from build_engines.__main__ import main
 from build_engines.artifact import Manifest
@@ -84,7 +85,8 @@ class Hub:
         """Ask this hub from now on."""
         self._monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         url = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        self._monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        for module in (constants, file_download):  # releases before 1.0 read a copy
+            self._monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", url, raising=False)
 
     @contextmanager
     def serving(self, **repositories: Repository) -> Iterator[str]:
@@ -394,6 +396,7 @@ def test_a_repository_may_have_brackets_in_its_names(hub: Hub, tmp_path: Path) -
     assert gguf is not None and gguf.name == "demo[v2]-Q8_0.gguf"
 
 
+@pytest.mark.skipif(huggingface_hub.__version__ < "1", reason="huggingface_hub resumes within a build from 1.0 on")
 def test_a_connection_that_is_cut_is_resumed(hub: Hub, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "gguf")
     content = os.urandom(11 << 20)  # the library keeps blocks of 10 MiB
