@@ -19,7 +19,7 @@ from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.json_files import read_json
 from build_engines.sequence_memory import SequenceMemory
-from build_engines.serving import Serving
+from build_engines.serving import Serving, check_id
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 from model_repository.system.linked_file import LinkedFile, why_changed
 
@@ -98,6 +98,16 @@ class Manifest:
     def base(self) -> str:
         """A digest of the model without its own adapters. An adapter that was built for it fits no other model."""
         return key_of(source={name: digest for name, digest in self.source.items() if not name.startswith("adapters/")})
+
+    def named(self, name: str) -> Manifest:
+        """Return it with another name of the model for clients, which may have been an alias.
+
+        Raises:
+            BuildError: the name breaks its rule.
+        """
+        check_id(name)
+        aliases = tuple(alias for alias in self.serving.aliases if alias != name)
+        return dataclasses.replace(self, model_id=name, serving=dataclasses.replace(self.serving, aliases=aliases))
 
     @classmethod
     def load(cls, artifact_dir: Path) -> Manifest:

@@ -276,6 +276,7 @@ def render_artifacts(
     options: Mapping[Path, ServeOptions],
     gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
     aliases: Iterable[str] = (),
+    name: str | None = None,
 ) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
 
@@ -284,6 +285,7 @@ def render_artifacts(
         gpus: the numbers of the GPUs of each replica of an artifact. They may be missing for a single model: its
             replicas then get the first ones of the machine, one after the other.
         aliases: further names of a single model, beside those of its artifact.
+        name: the name of a single model; None: that of its artifact.
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
@@ -295,8 +297,10 @@ def render_artifacts(
     placed: dict[str, Sequence[Sequence[int]]] = {}  # model to the GPUs of its replicas, if it needs any
     for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
-        manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir))
+        manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir.resolve()))
         manifest = dataclasses.replace(manifest, serving=manifest.serving.with_aliases(aliases))
+        if name is not None:
+            manifest = manifest.named(name)
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.artifact import Manifest
+from build_engines.artifact import Manifest, is_complete
 from build_engines.errors import ArtifactInvalid, NotStored
 from build_engines.model_source import model_id_of
 from build_engines.progress import size_of
 from model_repository.system.command_parser import did_you_mean
 from model_repository.system.running_servers import RunningServer, running_servers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,29 @@ def stored(home: Path) -> Iterator[Stored]:
             yield Stored(folder=folder, manifest=manifest, server=servers.get(manifest.model_id))
         except ArtifactInvalid as exc:
             yield Stored(folder=folder, manifest=None, error=str(exc))
+
+
+def newest_complete(homes: Iterable[Path]) -> Path | None:
+    """Return the newest artifact that this version serves, of the first home with one; None: there is none."""
+    for home in homes:
+        found: list[tuple[int, Path]] = []
+        for each in stored(home):
+            if each.manifest is None:
+                logger.info("not used    %s", each.error)
+            elif is_complete(each.folder):
+                found.append((each.manifest.created, each.folder.resolve()))
+        if found:
+            return max(found)[1]
+    return None
+
+
+def link(path: Path, target: Path) -> None:
+    """Make a path a relative link, in place of a former one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(os.path.relpath(target.resolve(), path.parent.resolve()))
+    aside.replace(path)
 
 
 def find(home: Path, name: str) -> list[Stored]:

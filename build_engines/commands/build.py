@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
@@ -31,7 +31,7 @@ from build_engines.model_source import DEMO_MODELS, ModelSource, check_converted
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
-from build_engines.store import find
+from build_engines.store import find, link, newest_complete
 from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, has_unknown_tool_calls
 from model_repository.engine.runtime import RUNTIMES
@@ -62,6 +62,13 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "backend, with a ready checkpoint of the catalog"
     )
     command.add_argument("--ready", action="store_true", help=ready_help)
+    kept_help = (
+        "take the newest complete artifact of this home, in whichever state its sources are, and build only if it has "
+        "none of this version's format; a finished build is linked there. Repeatable: the others are only read"
+    )
+    command.add_argument("--kept", type=Path, action="append", default=[], metavar="DIR", help=kept_help)
+    link_help = "make FILE a link to the artifact, for a later `render`, and render no repository"
+    command.add_argument("--link", type=Path, metavar="FILE", help=link_help)
     command.set_defaults(command=_build)
 
 
@@ -142,7 +149,19 @@ _PRECISION_HELP = (
 
 @ended_by_signals()
 def _build(options: argparse.Namespace) -> None:
-    if served := built(options):
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    _check_one_model(options, ("kept", "link"))
+    if (kept := newest_complete(options.kept)) is not None:
+        print(f"artifact    {kept}, which is kept")
+        served = {kept: serve_options_of(options)}
+    else:
+        served = built(options)
+    for artifact_dir in served:
+        if options.kept and kept is None:
+            link(options.kept[0] / "artifacts" / artifact_dir.name, artifact_dir)
+        if options.link is not None:
+            link(options.link, artifact_dir)
+    if served and options.link is None:
         write(served, options.repository or options.home / "repository")
 
 
@@ -191,22 +210,31 @@ def fault_of_templates(folder: Path) -> str | None:
 
 def _each_model(options: argparse.Namespace) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
     """Yield the checked options of each model."""
-    files = [model for model in options.models if Path(model).suffix in (".yaml", ".yml")]
-    for name in _OF_ONE_MODEL:
-        if not getattr(options, name):
-            continue
-        if files:
-            raise BuildError(f"--{name}: goes with one MODEL: write it into {files[0]}")
-        if len(options.models) > 1:
-            raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
+    _check_one_model(options, ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias"))
     for model in options.models:
-        if model in files:
+        if _is_file_of_models(model):
             yield from _of_file(options, Path(model))
         else:
             yield _checked(argparse.Namespace(**vars(options) | {"model": model}))
 
 
-_OF_ONE_MODEL = ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias")
+def _is_file_of_models(model: str) -> bool:
+    return Path(model).suffix in (".yaml", ".yml")
+
+
+def _check_one_model(options: argparse.Namespace, names: Iterable[str]) -> None:
+    """Check that options of one model are given with one.
+
+    Raises:
+        BuildError: names the option.
+    """
+    for name in names:
+        if not getattr(options, name):
+            continue
+        if files := [model for model in options.models if _is_file_of_models(model)]:
+            raise BuildError(f"--{name}: goes with one MODEL: write it into {files[0]}")
+        if len(options.models) > 1:
+            raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
 
 
 def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:

@@ -38,6 +38,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="NAME",
         help="a further name of the model, with one artifact; repeatable",
     )
+    command.add_argument("--name", metavar="NAME", help="the model's name, with one artifact (the artifact's)")
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
     add_serve_options(command)
     command.set_defaults(command=_render)
@@ -111,8 +112,9 @@ def _render(options: argparse.Namespace) -> None:
     named: dict[Path, list[tuple[int, ...]]] = {}
     for folder, numbers in map(_with_gpus, options.artifacts):
         named.setdefault(folder, []).append(numbers)
-    if options.alias and len(named) > 1:
-        raise BuildError(f"--alias {options.alias[0]}: goes with one artifact")
+    for flag, given in (("--alias", options.alias), ("--name", [options.name])):
+        if any(given) and len(named) > 1:
+            raise BuildError(f"{flag} {given[0]}: goes with one artifact")
     served = dict.fromkeys(named, serve_options)
     gpus = {folder: replicas for folder, replicas in named.items() if replicas != [()]}
     for folder, replicas in gpus.items():
@@ -122,7 +124,7 @@ def _render(options: argparse.Namespace) -> None:
             rule = "not with numbers of GPUs: name it once for each replica, or without numbers"
             raise BuildError(f"--replicas {serve_options.replicas}: {folder}: {rule}")
         served[folder] = dataclasses.replace(serve_options, replicas=len(replicas))
-    write(served, options.repository, gpus, options.alias)
+    write(served, options.repository, gpus, options.alias, options.name)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -138,7 +140,8 @@ def write(
     repository: Path,
     gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
     aliases: Sequence[str] = (),
+    name: str | None = None,
 ) -> None:
     """Render the artifacts, each with its settings and the GPUs of its replicas, and replace the repository."""
-    write_repository(render_artifacts(served, gpus, aliases), repository)
+    write_repository(render_artifacts(served, gpus, aliases, name), repository)
     print(f"repository  {repository}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from build_engines import artifact
 from build_engines.__main__ import main
 from build_engines.digests import Digests
 from build_engines.model_source import find_source
@@ -124,6 +126,88 @@ def test_an_artifact_that_is_named_twice_is_refused(
     [folder] = [str(path) for path in (tmp_path / "artifacts").iterdir() if path.is_dir()]
     assert main(["render", folder, folder, "--repository", str(tmp_path / "twice")]) == 1
     assert f"error: {folder}: named twice" in capsys.readouterr().err
+
+
+# --- as in a pod of the chart -----------------------------------------------------------------------------------------
+
+
+class Pod:
+    """The containers of a pod before the server: one builds, the next one renders."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        self.store, self.state, self._folder, self._checkpoint = folder / "store", folder / "state", folder, checkpoint
+
+    def artifact(self, *options: str, kept: str = "tiny-0123", name: str = "tiny") -> Path:
+        """Build or find the artifact, and render it under a name; return its folder."""
+        homes = [f"--kept={self._folder / home}" for home in (kept, "former")]
+        build = ["build", name, f"--checkpoint={self._checkpoint}", "--runtime=synthetic", f"--home={self.store}"]
+        link, repository = self.state / "artifact", self.state / "repository"
+        assert main([*build, *homes, f"--link={link}", *options]) == 0
+        assert main(["render", str(link), f"--repository={repository}", f"--name={name}"]) == 0
+        found = read_ensemble(repository, name)
+        assert found.model_id == name
+        return Path(found.artifact_dir)
+
+    def built(self) -> set[Path]:
+        """All artifacts of the store."""
+        return set((self.store / "artifacts").glob("[!.]*/"))
+
+
+@pytest.fixture
+def pod(checkpoint: Path, tmp_path: Path) -> Pod:
+    return Pod(tmp_path, checkpoint)
+
+
+def test_a_pod_finds_its_artifact_without_the_sources_and_under_another_name(pod: Pod, checkpoint: Path) -> None:
+    artifact_dir = pod.artifact()
+    assert not (pod.store / "repository").exists()
+    checkpoint.rename(checkpoint.with_name("gone"))
+    assert pod.artifact(name="other") == pod.artifact() == artifact_dir
+    assert pod.built() == {artifact_dir}
+
+
+def test_a_default_that_is_written_out_finds_the_artifact_of_the_store(pod: Pod) -> None:
+    assert pod.artifact() == pod.artifact("--precision=f16", kept="tiny-4567")
+    assert pod.artifact("--precision=f32", kept="tiny-89ab") in pod.built()
+    assert len(pod.built()) == 2
+
+
+def test_an_artifact_of_another_format_is_built_again_and_a_rollback_finds_its_own(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pod found the manifest of the release before, did not build, and could not render, for ever."""
+    old, now, later = pod.artifact(), artifact.FORMAT, artifact.FORMAT + 1
+    with monkeypatch.context() as newer:
+        newer.setattr(artifact, "FORMAT", later)
+        newer.setattr(artifact.Manifest, "__init__", functools.partialmethod(artifact.Manifest.__init__, format=later))
+        caplog.set_level("INFO")
+        new = pod.artifact()
+        assert new != old
+        assert f"not used    {tmp_path / 'tiny-0123' / 'artifacts' / old.name}" in caplog.text
+        assert f"format {now}, expected {later}: build it again" in caplog.text
+        assert pod.artifact() == new
+    assert pod.artifact() == old
+    assert pod.built() == {old, new}
+
+
+def test_an_artifact_in_the_folder_of_the_chart_before_is_found(pod: Pod, tmp_path: Path) -> None:
+    built = pod.artifact()
+    former = tmp_path / "former" / "artifacts" / built.name
+    former.parent.mkdir(parents=True)
+    built.rename(former)  # the link in the folder of now is broken
+    assert pod.artifact() == pod.artifact(kept="tiny-4567") == former
+    assert pod.built() == set()
+
+
+def test_an_alias_may_become_the_name_of_an_artifact(checkpoint: Path, tmp_path: Path) -> None:
+    home, repository = tmp_path / "home", tmp_path / "repository"
+    build = ["build", "tiny", f"--checkpoint={checkpoint}", "--runtime=synthetic", f"--home={home}", "--alias=other"]
+    assert main([*build, f"--link={tmp_path / 'artifact'}", "--alias=third"]) == 0
+    assert main(["render", str(tmp_path / "artifact"), f"--repository={repository}", "--name=other"]) == 0
+    assert (read_ensemble(repository, "other").aliases) == ("third",)
+
+
+# --- files of models --------------------------------------------------------------------------------------------------
 
 
 def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Path) -> None:
@@ -265,6 +349,8 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
         ),
         (["render", "none:0,1", "--repository", "r"], "none: not an artifact, manifest.json is missing"),
         (["render", "a", "b", "--alias", "x", "--repository", "r"], "--alias x: goes with one artifact"),
+        (["render", "a", "b", "--name", "x", "--repository", "r"], "--name x: goes with one artifact"),
+        (["build", "demo", "demo-embedder", "--link", "x"], "--link: goes with one MODEL, not 2"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_1(
