@@ -1,4 +1,4 @@
-"""Writes values.yaml and the table of values in the README from values.schema.json.
+"""Writes values.yaml, files/defaults.json and the table of values in the README from values.schema.json.
 
 The text, the default and the range of a value that is a setting of the frontend come from the setting's declaration,
 which is written into the schema first.
@@ -22,6 +22,7 @@ from frontend.settings import SETTINGS, Setting
 CHART = Path(__file__).parents[1]
 SCHEMA = CHART / "values.schema.json"
 VALUES = CHART / "values.yaml"
+DEFAULTS = CHART / "files" / "defaults.json"
 README = CHART / "README.md"
 TABLE_BEGIN, TABLE_END = "<!-- values: begin -->", "<!-- values: end -->"
 
@@ -66,6 +67,12 @@ def values_text(schema: Schema) -> str:
     for name, node in schema["properties"].items():
         lines += ["", *_yaml_lines(name, node, schema, 0)]
     return "\n".join(lines) + "\n"
+
+
+def defaults_text(schema: Schema) -> str:
+    """Return defaults.json: the defaults by path, for templates, which cannot read values.yaml."""
+    defaults = {path: node["default"] for path, node in leaves(schema) if "[]" not in path and "*" not in path}
+    return "{\n" + ",\n".join(f"{json.dumps(path)}: {json.dumps(value)}" for path, value in defaults.items()) + "\n}\n"
 
 
 def table_lines(schema: Schema) -> list[str]:
@@ -141,6 +148,7 @@ def main() -> None:
     schema = load_schema()
     SCHEMA.write_text(schema_text(schema), encoding="utf-8")
     VALUES.write_text(values_text(schema), encoding="utf-8")
+    DEFAULTS.write_text(defaults_text(schema), encoding="utf-8")
     README.write_text(readme_text(README.read_text(encoding="utf-8"), schema), encoding="utf-8")
 
 

@@ -40,10 +40,15 @@
 {{- with int .model.engine.maxSeqLen }}
 - --context-window={{ . }}
 {{- end }}
-- --home={{ .model.isBuilt | ternary (include "conch.model.folder" .) "/state" }}
-{{- if not .model.isBuilt }}
-{{- include "conch.renderOptions" . }}
 {{- end }}
+{{- if .model.isBuilt }}
+- --home=/models/store
+- --kept={{ include "conch.model.folder" . }}
+- --kept={{ include "conch.model.formerFolder" . }}
+- --link=/state/artifact
+{{- else }}
+- --home=/state
+{{- include "conch.renderOptions" . }}
 {{- end }}
 {{- with .model.build.extraArgs }}
 {{ toYaml . }}
@@ -70,14 +75,10 @@
 {{- if .model.hasEngine }}
 - --tensorrt-llm-examples=/opt/TensorRT-LLM
 {{- end }}
-- --home={{ include "conch.model.folder" . }}
 {{- end -}}
 
-{{- /* What `render` takes beside an artifact, and a build of a small model too. */ -}}
+{{- /* Options of `render`, and of the build of a small model. Aliases are only the frontend's: the engine keeps running. */ -}}
 {{- define "conch.renderOptions" }}
-{{- range .model.aliases }}
-- {{ printf "--alias=%s" . | quote }}
-{{- end }}
 {{- range $name, $flag := dict "replicasPerPod" "replicas" "maxSequences" "max-sequences" "maxWaiting" "max-waiting" "numThreads" "num-threads" "tokenizerInstances" "tokenizer-instances" }}
 {{- with int (index $.model.serving $name) }}
 - --{{ $flag }}={{ . }}
@@ -93,6 +94,7 @@ The containers before the server. The last one writes the repository to /state. 
 which compiles or downloads its artifact into the cache. Takes root and model.
 */ -}}
 {{- define "conch.model.initContainers" -}}
+{{- include "conch.list" .model.extraInitContainers }}
 {{- if .model.isBuilt }}
 - {{- include "conch.build.container" . | nindent 2 }}
 {{- end }}
@@ -105,19 +107,13 @@ which compiles or downloads its artifact into the cache. Takes root and model.
 name: repository
 {{ include "conch.container.image" (dict "root" .root "image" $image) }}
 command:
-  {{- if .model.isBuilt }}
-  - /bin/sh
-  - -c
-  - exec python3 -m build_engines render "$0"/artifacts/*/ "$@"
-  - {{ include "conch.model.folder" . }}
-  - --repository=/state/repository
-  {{- include "conch.renderOptions" . | nindent 2 }}
-  {{- else if .model.source.artifact }}
+  {{- if or .model.isBuilt .model.source.artifact }}
   - python3
   - -m
   - build_engines
   - render
-  - /source/{{ .model.source.artifact }}
+  - {{ .model.isBuilt | ternary "/state/artifact" (printf "/source/%s" .model.source.artifact) }}
+  - {{ printf "--name=%s" .model.servedName | quote }}
   - --repository=/state/repository
   {{- include "conch.renderOptions" . | nindent 2 }}
   {{- else }}
@@ -128,6 +124,7 @@ env:
   {{- with .model.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- include "conch.envFrom" .model }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}
 securityContext:
@@ -138,18 +135,14 @@ volumeMounts:
 {{- end -}}
 
 {{- /*
-Ends at once if the cache has the artifact: a complete one has a manifest. Other pods that build the same one wait for the
-first. It alone has the token of the hub.
+Ends at once if the cache has the artifact, in the format of this release. Other pods that build the same one wait for
+the first. It alone has the token of the hub.
 */ -}}
 {{- define "conch.build.container" -}}
 {{- $image := include "conch.model.image" . | fromYaml -}}
 name: {{ .model.hasEngine | ternary "build" "download" }}
 {{ include "conch.container.image" (dict "root" .root "image" $image) }}
 command:
-  - /bin/sh
-  - -c
-  - ls "$0"/artifacts/*/manifest.json 2>/dev/null || exec "$@"
-  - {{ include "conch.model.folder" . }}
   {{- include "conch.build.command" . | nindent 2 }}
 env:
   {{- include "conch.writable.env" . | nindent 2 }}
@@ -162,6 +155,7 @@ env:
   {{- with .model.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- include "conch.envFrom" .model }}
 resources:
   {{- include "conch.build.resources" . | nindent 2 }}
 securityContext:
@@ -178,9 +172,20 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
-{{- /* Those of the model for a build. A download needs neither its GPUs nor as much memory. */ -}}
+{{- /*
+Those of the model for a build. A download needs neither its GPUs nor as much memory. It has a limit where the model has one,
+as a quota may require: the model's, or its own request if that is larger.
+*/ -}}
 {{- define "conch.build.resources" -}}
-{{- $download := dict "requests" (dict "cpu" "2" "memory" "8Gi") -}}
-{{- $resources := .model.hasEngine | ternary (deepCopy .model.resources) $download -}}
+{{- $resources := deepCopy .model.resources -}}
+{{- if not .model.hasEngine -}}
+{{- $resources = dict "requests" (mergeOverwrite (dict "cpu" "2" "memory" "8Gi") (.model.build.resources.requests | default dict)) "limits" dict -}}
+{{- range $name, $request := $resources.requests -}}
+{{- with index ($.model.resources.limits | default dict) $name -}}
+{{- $isLarger := gt (include "conch.quantity" . | float64) (include "conch.quantity" $request | float64) -}}
+{{- $_ := set $resources.limits $name ($isLarger | ternary . $request) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $resources (deepCopy .model.build.resources)) -}}
 {{- end -}}

@@ -1,23 +1,26 @@
 {{- /* Rules that the schema cannot express. Each message names the value and its correction. */ -}}
 {{- define "conch.checks" -}}
 {{- $root := . -}}
-{{- if not (regexMatch "^[a-z]" .Release.Name) }}{{ fail (printf "release %s: names of Services begin with a letter, so the release's name must too: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
+{{- if not (regexMatch "^[a-z]" (include "conch.prefix" .)) }}{{ fail (printf "release %s: names of Services begin with a letter, so the release's name must too: install it as llm-%s" .Release.Name .Release.Name) }}{{ end -}}
 {{- include "conch.checks.scale" (dict "where" "frontend" "of" .Values.frontend) -}}
 {{- include "conch.checks.additions" (dict "where" "frontend" "of" .Values.frontend "env" list) -}}
 {{- include "conch.checks.labels" (dict "where" "commonLabels" "labels" .Values.commonLabels) -}}
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: write a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- include "conch.checks.service" .Values.frontend.service -}}
 {{- include "conch.checks.auth" . -}}
 {{- include "conch.checks.tls" . -}}
 {{- include "conch.checks.sidecar" . -}}
 {{- $ids := dict -}}
 {{- $names := dict -}}
+{{- $hasArtifact := false -}}
 {{- range $index, $model := include "conch.models" . | fromJsonArray -}}
 {{- $where := printf "models[%d] (%s)" $index $model.name -}}
 {{- $arguments := dict "root" $root "where" $where "model" $model -}}
 {{- if hasKey $names $model.name }}{{ fail (printf "%s: another model has this name: write another `name`; clients see only `servedName` and `aliases`" $where) }}{{ end -}}
 {{- $_ := set $names $model.name true -}}
+{{- if $model.source.artifact }}{{ $hasArtifact = true }}{{ end -}}
 {{- if or (not (regexMatch "^[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?(/[A-Za-z0-9]([\\w.:-]*[A-Za-z0-9])?)*$" $model.servedName)) (regexMatch "--|__" $model.servedName) -}}
 {{- fail (printf "%s: %q is not a valid model id: write a `servedName` of letters, digits and . : _ - between them, its parts separated by /, without -- and __" $where $model.servedName) -}}
 {{- end -}}
@@ -26,6 +29,7 @@
 {{- if hasKey $ids $id }}{{ fail (printf "%s: %s has the id %q already: write another `servedName`, or remove it from `aliases`" $where (get $ids $id) $id) }}{{ end -}}
 {{- $_ := set $ids $id $model.name -}}
 {{- end -}}
+{{- range $id, $_ := $model.source.adapters }}{{ $_ := set $ids $id $model.name }}{{ end -}}
 {{- if or (has $model.name (list "frontend" "frontend-operations" "cache" "scripts" "pods" "dashboards" "alerts" "triton-key" "api-keys")) (hasSuffix "-pods" $model.name) (hasSuffix "-group" $model.name) (hasPrefix "test-" $model.name) -}}
 {{- fail (printf "%s: another object of the chart has this name: write another `name`" $where) -}}
 {{- end -}}
@@ -35,7 +39,20 @@
 {{- include "conch.checks.scale" (dict "where" $where "of" $model) -}}
 {{- include "conch.checks.additions" (dict "where" $where "of" $model "env" (gt (int $model.numNodes) 1 | ternary (keys $root.Values.multinode.env) list)) -}}
 {{- end -}}
+{{- $default := .Values.frontend.defaultModel -}}
+{{- if and $default (not (hasKey $ids $default)) (not $hasArtifact) -}}
+{{- fail (printf "frontend.defaultModel: no model has the name %q: write one of %s" $default (keys $ids | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- include "conch.checks.cache" . -}}
+{{- end -}}
+
+{{- define "conch.checks.service" -}}
+{{- $service := . -}}
+{{- range $name, $types := dict "nodePort" "NodePort LoadBalancer" "externalTrafficPolicy" "NodePort LoadBalancer" "loadBalancerClass" "LoadBalancer" "loadBalancerSourceRanges" "LoadBalancer" -}}
+{{- if and (index $service $name) (not (has $service.type (splitList " " $types))) -}}
+{{- fail (printf "frontend.service.%s is for the type %s: the type is %s" $name ($types | replace " " " or ") $service.type) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "conch.checks.auth" -}}
@@ -54,7 +71,7 @@
 {{- if $frontend.sidecar -}}
 {{- $models := include "conch.models" . | fromJsonArray -}}
 {{- if ne (len $models) 1 }}{{ fail (printf "frontend.sidecar: a pod serves one model, and models has %d: install a release for each" (len $models)) }}{{ end -}}
-{{- range $name := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "podSpec" "podLabels" "podAnnotations" "extraContainers" -}}
+{{- range $name := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "podSpec" "podLabels" "podAnnotations" "extraContainers" "extraInitContainers" -}}
 {{- if index $frontend $name }}{{ fail (printf "frontend.%s: with frontend.sidecar the frontend has no pods of its own: write it for the model" $name) }}{{ end -}}
 {{- end -}}
 {{- if or $frontend.autoscaling.enabled (ne (int $frontend.replicas) 1) }}{{ fail "frontend.replicas, frontend.autoscaling: with frontend.sidecar the frontend has no pods of its own: write them for the model" }}{{ end -}}
@@ -161,5 +178,13 @@
 {{- fail (printf "cache.type: the models %s need a volume for engines or checkpoints: write pvc, existingClaim or hostPath" (join ", " $needed)) -}}
 {{- end -}}
 {{- if and (eq .Values.cache.type "existingClaim") (not .Values.cache.existingClaim) }}{{ fail "cache.existingClaim: write the name of the claim" }}{{ end -}}
+{{- if eq .Values.cache.type "pvc" -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace (include "conch.cache.claim" .) -}}
+{{- $size := include "conch.quantity" .Values.cache.size | float64 -}}
+{{- $asked := dig "spec" "resources" "requests" "storage" "0" $claim -}}
+{{- if and (lt $size (include "conch.quantity" $asked | float64)) (lt $size (include "conch.quantity" (dig "status" "capacity" "storage" "0" $claim) | float64)) -}}
+{{- fail (printf "cache.size %s: the claim has %s, and a claim cannot shrink: write that" .Values.cache.size $asked) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .Values.cache.type "hostPath") (not .Values.cache.hostPath) }}{{ fail "cache.hostPath: write the path of the folder" }}{{ end -}}
 {{- end -}}

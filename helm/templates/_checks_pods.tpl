@@ -6,10 +6,12 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- $own := dict
     "extraEnv" "^(HOME|XDG_CACHE_HOME|PYTHONDONTWRITEBYTECODE|HF_HOME|HF_TOKEN_PATH|POD_IP|CONCH_.*)$"
     "extraVolumes" "^(home|tmp|state|models|source|scripts|shared-memory|ssh|huggingface|keys|tls|triton-tls|triton-client)$"
+    "extraContainers" "^(frontend|triton|ranks|repository|build|download)$"
+    "extraInitContainers" "^(frontend|triton|ranks|repository|build|download)$"
     "extraVolumeMounts" "^(/home/conch|/tmp|/state|/models|/source|/dev/shm|/etc/conch(/.*)?)$" -}}
 {{- range .env }}{{ if regexMatch $own.extraEnv . }}{{ fail (printf "multinode.env: %s is the chart's own: write another name" .) }}{{ end }}{{ end -}}
-{{- $seen := dict "extraEnv" .env "extraVolumes" list "extraVolumeMounts" list -}}
-{{- range $field, $key := dict "extraEnv" "name" "extraVolumes" "name" "extraVolumeMounts" "mountPath" -}}
+{{- $seen := dict "extraEnv" .env "extraVolumes" list "extraVolumeMounts" list "extraContainers" list "extraInitContainers" list -}}
+{{- range $field, $key := dict "extraEnv" "name" "extraVolumes" "name" "extraVolumeMounts" "mountPath" "extraContainers" "name" "extraInitContainers" "name" -}}
 {{- range index $.of $field -}}
 {{- $name := index . $key | trimSuffix "/" -}}
 {{- if regexMatch (index $own $field) $name }}{{ fail (printf "%s: %s: %s is the chart's own: write another %s" $.where $field $name $key) }}{{ end -}}
@@ -20,11 +22,12 @@ Takes where, of (the frontend's values, or a model) and env: names of variables 
 {{- range .of.extraVolumeMounts -}}
 {{- if not (or (has .name $seen.extraVolumes) (regexMatch $own.extraVolumes .name)) }}{{ fail (printf "%s: extraVolumeMounts: the volume %s is missing: add it to extraVolumes" $.where .name) }}{{ end -}}
 {{- end -}}
-{{- range $field, $instead := dict "containers" "extraContainers" "initContainers" "extraContainers" "volumes" "extraVolumes" -}}
+{{- range $field, $instead := dict "containers" "extraContainers" "initContainers" "extraInitContainers" "volumes" "extraVolumes" -}}
 {{- if hasKey $.of.podSpec $field }}{{ fail (printf "%s: podSpec.%s would replace the chart's own: write %s" $.where $field $instead) }}{{ end -}}
 {{- end -}}
 {{- include "conch.checks.labels" (dict "where" (printf "%s: podLabels" .where) "labels" .of.podLabels) -}}
 {{- include "conch.checks.resources" (dict "where" (printf "%s: resources" .where) "resources" .of.resources) -}}
+{{- with .of.build }}{{ include "conch.checks.resources" (dict "where" (printf "%s: build.resources" $.where) "resources" .resources) }}{{ end -}}
 {{- end -}}
 
 {{- define "conch.checks.labels" -}}

@@ -32,7 +32,7 @@
 {{- if $frontend.auth.allowAnonymous }}
 - --allow-anonymous
 {{- else }}
-- --key-file=/etc/conch/keys/{{ $frontend.auth.key }}
+- --key-file=/etc/conch/keys/{{ include "conch.apiKeys.file" .root }}
 {{- end }}
 {{- if $frontend.tls.existingSecret }}
 - --tls-cert=/etc/conch/tls/tls.crt

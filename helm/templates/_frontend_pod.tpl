@@ -15,6 +15,10 @@ topologySpreadConstraints:
   {{- end }}
 {{- end }}
 terminationGracePeriodSeconds: {{ include "conch.frontend.gracePeriod" .root }}
+{{- with $frontend.extraInitContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 containers:
   - {{- include "conch.frontend.container" . | nindent 4 }}
   {{- include "conch.list" $frontend.extraContainers | nindent 2 }}
@@ -48,6 +52,7 @@ env:
         key: {{ $frontend.redis.key | quote }}
   {{- end }}
   {{- include "conch.list" $frontend.extraEnv | nindent 2 }}
+{{- include "conch.envFrom" $frontend }}
 ports:
   - name: api
     containerPort: 8000
@@ -91,7 +96,8 @@ volumeMounts:
   secret:
     secretName: {{ $secret | quote }}
     {{- if eq $name "keys" }}
-    items: [{key: {{ $.Values.frontend.auth.key }}, path: {{ $.Values.frontend.auth.key }}}]
+    {{- $file := include "conch.apiKeys.file" $ }}
+    items: [{key: {{ $file }}, path: {{ $file }}}]
     {{- end }}
 {{- end }}
 {{ include "conch.list" .Values.frontend.extraVolumes }}

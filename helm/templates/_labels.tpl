@@ -1,6 +1,6 @@
 {{- /* Labels that select pods; they do not depend on version or values. Takes root, component, and model if there is one. */ -}}
 {{- define "conch.selector" -}}
-app.kubernetes.io/name: conch
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default "conch" }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
@@ -12,7 +12,7 @@ conch/model: {{ .name | quote }}
 {{- define "conch.labels" -}}
 {{ include "conch.selector" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-{{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+{{- with .labels }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -23,7 +23,8 @@ name: {{ .name | quote }}
 labels:
   helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_") }}
   app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-  {{- include "conch.labels" . | nindent 2 }}
+  {{- $labels := merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- include "conch.labels" (merge (dict "labels" $labels) .) | nindent 2 }}
 {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations:
   {{- toYaml . | nindent 2 }}

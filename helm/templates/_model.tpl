@@ -19,6 +19,10 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- $profile := index $root.Values.resourceProfiles $model.gpus.profile | default dict -}}
 {{- $isGpu := eq $model.engine.runtime "tensorrt_llm" -}}
 {{- $isBuilt := and (or $isGpu (ne $model.source.huggingface.repo "")) (not $model.source.artifact) -}}
+{{- if and (gt (int $numNodes) 1) (not $own.strategy) (eq (toJson $model.strategy) (toJson (dict "maxSurge" 1 "maxUnavailable" 0))) -}}
+{{- /* Few clusters have free nodes for another group, and older controllers of LeaderWorkerSet never finish a surge. */ -}}
+{{- $_ := set $model "strategy" (dict "maxSurge" 0 "maxUnavailable" 1) -}}
+{{- end -}}
 {{- $_ := set $model "servedName" ($model.servedName | default $model.name) -}}
 {{- $_ := set $model "aliases" ($model.aliases | default list) -}}
 {{- $_ := set $model "numGpus" $numGpus -}}
@@ -56,22 +60,31 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- end -}}
 {{- end -}}
 
-{{- /*
-Digest of the inputs of a model's artifact, for the name of its folder in the cache. What changes no artifact is not among
-them: names, images, labels of nodes. The manifest of an artifact decides whether the artifact is valid.
-*/ -}}
-{{- define "conch.model.key" -}}
-{{- $engine := omit .model.engine "llmOptions" -}}
+{{- /* The inputs of a model's artifact, as JSON. Images, labels of nodes and aliases change no artifact. */ -}}
+{{- define "conch.model.inputs" -}}
 {{- $source := deepCopy .model.source -}}
 {{- if not $source.huggingface.gguf }}{{ $_ := unset $source.huggingface "gguf" }}{{ end -}}
-{{- $inputs := dict
-    "model" .model.servedName "source" $source "engine" $engine
+{{- toJson (dict
+    "model" .model.servedName "source" $source "engine" (omit .model.engine "llmOptions")
     "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
-    "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs -}}
-{{- toJson $inputs | sha256sum | trunc 8 -}}
+    "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs) -}}
 {{- end -}}
 
-{{- /* Folder of a model's artifact in the cache. */ -}}
+{{- /*
+Folder in the cache with a link to a model's artifact in /models/store, by a digest of these inputs without the names of the
+model. Values that are not set are left out, so that a new one in the chart changes no folder.
+*/ -}}
 {{- define "conch.model.folder" -}}
-/models/{{ .model.name }}-{{ include "conch.model.key" . }}
+{{- $given := include "conch.model.inputs" . | fromJson -}}
+{{- $inputs := dict -}}
+{{- range $part, $values := dict "hub" $given.source.huggingface "source" (omit $given.source "huggingface") "engine" $given.engine "" (omit $given "model" "source" "engine") -}}
+{{- range $name, $value := $values }}{{ if $value }}{{ $_ := set $inputs (printf "%s.%s" $part $name) $value }}{{ end }}{{ end -}}
+{{- end -}}
+{{- $name := base ($given.source.huggingface.repo | default $given.source.path) -}}
+/models/{{ regexReplaceAll "[^A-Za-z0-9.]+" $name "-" }}-{{ toJson $inputs | sha256sum | trunc 8 }}
+{{- end -}}
+
+{{- /* The folder that charts until November 2026 built in: its artifact is served, and new ones are in other folders. */ -}}
+{{- define "conch.model.formerFolder" -}}
+/models/{{ .model.name }}-{{ include "conch.model.inputs" . | sha256sum | trunc 8 }}
 {{- end -}}

@@ -1,9 +1,16 @@
+{{- /* The first part of all names. */ -}}
+{{- define "conch.prefix" -}}
+{{- with .Values -}}
+{{ .fullnameOverride | default (list $.Release.Name .nameOverride | compact | join "-") }}
+{{- end -}}
+{{- end -}}
+
 {{- /*
 The name of an object of this release. A name above .max (63) characters is cut, and ends with a digest. Takes root and
 suffix. Dots, which the name of a Service cannot have, become hyphens.
 */ -}}
 {{- define "conch.name" -}}
-{{- $full := printf "%s-%s" .root.Release.Name .suffix | replace "." "-" -}}
+{{- $full := printf "%s-%s" (include "conch.prefix" .root) .suffix | replace "." "-" -}}
 {{- $max := int (.max | default 63) -}}
 {{- if le (len $full) $max -}}
 {{ $full }}

@@ -8,7 +8,7 @@ securityContext:
 {{- with .root.Values.global.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . | quote }}
+  - name: {{ if kindIs "map" . }}{{ .name | quote }}{{ else }}{{ . | quote }}{{ end }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -25,6 +25,14 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{- /* Variables of a container from ConfigMaps and Secrets. Takes the frontend's values, or a model. */ -}}
+{{- define "conch.envFrom" -}}
+{{- with .extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- /* Placement of a pod. Takes of: the frontend's values, or a model with its profile. */ -}}
 {{- define "conch.pod.placement" -}}
 {{- $profile := .of.profile | default dict -}}
@@ -34,10 +42,16 @@ imagePullSecrets:
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with concat ($profile.tolerations | default list) .of.tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
+{{- $tolerations := concat ($profile.tolerations | default list) .of.tolerations -}}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
+{{- $isGiven := false -}}
+{{- range $tolerations }}{{ if and (eq (.key | default $key) $key) (eq (.effect | default "NoExecute") "NoExecute") }}{{ $isGiven = true }}{{ end }}{{ end -}}
+{{- if not $isGiven -}}
+{{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" (int $.of.lostNodeSeconds)) -}}
+{{- end -}}
 {{- end }}
+tolerations:
+  {{- toYaml $tolerations | nindent 2 }}
 {{- with .of.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}

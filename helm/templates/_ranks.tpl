@@ -31,6 +31,7 @@ env:
   {{- with .model.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- include "conch.envFrom" .model }}
 ports:
   - name: ssh
     containerPort: 2222

@@ -30,6 +30,7 @@ env:
   {{- with .model.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- include "conch.envFrom" .model }}
 ports:
   - name: grpc
     containerPort: 8001

@@ -54,7 +54,7 @@ volumes:
 {{- define "conch.model.podMetadata" -}}
 labels:
   {{- include "conch.labels" (dict "root" .root "component" "model" "model" .model "labels" .model.podLabels) | nindent 2 }}
-{{- $annotations := merge (dict) .model.podAnnotations .root.Values.commonAnnotations -}}
+{{- $annotations := deepCopy .model.podAnnotations -}}
 {{- if gt (int .model.numNodes) 1 -}}
 {{- $_ := set $annotations "conch/scripts" (include "conch.scripts" .root | sha256sum) -}}
 {{- end -}}

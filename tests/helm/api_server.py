@@ -66,9 +66,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(_resources("/".join(api)))
             case _ if self._path in self.objects:
                 self._answer(self.objects[self._path])
+            case ["api", "v1", "namespaces", _, plural] if plural in KINDS["v1"]:  # a watch ends at once
+                items = [each for path, each in self.objects.items() if path.startswith(f"{self._path}/")]
+                found = {"kind": f"{KINDS['v1'][plural]}List", "apiVersion": "v1", "items": items}
+                is_watch = "watch=" in self.path
+                self._answer({} if is_watch else found | {"metadata": {"resourceVersion": "1"}})
             case _:
-                about = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
-                self._answer(about, HTTPStatus.NOT_FOUND)
+                self._refuse()
 
     def do_PATCH(self) -> None:
         assert self.headers["Content-Type"] == "application/apply-patch+yaml", "Helm 4 applies server-side"
@@ -78,7 +82,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._answer(self.objects.pop(self._path))
+        if self._path in self.objects:
+            self._answer(self.objects.pop(self._path))
+        else:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        about = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+        self._answer(about, HTTPStatus.NOT_FOUND)
 
     @property
     def _path(self) -> str:
@@ -89,8 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(ConnectionError):  # of a watch that Helm has ended
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing."""

@@ -77,10 +77,12 @@ def test_the_name_of_a_group_is_left_to_the_service_that_its_controller_makes(na
 
 
 def test_an_existing_part_of_a_pod_cannot_be_added() -> None:
-    variables, paths, volumes = set[str](), set[str](), set[str]()
+    variables, paths, volumes, containers = set[str](), set[str](), set[str](), set[str]()
     for name in SHAPES:
         mine = CASES[name].get("multinode", {}).get("env", {})
         for pod in pods(render(CASES[name])):
+            of_user = {each["name"] for each in CASES[name].get("frontend", {}).get("extraContainers", [])}
+            containers |= {each["name"] for each in pod.containers} - of_user - {"test"}
             for container in pod.containers:
                 variables |= {each["name"] for each in container["env"]} - set(mine)
                 paths |= {mount["mountPath"] for mount in container["volumeMounts"]}
@@ -88,6 +90,8 @@ def test_an_existing_part_of_a_pod_cannot_be_added() -> None:
     added = [{"extraEnv": [{"name": name}]} for name in variables]
     added += [{"extraVolumeMounts": [{"name": "x", "mountPath": path}]} for path in paths]
     added += [{"extraVolumes": [{"name": name}]} for name in volumes]
+    for field in ("extraContainers", "extraInitContainers"):
+        added += [{field: [{"name": name}]} for name in containers]
     for settings in added:
         assert "is the chart's own" in refusal(with_demo(**settings)), settings
 
@@ -153,3 +157,28 @@ def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
         chart.validate_schema(values)
         files = chart.render(values, name="demo", namespace="serving")
         assert any("kind: Deployment" in text for text in files.values()) is is_enabled
+
+
+def test_it_can_be_in_another_chart_twice(tmp_path: Path) -> None:
+    parent = tmp_path / "parent"
+    shutil.copytree(CHART, parent / "charts" / "conch", ignore=shutil.ignore_patterns("examples", "ci"))
+    aliases = [{"name": "conch", "version": metadata()["version"], "alias": alias} for alias in ("small", "large")]
+    about = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": aliases}
+    (parent / "Chart.yaml").write_text(yaml.safe_dump(about), encoding="utf-8")
+    named = {"small": {"nameOverride": "small"}, "large": {"nameOverride": "large", "fullnameOverride": "own"}}
+    files = helm_python.Chart.load(parent).render(named, name="demo", namespace="serving")
+    objects = {
+        alias: [
+            each
+            for path, text in files.items()
+            if f"/{alias}/" in path and path.endswith(".yaml")
+            for each in yaml.safe_load_all(text)
+            if each
+        ]
+        for alias in named
+    }
+    for alias, prefix in (("small", "demo-small-"), ("large", "own-")):
+        assert objects[alias]
+        for each in objects[alias]:
+            assert each["metadata"]["name"].startswith(prefix)
+            assert each["metadata"]["labels"]["app.kubernetes.io/name"] == alias

@@ -9,6 +9,7 @@ import pytest
 from tests.helm.cases import case, values_of, with_demo, with_gpu_model, with_named_secrets
 from tests.helm.chart import pods, render
 from tests.helm.test_builds import before_serving, pod_of_model
+from tests.helm.validation import KUBERNETES_VERSIONS, errors
 
 SIDECAR = {"name": "logs", "image": "registry.example.com/logs:1.0"}
 
@@ -37,12 +38,26 @@ def test_the_workload_of_a_model_takes_labels_and_annotations_and_its_pods_do_no
 
 def test_containers_are_added_to_the_frontend_and_to_the_leader_of_a_group() -> None:
     values = values_of("nodes")
-    values["frontend"] = {"extraContainers": [SIDECAR]}
-    values["models"][0]["extraContainers"] = [SIDECAR]
-    containers = {pod.owner: [each["name"] for each in pod.spec["containers"]] for pod in pods(render(values))}
-    assert containers["Deployment/demo-frontend"] == ["frontend", "logs"]
-    assert containers["LeaderWorkerSet/demo-llama-405b-group/leader"] == ["triton", "logs"]
+    added = {"extraContainers": [SIDECAR], "extraInitContainers": [SIDECAR | {"name": "first"}]}
+    values["frontend"] = added
+    values["models"][0] |= added
+    containers = {pod.owner: [each["name"] for each in pod.containers] for pod in pods(render(values))}
+    assert containers["Deployment/demo-frontend"] == ["first", "frontend", "logs"]
+    leader = ["first", "download", "repository", "triton", "logs"]
+    assert containers["LeaderWorkerSet/demo-llama-405b-group/leader"] == leader
     assert containers["LeaderWorkerSet/demo-llama-405b-group/worker"] == ["ranks"]
+
+
+def test_variables_of_a_secret_are_added_to_every_container_of_the_frontend_or_of_a_model() -> None:
+    values = values_of("nodes")
+    values["frontend"] = {"extraEnvFrom": [{"secretRef": {"name": "proxy"}}]}
+    values["models"][0]["extraEnvFrom"] = [{"prefix": "NCCL_", "configMapRef": {"name": "nccl", "optional": True}}]
+    rendered = render(values)
+    assert errors(rendered, KUBERNETES_VERSIONS[-1]) == []
+    for pod in pods(rendered):
+        expected = values["models"][0] if pod.owner.startswith("LeaderWorkerSet") else values["frontend"]
+        for container in pod.containers if not pod.owner.startswith("Pod/") else []:
+            assert container["envFrom"] == expected["extraEnvFrom"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +105,6 @@ def test_a_checkpoint_of_the_hub_is_downloaded_for_llama_cpp() -> None:
     command = containers["download"]["command"]
     assert {"--runtime=llama_cpp", "--checkpoint=Qwen/Qwen2.5-0.5B-Instruct@main"} <= set(command)
     assert "--adapter=my-org/polite=/source/polite" in command
-    assert containers["repository"]["command"][3] == command[3]  # the folder
     assert "nvidia.com/gpu" not in str(containers)
 
 

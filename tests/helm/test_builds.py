@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from build_engines.__main__ import main as build_engines
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
+from tests.build_engines.test_render import parameters_in
+from tests.build_engines.test_render_artifacts import write_artifact
 from tests.helm.cases import CASES, SHAPES, case, with_gpu_model
 from tests.helm.chart import PodTemplate, Rendered, Values, pods, render
-from tests.waiting import DEADLINE_S
 
 ENGINE = {"runtime": "tensorrt_llm"}
 SOURCE = {"huggingface": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": "v2"}}
@@ -33,9 +34,14 @@ def before_serving(rendered: Rendered, name: str = "llama") -> dict[str, dict[st
     return {container["name"]: container for container in pod_of_model(rendered, name).spec["initContainers"]}
 
 
-def folder_of(rendered: Rendered) -> str:
-    """Return the folder in the cache."""
-    return str(before_serving(rendered)["repository"]["command"][3])
+def folder_of(rendered: Rendered, name: str = "llama") -> str:
+    """Return the folder of the artifact in the cache."""
+    return folders_of(next(iter(before_serving(rendered, name).values())))[0]
+
+
+def folders_of(build: dict[str, Any]) -> list[str]:
+    """Return the folders in the cache in which a build looks for its artifact."""
+    return [word.removeprefix("--kept=") for word in build["command"] if word.startswith("--kept=")]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,7 @@ def test_another_release_of_tensorrt_llm_changes_the_folder() -> None:
         with_gpu_model() | {"huggingface": {"existingSecret": "token"}},
         with_gpu_model() | {"resourceProfiles": {"h100": {"gpu": "h100", "gpuProduct": "NVIDIA-H100-NVL"}}},
         with_gpu_model() | {"frontend": {"replicas": 2}, "commonLabels": {"a": "b"}},
+        with_gpu_model(servedName="llama3.1:8b"),
     ],
 )
 def test_other_values_find_the_artifact_again(change: Values) -> None:
@@ -84,10 +91,25 @@ def test_other_values_find_the_artifact_again(change: Values) -> None:
     assert folder_of(render(with_gpu_model())) == folder_of(render(change))
 
 
-def test_names_are_given_to_what_is_rendered_and_not_to_what_is_built() -> None:
-    containers = before_serving(render(with_gpu_model(aliases=["llama"])))
-    assert "--alias=llama" in containers["repository"]["command"]
-    assert "--alias=llama" not in containers["build"]["command"]
+def test_another_name_finds_the_artifact_again_and_is_given_to_what_is_rendered() -> None:
+    """A new name compiled the engine anew, for an hour."""
+    renamed = render(with_gpu_model(name="other", servedName="other/name"))
+    assert folder_of(renamed, "other") == folder_of(render(with_gpu_model()))
+    assert "--name=other/name" in before_serving(renamed, "other")["repository"]["command"]
+
+
+def test_the_artifact_of_the_chart_before_is_looked_for_in_its_folder() -> None:
+    """The folders are those of the charts of da9c4552 and f4a745a."""
+    former = [
+        ("gpu-values", "llama-70b", "llama-70b-5c1e6283"),
+        ("gpu-values", "qwen-7b", "qwen-7b-2985b021"),
+        ("retrieval", "chat", "chat-b306496b"),
+        ("retrieval", "embedder", "embedder-6feada8b"),
+        ("llama3-1-405b-h100", "llama3-1-405b", "llama3-1-405b-b1a5413e"),
+    ]
+    for case_name, model, folder in former:
+        build = next(iter(before_serving(render(CASES[case_name]), model).values()))
+        assert folders_of(build)[1:] == [f"/models/{folder}"]
 
 
 def test_keywords_of_tensorrt_llm_are_given_to_what_is_rendered() -> None:
@@ -117,6 +139,26 @@ def test_a_build_takes_the_gpus_of_its_pod_and_a_download_asks_for_none() -> Non
     download = before_serving(case("gpu"), "qwen-7b")["download"]
     assert "nvidia.com/gpu" not in str(download["resources"])
     assert download["resources"]["requests"] == {"cpu": "2", "memory": "8Gi"}
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_build", "expected"),
+    [
+        ({}, {}, {}),
+        ({"memory": "2Gi"}, {}, {"memory": "8Gi"}),
+        ({"memory": "16Gi", "cpu": "1"}, {}, {"memory": "16Gi", "cpu": "2"}),
+        ({"memory": "16Gi"}, {"requests": {"memory": "32Gi"}}, {"memory": "32Gi"}),
+        ({"memory": "16Gi"}, {"limits": {"memory": "9Gi"}}, {"memory": "9Gi"}),
+    ],
+)
+def test_a_download_has_the_limits_that_a_quota_may_require(
+    of_model: dict[str, str], of_build: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """A quota on limits.memory refused the pods of a model with a limit: its download had none."""
+    settings: Values = {"resources": {"limits": of_model}, "build": {"resources": of_build}}
+    values = with_gpu_model(engine={**ENGINE, "backend": "pytorch"}, **settings)
+    values["resourceProfiles"] = {"h100": {"gpu": "h100", "perGpu": {"cpu": "1", "memory": "1Gi"}}}
+    assert before_serving(render(values))["download"]["resources"]["limits"] == expected
 
 
 def test_a_model_over_several_nodes_is_built_by_its_leader_on_the_gpus_of_one() -> None:
@@ -159,14 +201,14 @@ def test_a_rollout_may_take_as_long_as_a_build() -> None:
         assert rendered.one("Deployment", "demo-llama")["spec"]["progressDeadlineSeconds"] == 600 + 100 + seconds
 
 
-def test_only_the_cache_outlives_the_release_unless_values_say_otherwise() -> None:
+def test_only_the_cache_and_the_keys_outlive_the_release_unless_values_say_otherwise() -> None:
     for name in SHAPES:
         for each in render(CASES[name]).objects:
             annotations = each["metadata"].get("annotations", {})
             is_kept = annotations.get("helm.sh/resource-policy") == "keep"
-            assert is_kept is (each["kind"] == "PersistentVolumeClaim")
+            assert is_kept is (each["kind"] in ("PersistentVolumeClaim", "Secret"))
             # A hook's objects are not the release's: they stay where they are not deleted.
-            if "helm.sh/hook" in annotations:
+            if annotations.get("helm.sh/hook") == "test":
                 assert each["kind"] == "Pod"
                 assert "hook-succeeded" in annotations["helm.sh/hook-delete-policy"]
     values = with_gpu_model()
@@ -178,41 +220,25 @@ def test_only_the_cache_outlives_the_release_unless_values_say_otherwise() -> No
 # --- the commands, as they run ----------------------------------------------------------------------------------------
 
 
-def run(container: dict[str, Any], folder: Path, status: int = 0) -> tuple[int, list[str]]:
-    """Run a container's command on this folder of the cache, with a `python3` that prints its arguments."""
-    programs = folder / "programs"
-    programs.mkdir(parents=True, exist_ok=True)
-    (programs / "python3").write_text(f'#!/bin/sh\necho "$@"\nexit {status}\n')
-    (programs / "python3").chmod(0o755)
-    shell, option, script, _, *arguments = container["command"]
-    done = subprocess.run(
-        [shell, option, script, folder, *arguments],
-        env={"PATH": f"{programs}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return done.returncode, done.stdout.splitlines()
+def run(container: dict[str, Any], folder: Path) -> None:
+    """Run a container's command with volumes in this folder."""
+    program, *words = container["command"][2:]
+    assert program == "build_engines"
+    assert build_engines([re.sub("(^|=)/(models|state)/", rf"\1{folder}/\2/", word) for word in words]) == 0
 
 
-def test_an_artifact_in_the_cache_is_rendered_and_not_built_again(tmp_path: Path) -> None:
-    containers = before_serving(render(with_gpu_model(serving={"maxSequences": 4})))
-    artifact = tmp_path / "artifacts" / "llama-0123"
-    artifact.mkdir(parents=True)
-    (artifact / "manifest.json").touch()
-    assert run(containers["build"], tmp_path) == (0, [f"{artifact}/manifest.json"])
-    rendered = f"-m build_engines render {artifact}/ --repository=/state/repository --max-sequences=4"
-    assert run(containers["repository"], tmp_path) == (0, [rendered])
-
-
-def test_an_unfinished_artifact_is_built_again_and_a_failed_build_fails_its_container(tmp_path: Path) -> None:
-    unfinished = tmp_path / "artifacts" / ".llama-0123.aside"
-    unfinished.mkdir(parents=True)
-    (unfinished / "manifest.json").touch()
-    status, printed = run(before_serving(render(with_gpu_model()))["build"], tmp_path, status=1)
-    assert status == 1, "the cluster starts it again, after a while"
-    assert printed[0].startswith("-m build_engines build meta-llama/Meta-Llama-3.1-8B-Instruct --runtime=tensorrt_llm")
+def test_an_artifact_in_the_folder_of_the_chart_before_is_served_and_not_built(tmp_path: Path) -> None:
+    containers = before_serving(case("sidecar"), "qwen")
+    former = tmp_path / folders_of(containers["download"])[1].removeprefix("/") / "artifacts"
+    former.mkdir(parents=True)
+    built = write_artifact(former / "model-0123", "the-name-before")
+    write_artifact(former / "model-4567", "unusable")
+    (former / "model-4567" / "manifest.json").write_text('{"format": 3}')
+    for container in containers.values():
+        run(container, tmp_path)
+    [config, *_] = (tmp_path / "state" / "repository").glob("*/config.pbtxt")
+    found = parameters_in(config.read_text(encoding="utf-8"))
+    assert (found.model_id, found.artifact_dir) == ("Qwen/Qwen2.5-0.5B-Instruct", built)
 
 
 def test_a_model_of_every_example_is_built_in_the_folder_that_is_rendered() -> None:
@@ -220,6 +246,5 @@ def test_a_model_of_every_example_is_built_in_the_folder_that_is_rendered() -> N
         for pod in pods(render(CASES[name])):
             containers = {each["name"]: each for each in pod.spec.get("initContainers", ())}
             for build in (containers[key] for key in ("build", "download") if key in containers):
-                folder = containers["repository"]["command"][3]
-                assert build["command"][3] == folder
-                assert f"--home={folder}" in build["command"]
+                assert containers["repository"]["command"][4] == "/state/artifact"
+                assert {"--home=/models/store", "--link=/state/artifact"} <= set(build["command"])

@@ -46,9 +46,7 @@ def commands(rendered: Rendered) -> list[Command]:
 
 
 def _inner(words: list[str]) -> list[str]:
-    """Return the command that a shell runs in the end."""
-    if words[:2] == ["/bin/sh", "-c"]:
-        return ["python3", "-m", "build_engines", "render", *words[3:]] if "render" in words[2] else words[4:]
+    """Return the command that the script of the ranks runs."""
     return words[2:] if words[1:2] == [START_RANKS] else words
 
 
@@ -107,7 +105,7 @@ def test_a_model_with_names_of_any_characters_is_passed_on_as_it_is() -> None:
     rendered = render(with_demo(servedName="org/a:b", aliases=aliases, limits={"maxInFlight": 2}, source=source))
     words = [word for command in commands(rendered) for word in command.words]
     target = '--triton=org/a:b,a "b",#1: x=y=dns:demo-demo-pods:8001'
-    assert {"org/a:b", '--alias=a "b"', "--alias=#1: x=y", "--model-limit=org/a:b:in_flight=2", target} <= set(words)
+    assert {"org/a:b", "--model-limit=org/a:b:in_flight=2", target} <= set(words)
 
 
 def test_a_model_from_a_gguf_file_is_built_of_all_its_files() -> None:

@@ -64,6 +64,28 @@ def test_services_of_other_models_lead_to_all_pods(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "defaults", "expected"),
+    [
+        ({}, {}, (0, 1)),
+        ({"maxSurge": 1}, {}, (1, 0)),
+        ({}, {"maxSurge": 1, "maxUnavailable": 0}, (0, 1)),
+        ({}, {"maxSurge": 2}, (2, 0)),
+        ({"maxUnavailable": 1}, {}, (1, 1)),
+    ],
+)
+def test_a_group_is_replaced_in_place_unless_values_ask_for_a_second_one(
+    strategy: dict[str, int], defaults: dict[str, int], expected: tuple[int, int]
+) -> None:
+    """With a surge, controllers of LeaderWorkerSet before 0.9.0 never replaced the pods of the only group."""
+    values = values_of("nodes") | {"modelDefaults": {"strategy": defaults}}
+    values["models"][0] |= {"strategy": strategy} if strategy else {}
+    rendered = render(values)
+    found = group(rendered)["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]
+    assert (found["maxSurge"], found["maxUnavailable"]) == expected
+    assert ("LeaderWorkerSet 0.9.0 or later" in rendered.notes) is (expected[0] > 0)
+
+
 def test_losing_a_pod_recreates_its_group() -> None:
     assert group(case("nodes"))["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
 

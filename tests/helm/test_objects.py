@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.helm.cases import CASES, SHAPES, case, values_of, with_demo, with_gpu_model
 from tests.helm.chart import CHART, PodTemplate, Rendered, pods, render
+from tests.helm.validation import KUBERNETES_VERSIONS, errors
 
 MARGIN_S = 5  # of a pod that ends, beyond its pause and its streams
 
@@ -122,6 +124,20 @@ def test_a_change_of_one_model_rolls_no_pod_of_another() -> None:
     assert after["Deployment/demo-llama-70b"] != before["Deployment/demo-llama-70b"]
     for owner in ("Deployment/demo-qwen-7b", "Deployment/demo-qwen-32b"):
         assert after[owner] == before[owner]
+
+
+@pytest.mark.parametrize("name", ["nodes", "gpu", "default"])
+def test_labels_for_people_and_aliases_roll_no_model(name: str) -> None:
+    """Each of them replaced every engine, which may load for an hour."""
+    values = values_of(name)
+    values["models"] = values.get("models", [{"name": "demo"}])
+    before = {pod.owner: pod for pod in pods(render(values))}
+    values["models"][0]["aliases"] = ["another"]
+    after = render(values | {"commonLabels": {"team": "a"}, "commonAnnotations": {"note": "b"}})
+    rolled = {pod.owner for pod in pods(after) if before[pod.owner] != pod}
+    assert rolled == {"Deployment/demo-frontend", "Pod/demo-test-api"}, "the name, and the Pod itself"
+    for each in after.objects:
+        assert (each["metadata"]["labels"]["team"], each["metadata"]["annotations"]["note"]) == ("a", "b")
 
 
 def test_the_frontend_rolls_for_the_names_of_models_and_for_nothing_else_of_them() -> None:
@@ -256,7 +272,33 @@ def test_the_test_is_placed_like_the_frontend() -> None:
     for owner in ("Deployment/demo-frontend", "Pod/demo-test-api"):
         pod = pod_of(rendered, owner)
         assert pod.spec["nodeSelector"] == {"pool": "b"}
-        assert pod.spec["tolerations"] == [{"key": "x"}]
+        assert pod.spec["tolerations"][0] == {"key": "x"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists"},
+        {"operator": "Exists"},
+        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"},
+    ],
+)
+def test_pods_of_a_lost_node_are_replaced_within_a_minute_unless_a_toleration_says_otherwise(
+    given: dict[str, Any],
+) -> None:
+    """Kubernetes' default is five minutes."""
+    frontend = {"tolerations": [given], "lostNodeSeconds": 20}
+    for pod in pods(render({"frontend": frontend, **values_of("nodes")})):
+        of_frontend = "LeaderWorkerSet" not in pod.owner
+        seconds = {
+            each["key"]: each["tolerationSeconds"] for each in pod.spec["tolerations"] if "tolerationSeconds" in each
+        }
+        expected = {f"node.kubernetes.io/{name}": 20 if of_frontend else 60 for name in ("not-ready", "unreachable")}
+        if of_frontend and given.get("effect") != "NoSchedule":
+            for key in [given["key"]] if "key" in given else [*expected]:
+                del expected[key]
+        assert seconds == expected, pod.owner
 
 
 def test_the_frontends_pods_are_spread() -> None:
@@ -275,6 +317,31 @@ def test_priority_classes_are_passed_on() -> None:
     assert pod_of(rendered, "Deployment/demo-frontend").spec["priorityClassName"] == "interactive"
     assert pod_of(rendered, "Deployment/demo-qwen-gguf").spec["priorityClassName"] == "batch"
     assert "priorityClassName" not in pod_of(rendered, "Deployment/demo-demo").spec
+
+
+def test_the_service_of_the_api_takes_the_fields_of_its_type() -> None:
+    fields = {
+        "type": "LoadBalancer",
+        "ipFamilyPolicy": "PreferDualStack",
+        "ipFamilies": ["IPv6", "IPv4"],
+        "externalTrafficPolicy": "Local",
+        "loadBalancerClass": "example.com/internal",
+        "loadBalancerSourceRanges": ["10.0.0.0/8", "fd00::/8"],
+    }
+    rendered = render({"frontend": {"service": {**fields, "nodePort": 30080}}})
+    assert errors(rendered, KUBERNETES_VERSIONS[-1]) == []
+    spec = rendered.one("Service", "demo-frontend")["spec"]
+    assert fields.items() <= spec.items()
+    assert spec["ports"][0]["nodePort"] == 30080
+    default = render().one("Service", "demo-frontend")["spec"]
+    assert not {*fields} & {*default} - {"type"}
+    assert "nodePort" not in default["ports"][0]
+
+
+def test_secrets_for_images_may_have_the_form_of_kubernetes() -> None:
+    """A parent chart shares its global values with other charts, which may need this form."""
+    rendered = render({"global": {"imagePullSecrets": ["a", {"name": "b"}]}})
+    assert {json.dumps(pod.spec["imagePullSecrets"]) for pod in pods(rendered)} == {'[{"name": "a"}, {"name": "b"}]'}
 
 
 def test_a_proxy_before_the_frontend_learns_whether_it_has_tls() -> None:

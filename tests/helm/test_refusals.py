@@ -212,6 +212,30 @@ def with_two_models(**second: Any) -> Values:
             values_of("nodes") | {"resourceProfiles": {"h100": {"gpu": ""}}},
             "resourceProfiles.h100.gpu: a download cannot detect the GPU: write h100, h200, b200, a100 or l40s",
         ),
+        (
+            {"frontend": {"sidecar": True, "extraInitContainers": [{"name": "a"}]}},
+            "frontend.extraInitContainers: with frontend.sidecar the",
+        ),
+        (
+            with_demo(podSpec={"initContainers": []}),
+            "podSpec.initContainers would replace the chart's own: write extraI",
+        ),
+        (
+            {"frontend": {"defaultModel": "nope"}} | with_demo(aliases=["other"]),
+            'frontend.defaultModel: no model has the name "nope": write one of demo, other',
+        ),
+        (
+            {"frontend": {"service": {"nodePort": 30080}}},
+            "frontend.service.nodePort is for the type NodePort or LoadBalancer: the type is ClusterIP",
+        ),
+        (
+            {"frontend": {"service": {"type": "NodePort", "loadBalancerClass": "x"}}},
+            "frontend.service.loadBalancerClass is for the type LoadBalancer: the type is NodePort",
+        ),
+        (
+            with_demo(build={"resources": {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}}),
+            "build.resources: requests.memory 2Gi exceeds limits.memory 1Gi",
+        ),
         ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: helm.sh/chart is the chart's own"),
         (with_demo(podLabels={"conch/model": "x"}), "(demo): podLabels: conch/model is the chart's own"),
         (with_demo(extraEnv=[{"name": "HOME", "value": "/x"}]), "(demo): extraEnv: HOME is the chart's own"),

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import helm_python
 import pytest
@@ -17,12 +18,14 @@ from tests.helm.api_server import Objects, api_server
 from tests.helm.cases import CASES, SHAPES
 from tests.helm.chart import CHART, NAMESPACE, RELEASE, Values, pods, render
 
+SOURCE = {"existingClaim": "checkpoints", "path": "x"}
+
 
 class Releases:
     """Helm, with a cluster."""
 
     def __init__(self, objects: Objects, url: str) -> None:
-        self._objects = objects
+        self.objects = objects
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -38,13 +41,27 @@ class Releases:
     def install(self, values: Values) -> None:
         self.helm.install(CHART, RELEASE, values, namespace=NAMESPACE)
 
-    def upgrade(self, values: Values) -> None:
-        self.helm.upgrade(CHART, RELEASE, values, namespace=NAMESPACE)
+    def upgrade(self, values: Values, *, reuse_values: bool = False) -> str:
+        """Upgrade, and return the notes."""
+        found = self.helm.upgrade(CHART, RELEASE, values, namespace=NAMESPACE, reuse_values=reuse_values)
+        return str(found["notes"])
 
     def secret(self, name: str) -> dict[str, str]:
         """Return the contents of a Secret; empty: there is none."""
-        found = self._objects.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-{name}", {"data": {}})
+        found = self.objects.get(self._secret_path(name), {"data": {}})
         return {key: base64.b64decode(text).decode() for key, text in found["data"].items()}
+
+    def change_secret(self, name: str, data: dict[str, str]) -> None:
+        """Replace the contents of a Secret, as a user of kubectl does."""
+        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+        self.objects[self._secret_path(name)]["data"] = encoded
+
+    def spec(self, deployment: str) -> Any:
+        """Return the spec of a Deployment."""
+        return self.objects[f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}"]["spec"]
+
+    def _secret_path(self, name: str) -> str:
+        return f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-{name}"
 
 
 @pytest.fixture
@@ -68,10 +85,90 @@ def test_upgrades_keep_both_keys_and_the_file_of_api_keys_has_only_the_hash(rele
 
     releases.upgrade({"commonLabels": {"a": "b"}})
     assert (releases.secret("triton-key"), releases.secret("api-keys")) == ({"key": triton_key}, api_keys)
-    releases.upgrade({"frontend": {"auth": {"allowAnonymous": True}}})
-    assert releases.secret("api-keys") == {}
-    releases.upgrade({"frontend": {}})  # Helm keeps the former values if there are none
-    assert releases.secret("api-keys")["api-key"] != api_keys["api-key"]
+    for auth in ({"allowAnonymous": True}, {"key": "other.json"}, {"allowAnonymous": False}):
+        releases.upgrade({"frontend": {"auth": auth}})
+        assert releases.secret("api-keys") == api_keys, auth
+
+
+def test_changes_of_the_keys_outlive_upgrades_rollbacks_and_the_release(releases: Releases) -> None:
+    """A rollback brought the former keys back: clients with a newer key were refused."""
+    releases.install({})
+    changed = {"triton-key": {"key": "t" * 43}, "api-keys": {**releases.secret("api-keys"), "keys.json": "two keys"}}
+
+    def assert_changed() -> None:
+        assert {name: releases.secret(name) for name in changed} == changed
+
+    for name, data in changed.items():
+        releases.change_secret(name, data)
+    releases.upgrade({"commonLabels": {"a": "b"}})
+    assert_changed()
+    releases.helm.rollback(RELEASE, version=1)
+    assert_changed()
+    releases.helm.uninstall(RELEASE)
+    assert_changed()
+    releases.install({})
+    assert_changed()
+
+
+def test_the_notes_name_a_model_whose_pods_an_upgrade_ends(releases: Releases) -> None:
+    """A model under a new `name` is another Deployment, so it answers 503 until its pods are ready."""
+    releases.install(
+        {"models": [{"name": "a", "servedName": "demo"}, {"name": "demo", "servedName": "b", "source": SOURCE}]}
+    )
+    models = [{"name": "new", "servedName": "demo"}, {"name": "demo", "servedName": "b", "source": SOURCE}]
+    assert "REMOVED: a. The pods of these models end at once." in releases.upgrade({"models": models})
+    assert "REMOVED" not in releases.upgrade({"models": models})
+
+
+def test_a_smaller_cache_is_refused_before_anything_is_changed(releases: Releases) -> None:
+    releases.install({"cache": {"type": "pvc", "size": "2Gi"}})
+    [claim] = [each for path, each in releases.objects.items() if "/persistentvolumeclaims/" in path]
+    claim["status"] = {"capacity": {"storage": "2Gi"}}
+    with pytest.raises(
+        helm_python.HelmError, match=r"cache\.size 1024Mi: the claim has 2Gi, and a claim cannot shrink"
+    ):
+        releases.upgrade({"cache": {"type": "pvc", "size": "1024Mi"}, "frontend": {"replicas": 2}})
+    releases.upgrade({"cache": {"type": "pvc", "size": "3Gi"}})
+
+
+# --- releases of former charts ----------------------------------------------------------------------------------------
+
+FORMER = tuple(sorted((Path(__file__).parent / "former").glob("*.yaml")))
+_SECRET = """\
+apiVersion: v1
+kind: Secret
+metadata: {{name: demo-{name}}}
+data: {data}
+"""
+
+
+def former_chart(folder: Path, values: Path) -> Path:
+    """Write a chart with the values of a former one, and with its Secrets: those of da9c4552 were two."""
+    (folder / "templates").mkdir(parents=True)
+    (folder / "Chart.yaml").write_text("apiVersion: v2\nname: conch\nversion: 0.0.1\n")
+    (folder / "values.yaml").write_text(values.read_text(encoding="utf-8"))
+    secrets = {"triton-key": {"key": "dHJpdG9u"}, "api-keys": {"api-key": "YQ==", "keys.json": "Yg=="}}
+    for name, data in secrets.items() if "da9c4552" in values.name else [("triton-key", secrets["triton-key"])]:
+        (folder / "templates" / f"{name}.yaml").write_text(_SECRET.format(name=name, data=json.dumps(data)))
+    return folder
+
+
+@pytest.mark.parametrize("values", FORMER, ids=lambda path: path.stem)
+def test_a_release_of_a_former_chart_keeps_its_keys_there_and_back(
+    values: Path, releases: Releases, tmp_path: Path
+) -> None:
+    """With --reuse-values a new value was missing: Helm failed, or the frontend got an option without its value."""
+    chart = former_chart(tmp_path / "chart", values)
+    releases.helm.install(chart, RELEASE, {}, namespace=NAMESPACE)
+    releases.upgrade({}, reuse_values=True)
+    for deployment in render().of_kind("Deployment"):
+        assert releases.spec(deployment["metadata"]["name"]) == deployment["spec"]
+    keys = {name: releases.secret(name) for name in ("triton-key", "api-keys")}
+    assert keys["triton-key"] == {"key": "triton"}
+    assert "da9c4552" not in values.name or keys["api-keys"] == {"api-key": "a", "keys.json": "b"}
+    releases.helm.rollback(RELEASE, version=1)
+    releases.upgrade({}, reuse_values=True)
+    assert {name: releases.secret(name) for name in ("triton-key", "api-keys")} == keys
 
 
 def test_only_an_explicit_value_lets_every_client_in() -> None:

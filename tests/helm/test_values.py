@@ -10,7 +10,7 @@ import helm_python
 import pytest
 
 from helm.generate import values as generated
-from tests.helm.cases import CASES, SHAPES, values_of
+from tests.helm.cases import CASES, SHAPES, values_of, with_named_secrets
 from tests.helm.chart import CHART, default_values, metadata, refusal, render, schema
 from tests.helm.validation import KUBERNETES_VERSIONS, errors
 
@@ -63,6 +63,7 @@ def test_the_schema_values_yaml_and_the_readme_are_as_they_are_generated() -> No
     expected = generated.load_schema()
     assert schema() == expected, _HOW
     assert generated.VALUES.read_text(encoding="utf-8") == generated.values_text(expected), _HOW
+    assert generated.DEFAULTS.read_text(encoding="utf-8") == generated.defaults_text(expected), _HOW
     readme = generated.README.read_text(encoding="utf-8")
     assert readme == generated.readme_text(readme, expected), _HOW
 
@@ -72,6 +73,22 @@ def test_every_value_is_explained() -> None:
     assert len(leaves) > 150
     for path, node in leaves.items():
         assert node["description"].endswith("."), path
+
+
+@pytest.mark.parametrize("depth", range(1, 5))
+def test_a_value_or_a_section_without_a_value_has_its_default(depth: int) -> None:
+    """An emptied line, such as `networkPolicy.enabled:`, rendered another chart, or was a trace of Go."""
+    others = {"metrics": {}, "resourceProfiles": {}, "models": [{"name": "demo", "replicas": 2}]}
+    base = with_named_secrets({"frontend": {"auth": {"existingSecret": "keys"}, "ingress": {"enabled": True}}} | others)
+    values = copy.deepcopy(base)
+    emptied = [path for path in _paths(schema()) if len(path) == depth and not _is_in(path, base)]
+    for path in emptied:
+        node = values
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = None
+    assert emptied
+    assert render(values) == render(base)
 
 
 _HOW = "run `python -m helm.generate.values`"
@@ -88,6 +105,20 @@ def _object_paths(
     for name, child in node["properties"].items():
         if isinstance(values.get(name), dict):
             yield from _object_paths(values[name], child, (*path, name))
+
+
+def _paths(node: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every value and section."""
+    for name, child in node.get("properties", {}).items():
+        child = generated._resolved(child, schema())
+        yield (*path, name)
+        if "default" not in child:
+            yield from _paths(child, (*path, name))
+
+
+def _is_in(path: tuple[str, ...], values: Any) -> bool:
+    """Whether the values have one at this path."""
+    return not path or (isinstance(values, dict) and path[0] in values and _is_in(path[1:], values[path[0]]))
 
 
 def _nested(path: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class Kubelets:
             return
         if pod.retry_at:
             pod.retry_at, pod.since = 0.0, now
-        folder = (namespace, container["command"][3]) if container["name"] in ("build", "download") else None
+        folder = (namespace, kept_folder(container)) if container["name"] in ("build", "download") else None
         if folder is not None and not self.builds[folder]:
             uid = pod.body["metadata"]["uid"]
             if self._builders.setdefault(folder, uid) != uid:
@@ -220,6 +220,11 @@ class Kubelets:
             and wanted.items() <= each.body["metadata"]["labels"].items()
         ]
         return len(group) == int(metadata["annotations"][f"{LWS}/size"])
+
+
+def kept_folder(build: dict[str, Any]) -> str:
+    """Folder in the cache that a build writes, and in which it looks for its artifact."""
+    return next(word for word in build["command"] if word.startswith("--kept="))
 
 
 def ready_addresses(slices: list[KubernetesObject], service: str) -> set[str]:

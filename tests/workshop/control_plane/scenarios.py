@@ -14,7 +14,7 @@ from tests.helm.cases import CASES, with_gpu_model
 from tests.helm.chart import RELEASE, KubernetesObject, Values, pods_of, render
 from tests.helm.pod_security import violations
 from tests.workshop.control_plane.api import RESOURCES, Api, ApiError, wait_for
-from tests.workshop.control_plane.kubelets import LWS, RACK, Kubelets, ready_addresses
+from tests.workshop.control_plane.kubelets import LWS, RACK, Kubelets, kept_folder, ready_addresses
 from tests.workshop.control_plane.releases import Helm
 
 PRODUCT = "NVIDIA-H100-80GB-HBM3"  # of the profile h100
@@ -25,6 +25,7 @@ PENDING_S = 5.0  # for this time a pod that fits no node is watched
 RESTRICTED = "pod-security.kubernetes.io/enforce"
 # What a namespace has without a release; the last one is made by the controllers of OpenShift.
 OWN = {("ServiceAccount", "default"), ("ConfigMap", "kube-root-ca.crt"), ("ConfigMap", "openshift-service-ca.crt")}
+KEYS = {("Secret", f"{RELEASE}-{name}") for name in ("api-keys", "triton-key")}  # which outlive a release
 
 
 @dataclass
@@ -73,8 +74,8 @@ class Release:
     def folder(self) -> str:
         """Folder of the artifact, by the newest pod."""
         newest = max(self.pods(), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-        [repository] = [each for each in newest["spec"]["initContainers"] if each["name"] == "repository"]
-        return str(repository["command"][3])
+        [build] = [each for each in newest["spec"]["initContainers"] if each["name"] in ("build", "download")]
+        return kept_folder(build)
 
     def num_builds(self) -> int:
         """Builds that have ended well."""
@@ -184,15 +185,17 @@ def harmless_changes(it: Release) -> str:
     it.api.create({"kind": "Secret", "metadata": {"name": "token"}, "stringData": {"token": "t"}}, it.namespace)
     it.install(values)
     old, folder, since = it.ready(), it.folder(), it.now()
-    values["models"][0]["aliases"] = ["gpt-4o"]
+    values["models"][0]["serving"] = {"maxSequences": 8}
     it.upgrade(values)
     new = it.wait_for_new(old)
     _assert_served(it, since)
-    assert it.folder() == folder, "an alias changed the folder of the artifact"
-    assert it.num_builds() == 1, "an alias built the engine again"
+    assert it.folder() == folder, "a setting of the repository changed the folder of the artifact"
+    assert it.num_builds() == 1, "a setting of the repository built the engine again"
     for node in (first, second):
         it.cordon(node)  # the running pod stays, and there is no free GPU any more
-    for change in ({"frontend": {"replicas": 2}}, {"huggingface": {"existingSecret": "other"}}):
+    values["models"][0]["aliases"] = ["gpt-4o"]
+    labels = {"commonLabels": {"a": "b"}, "commonAnnotations": {"a": "b"}}
+    for change in ({"frontend": {"replicas": 2}}, labels, {"huggingface": {"existingSecret": "other"}}):
         values |= change
         since = it.now()
         it.upgrade(values)
@@ -202,7 +205,9 @@ def harmless_changes(it: Release) -> str:
         assert it.folder() == folder, f"{change} changed the folder of the artifact"
     frontends = it.api.list("Pod", it.namespace, "app.kubernetes.io/component=frontend")
     assert len(frontends) == 2, f"{len(frontends)} frontends"
-    return "alias: new pod beside the old one, same folder, no build; replicas and Secret: no pod evicted"
+    return (
+        "repository: new pod beside the old one, same folder, no build; alias, labels, replicas, Secret: no pod evicted"
+    )
 
 
 def other_engine(it: Release) -> str:
@@ -305,7 +310,7 @@ def two_nodes(it: Release) -> str:
     assert it.num_builds() == 1, f"{it.num_builds()} builds"
     it.helm.test(it.namespace)
     before = {each["metadata"]["uid"] for each in it.pods(name)}
-    values["models"][0]["aliases"] = ["gpt-4o"]
+    values["models"][0]["serving"] = {"maxSequences": 8}
     it.upgrade(values)
 
     def is_replaced() -> bool:
@@ -313,7 +318,7 @@ def two_nodes(it: Release) -> str:
         return len(uids) == 2 and not uids & before and bool(it.ready(name))
 
     wait_for(is_replaced, "the group was replaced")
-    assert it.num_builds() == 1, "an alias built the engine again"
+    assert it.num_builds() == 1, "a setting of the repository built the engine again"
     it.helm.uninstall(it.namespace)
     _wait_until_nothing_but(it, _claims(values) | {("Secret", "ranks"), ("Secret", "huggingface")})
     return f"a pod on each node, {waited}, leader built, test, rolled with all GPUs taken, no new build, nothing left"
@@ -459,7 +464,8 @@ def _waiting_reasons(it: Release, container: str) -> list[str]:
     return [each["state"]["waiting"]["reason"] for each in statuses if "waiting" in each["state"]]
 
 
-def _wait_until_nothing_but(it: Release, expected: set[tuple[str, str]]) -> None:
+def _wait_until_nothing_but(it: Release, others: set[tuple[str, str]]) -> None:
+    expected = KEYS | others
     try:
         wait_for(lambda: it.left() == expected, "")
     except AssertionError:
