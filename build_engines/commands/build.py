@@ -63,8 +63,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("--ready", action="store_true", help=ready_help)
     kept_help = (
-        "take the newest complete artifact of this home, in whichever state its sources are, and build only if it has "
-        "none of this version's format; a finished build is linked there. Repeatable: the others are only read"
+        "take the newest complete artifact of this home, whatever has become of its sources, and build only if there "
+        "is none of this version's format. Repeatable: the first home gets a link to an artifact of another home, or to "
+        "the new one"
     )
     command.add_argument("--kept", type=Path, action="append", default=[], metavar="DIR", help=kept_help)
     link_help = "make FILE a link to the artifact, for a later `render`, and render no repository"
@@ -157,8 +158,8 @@ def _build(options: argparse.Namespace) -> None:
     else:
         served = built(options)
     for artifact_dir in served:
-        if options.kept and kept is None:
-            link(options.kept[0] / "artifacts" / artifact_dir.name, artifact_dir)
+        if options.kept and not (place := options.kept[0] / "artifacts" / artifact_dir.name).exists():
+            link(place, artifact_dir)
         if options.link is not None:
             link(options.link, artifact_dir)
     if served and options.link is None:

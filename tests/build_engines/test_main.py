@@ -137,9 +137,9 @@ class Pod:
     def __init__(self, folder: Path, checkpoint: Path) -> None:
         self.store, self.state, self._folder, self._checkpoint = folder / "store", folder / "state", folder, checkpoint
 
-    def artifact(self, *options: str, kept: str = "tiny-0123", name: str = "tiny") -> Path:
+    def artifact(self, *options: str, kept: str = "tiny-0123", former: str = "former", name: str = "tiny") -> Path:
         """Build or find the artifact, and render it under a name; return its folder."""
-        homes = [f"--kept={self._folder / home}" for home in (kept, "former")]
+        homes = [f"--kept={self._folder / home}" for home in (kept, former)]
         build = ["build", name, f"--checkpoint={self._checkpoint}", "--runtime=synthetic", f"--home={self.store}"]
         link, repository = self.state / "artifact", self.state / "repository"
         assert main([*build, *homes, f"--link={link}", *options]) == 0
@@ -196,6 +196,7 @@ def test_an_artifact_in_the_folder_of_the_chart_before_is_found(pod: Pod, tmp_pa
     former.parent.mkdir(parents=True)
     built.rename(former)  # the link in the folder of now is broken
     assert pod.artifact() == pod.artifact(kept="tiny-4567") == former
+    assert pod.artifact(former="of-another-name") == former
     assert pod.built() == set()
 
 
