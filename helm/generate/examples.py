@@ -60,8 +60,9 @@ def example_values(planned: Plan) -> dict[str, Any]:
         "gpus": {"perNode": layout.num_gpus_per_node, "profile": planned.gpu.key},
         "shmSize": f"{2 + 2 * layout.num_gpus_per_node}Gi",
         "loadTimeoutSeconds": max(_SHORTEST_LOAD_S, round(planned.engine_bytes / _LOADED_BYTES_PER_S)),
-        "strategy": {"maxSurge": 0, "maxUnavailable": 1},
     }
+    if layout.num_nodes == 1:  # the default over several nodes
+        model["strategy"] = {"maxSurge": 0, "maxUnavailable": 1}
     if Backend.ENGINE in entry.backends:
         model["build"] = {"enabled": True, "resources": {"requests": {"memory": f"{ram_gib}Gi"}}}
     values: dict[str, Any] = {"cache": {"type": "pvc", "size": f"{round(planned.build_disk_bytes * 1.2 / _GIB) + 1}Gi"}}

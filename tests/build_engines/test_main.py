@@ -166,6 +166,13 @@ def test_a_pod_finds_its_artifact_without_the_sources_and_under_another_name(pod
     assert pod.built() == {artifact_dir}
 
 
+def test_an_incomplete_artifact_is_not_taken(pod: Pod) -> None:
+    table = pod.artifact() / "byte_table.npz"
+    table.unlink()
+    assert pod.artifact() == table.parent
+    assert table.exists()
+
+
 def test_a_default_that_is_written_out_finds_the_artifact_of_the_store(pod: Pod) -> None:
     assert pod.artifact() == pod.artifact("--precision=f16", kept="tiny-4567")
     assert pod.artifact("--precision=f32", kept="tiny-89ab") in pod.built()

@@ -158,8 +158,7 @@ def test_a_release_of_a_former_chart_keeps_its_keys_there_and_back(
     values: Path, releases: Releases, tmp_path: Path
 ) -> None:
     """With --reuse-values a new value was missing: Helm failed, or the frontend got an option without its value."""
-    chart = former_chart(tmp_path / "chart", values)
-    releases.helm.install(chart, RELEASE, {}, namespace=NAMESPACE)
+    releases.helm.install(former_chart(tmp_path / "chart", values), RELEASE, {}, namespace=NAMESPACE)
     releases.upgrade({}, reuse_values=True)
     for deployment in render().of_kind("Deployment"):
         assert releases.spec(deployment["metadata"]["name"]) == deployment["spec"]
@@ -169,6 +168,16 @@ def test_a_release_of_a_former_chart_keeps_its_keys_there_and_back(
     releases.helm.rollback(RELEASE, version=1)
     releases.upgrade({}, reuse_values=True)
     assert {name: releases.secret(name) for name in ("triton-key", "api-keys")} == keys
+
+
+def test_the_keys_of_a_former_chart_outlive_a_rollback_to_one_without_them(releases: Releases, tmp_path: Path) -> None:
+    later, first = FORMER
+    releases.helm.install(former_chart(tmp_path / first.stem, first), RELEASE, {}, namespace=NAMESPACE)
+    releases.helm.upgrade(former_chart(tmp_path / later.stem, later), RELEASE, {}, namespace=NAMESPACE)
+    releases.upgrade({})
+    releases.helm.rollback(RELEASE, version=1)
+    releases.upgrade({})
+    assert releases.secret("api-keys") == {"api-key": "a", "keys.json": "b"}
 
 
 def test_only_an_explicit_value_lets_every_client_in() -> None:
