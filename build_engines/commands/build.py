@@ -64,8 +64,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("--ready", action="store_true", help=ready_help)
     kept_help = (
         "take the newest complete artifact of this home, whatever has become of its sources, and build only if there "
-        "is none of this version's format. Repeatable: the first home gets a link to an artifact of another home, or to "
-        "the new one"
+        "is none of this version's format. Repeatable: the first home gets a link to an artifact of another home, or "
+        "to the new one"
     )
     command.add_argument("--kept", type=Path, action="append", default=[], metavar="DIR", help=kept_help)
     link_help = "make FILE a link to the artifact, for a later `render`, and render no repository"

@@ -59,5 +59,9 @@ metadata:
 type: Opaque
 data:
   {{- toYaml (merge (dict) $data $new) | nindent 2 }}
+{{- else -}}
+{{- range list .entry .file | compact -}}
+{{- if not (hasKey ($found.data | default dict) .) }}{{ fail (printf "the Secret %s has no entry %s, which the pods read: delete the Secret, and try again" $name .) }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}

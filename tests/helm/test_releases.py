@@ -131,6 +131,14 @@ def test_a_smaller_cache_is_refused_before_anything_is_changed(releases: Release
     releases.upgrade({"cache": {"type": "pvc", "size": "3Gi"}})
 
 
+def test_a_secret_without_an_entry_is_refused(releases: Releases) -> None:
+    """Pods would wait for the entry for ever."""
+    releases.install({})
+    releases.change_secret("api-keys", {"api-key": "a"})
+    with pytest.raises(helm_python.HelmError, match=r"the Secret demo-api-keys has no entry keys\.json"):
+        releases.upgrade({})
+
+
 # --- releases of former charts ----------------------------------------------------------------------------------------
 
 FORMER = tuple(sorted((Path(__file__).parent / "former").glob("*.yaml")))

@@ -11,7 +11,7 @@ import pytest
 
 from helm.generate import values as generated
 from tests.helm.cases import CASES, SHAPES, values_of, with_named_secrets
-from tests.helm.chart import CHART, default_values, metadata, refusal, render, schema
+from tests.helm.chart import CHART, default_values, metadata, pods, refusal, render, schema
 from tests.helm.validation import KUBERNETES_VERSIONS, errors
 
 PROJECT = CHART.parent
@@ -89,6 +89,16 @@ def test_a_value_or_a_section_without_a_value_has_its_default(depth: int) -> Non
         node[path[-1]] = None
     assert emptied
     assert render(values) == render(base)
+
+
+def test_null_removes_an_entry_inside_an_object_of_kubernetes() -> None:
+    """A cluster of OpenShift sets the user of pods itself."""
+    rendered = render({"podSecurityContext": {"runAsUser": None}, "frontend": {"resources": {"limits": None}}})
+    for pod in pods(rendered):
+        assert "runAsUser" not in pod.spec["securityContext"]
+        assert pod.spec["securityContext"]["runAsNonRoot"]
+    [frontend] = [pod for pod in pods(rendered) if pod.owner == "Deployment/demo-frontend"]
+    assert set(frontend.main["resources"]) == {"requests"}
 
 
 _HOW = "run `python -m helm.generate.values`"
