@@ -110,7 +110,7 @@ def from_dockerfile() -> str:
 
 @pytest.mark.parametrize("numpy", ["1.26.4", "2.3.5"])
 def test_conch_installs_beside_tensorrt_llm(numpy, tmp_path) -> None:
-    """TensorRT-LLM 1.2.1 requires llguidance 0.7.29 and Conch 1.9: naming both left pip without a solution."""
+    """TensorRT-LLM 1.2.1 requires llguidance 0.7.29 and Conch 1.9.1: naming both left pip without a solution."""
     index, site = tmp_path / "index", environment(tmp_path / "image")
     index.mkdir()
     for name, version in _asked_for():
@@ -134,7 +134,7 @@ def test_conch_installs_beside_tensorrt_llm(numpy, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     installed = dict(path.name.removesuffix(".dist-info").rsplit("-", 1) for path in site.glob("*.dist-info"))
     versions = {_file_name(name): version for name, (version, _) in image.items()}
-    assert installed.items() >= (versions | {"conch": "0.1.0", "llguidance": "1.9"}).items()
+    assert installed.items() >= (versions | {"conch": "0.1.0", "llguidance": "1.9.1", "aiohttp": "3.14"}).items()
 
 
 def _image(numpy: str) -> dict[str, tuple[str, list[str]]]:
@@ -145,7 +145,8 @@ def _image(numpy: str) -> dict[str, tuple[str, list[str]]]:
         if lowest:
             image[requirement.name] = (lowest[0], [])
     image["transformers"] = (image["transformers"][0], TRANSFORMERS)
-    image["pydantic"] = ("2.10", [])  # the release of November 2024; the image is of 2026
+    image["pydantic"] = ("2.12", [])  # the release of October 2025; the image is of 2026
+    image["aiohttp"] = ("3.13.5", [])
     image["numpy"] = (numpy, [])
     requires = [f"{requirement.name}{requirement.specifier}" for requirement in TENSORRT_LLM]
     return image | {"tensorrt_llm": ("1.2.1", requires)}

@@ -24,8 +24,8 @@ COPY model_repository model_repository
 COPY frontend frontend
 COPY build_engines build_engines
 COPY tests tests
-# The image's packages are constraints, so that numpy and torch stay; llguidance is the exception (docs/gpu.md).
-RUN python3 -m pip list --format=freeze | grep -v '^llguidance==' > /tmp/image.txt \
+# The image's packages are constraints, so that numpy and torch stay; llguidance and aiohttp are exceptions (docs/gpu.md).
+RUN python3 -m pip list --format=freeze | grep -v -e '^llguidance==' -e '^aiohttp==' > /tmp/image.txt \
     && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt \
     '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai httptools psutil \
     && rm -rf /tmp/image.txt build ./*.egg-info
