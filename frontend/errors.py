@@ -21,6 +21,7 @@ APIError
 ├── RateLimited 429              a limit of the key; with Retry-After unless the request can never succeed
 ├── ServerError 500              unexpected; its text never reaches the client
 │   ├── TritonKeyRefused         Triton's restricted APIs need another key
+│   ├── NotFinite                the model's numbers for this request are NaN or infinite
 │   └── EngineFailed             the engine failed during this request
 │       ├── BadAnswer            Triton's answer cannot be read
 │       └── OutputStreamNotOpen  the engine does not know the output stream
@@ -282,6 +283,22 @@ class TritonKeyRefused(ServerError):
             f"{KEY_VARIABLE} is not Triton's key. Without the key this frontend cannot load or unload models and "
             "adapters, drain engines, or reload broken stages."
         )
+
+
+class NotFinite(ServerError):
+    """The model's numbers for this request are NaN or infinite, now and at each further try."""
+
+    code = "not_finite"
+    headers: Mapping[str, str] = {"x-should-retry": "false"}
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The model's numbers for this input are not finite: its file is damaged, or its precision is too small."
+        )
+
+    def blame(self, old_param: str, param: str) -> None:
+        """Name the input, which no error of the stages names."""
+        self.param, self.message = param, f"{param}: {self.message}"
 
 
 class EngineFailed(ServerError):

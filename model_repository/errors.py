@@ -10,6 +10,7 @@ StageError
 ├── TooManyWaiting        too much work of one sender waits, or its grammars in use take too much memory
 ├── KeyRefused            a message lacks Triton's key, or a signature by it
 ├── EngineFailed          the runtime failed during this request
+├── NotFinite             the model's numbers for this request are NaN or infinite
 ├── Unloading             the model is being unloaded, and the request's time is up
 ├── OutputStreamNotOpen   the output stream that a request names is not open
 └── InternalError         anything unexpected; its text never reaches the client
@@ -86,6 +87,13 @@ class KeyRefused(StageError):
 
 class EngineFailed(StageError):
     code = "engine_failed"
+
+
+class NotFinite(StageError):
+    code = "not_finite"
+
+    def __init__(self, text: str = "the model's numbers for it are not finite", field: str | None = None) -> None:
+        super().__init__(text, field)
 
 
 class Unloading(StageError):

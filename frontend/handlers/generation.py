@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.errors import GenerationTimeout, InvalidRequest
+from frontend.errors import GenerationTimeout, InvalidRequest, NotFinite
 from frontend.fan_out import merged
 from frontend.handlers.call import Call, ignored_header
 from frontend.handlers.large_answers import LARGE_ANSWERS
@@ -66,12 +66,14 @@ async def answer_each(
     to_requests: Callable[[], Sequence[GenerationRequest]],
     reply: WholeReply,
     place_of: Callable[[int], str],
+    place_of_error: Callable[[int], str] | None = None,
 ) -> web.StreamResponse:
     """Answer a body of many prompts, each with a generation of its own.
 
     Args:
         to_requests: makes a request for each prompt. These are larger than the body, so they have memory first.
         place_of: returns the place of a prompt in the body, for the error of one.
+        place_of_error: the same, for numbers that are not finite; None: the same function.
     """
     await call.request.app[LARGE_ANSWERS].expect_vectors(call.request, call.name, num_prompts)
     async with admitted_to(call, to_requests()) as admitted:
@@ -79,6 +81,9 @@ async def answer_each(
             return await Generation(call, admitted, reply).whole()
         except InvalidRequest as exc:
             exc.blame("prompt", place_of(exc.index))
+            raise
+        except NotFinite as exc:
+            exc.blame("", (place_of_error or place_of)(exc.index))
             raise
 
 

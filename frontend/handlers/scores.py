@@ -18,6 +18,7 @@ from frontend.translate.scores import (
     ScoreReply,
     pairs_to_requests,
     place_of_longer,
+    place_of_second,
     texts_to_requests,
 )
 
@@ -36,7 +37,12 @@ async def _answer_pairs(call: Call[RerankRequest] | Call[ScoreRequest], reply: W
     body = call.body
     to_requests, pairs = partial(pairs_to_requests, body, call.name, call.request[FACTS].request_id), body.pairs()
     return await answer_each(
-        call, len(pairs), to_requests, reply, lambda index: place_of_longer(body, pairs[index], index)
+        call,
+        len(pairs),
+        to_requests,
+        reply,
+        lambda index: place_of_longer(body, pairs[index], index),
+        lambda index: place_of_second(body, index),
     )
 
 

@@ -103,6 +103,8 @@ def _known_error(message: str) -> APIError | None:
             return errors.ModelUnloaded()
         case stage_errors.OutputStreamNotOpen():
             return errors.OutputStreamNotOpen()
+        case stage_errors.NotFinite():
+            return errors.NotFinite()
         case stage_errors.EngineFailed():
             return errors.EngineFailed()
         case stage_errors.StageError():

@@ -9,7 +9,15 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 
 from frontend import loop_time
-from frontend.errors import APIError, ModelNotFound, Overloaded, StageUnhealthy, TritonTimeout, TritonUnreachable
+from frontend.errors import (
+    APIError,
+    ModelNotFound,
+    NotFinite,
+    Overloaded,
+    StageUnhealthy,
+    TritonTimeout,
+    TritonUnreachable,
+)
 from frontend.triton.client import TritonClient
 from frontend.triton.models import in_order
 from model_repository.contract.output import EngineStats
@@ -89,6 +97,8 @@ async def require_tokens(triton: TritonClient, ensemble: str, before: EngineStat
     """
     try:
         await _generate_one_token(triton, ensemble, deadline_s=_SHARE_OF_TOKEN * deadline_s)
+    except NotFinite:  # the stages work, and each such request gets this error
+        return True
     except APIError as exc:
         if type(exc) not in (Overloaded, TritonTimeout):  # a full queue, or other requests were first
             raise

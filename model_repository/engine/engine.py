@@ -38,6 +38,7 @@ from model_repository.errors import (
     EngineFailed,
     InternalError,
     InvalidRequest,
+    NotFinite,
     OutputStreamNotOpen,
     Overloaded,
     PromptTooLong,
@@ -259,9 +260,9 @@ class Engine:
         sequence = self._sequences.get(output.sequence)
         if sequence is None or sequence.finish_reason is not None:
             return  # the step drew more tokens than the sequence needed
-        if output.error is not None:
-            self._runtime.free(sequence.number)
-            self._fail(sequence, output.error)
+        if (error := output.checked()) is not None:
+            self._runtime.free(sequence.number, is_reusable=not isinstance(error, NotFinite))
+            self._fail(sequence, error)
             return
         sequence.add_output(output, self._clock())
         if sequence.finish_reason is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from model_repository.contract.output import DrawnLogprob
 
-type Logits = Sequence[float] | npt.NDArray[np.float32]
+type Logits = Sequence[float] | npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 def token_logprob(logits: Logits, token_id: int, num_top: int, *, is_ranked: bool = False) -> DrawnLogprob:
@@ -25,9 +25,16 @@ def token_logprob(logits: Logits, token_id: int, num_top: int, *, is_ranked: boo
     return DrawnLogprob(float(own), _most_likely(values, num_top), rank)
 
 
+def is_distribution(logits: Logits) -> bool:
+    """Whether logits give each token a probability: the largest is finite. A NaN counts as the largest."""
+    return bool(np.isfinite(np.max(logits)))
+
+
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
     # An array takes half the time of np.array on a list.
     values = logits.astype(np.float64) if isinstance(logits, np.ndarray) else np.frombuffer(array("d", logits))
+    if not is_distribution(values):
+        return np.full_like(values, np.nan)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
     return values

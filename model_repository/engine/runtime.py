@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from msgspec import Struct
 
 from model_repository.capabilities import Capability
@@ -19,7 +21,7 @@ from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import EngineFailed, StageError
+from model_repository.errors import EngineFailed, NotFinite, StageError
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completion
@@ -87,6 +89,20 @@ class StepOutput:
     error: StageError | None = None  # only this sequence has failed
     scheduled_s: float | None = field(default=None, compare=False)  # when it left the runtime's queue, time.monotonic
 
+    def checked(self) -> StageError | None:
+        """Return the error; also one for numbers that are not finite.
+
+        The log probability of a token is -inf if it is impossible. One NaN among the logits makes all of them NaN.
+        """
+        if self.error is not None:
+            return self.error
+        numbers = [each.logprob for each in (self.logprob, *self.prompt_logprobs) if each and each.logprob is not None]
+        numbers += [value for _, value in self.logprob.top] if self.logprob else ()
+        is_finite = all(number < math.inf for number in numbers)  # not so for NaN
+        if self.embedding is not None:
+            is_finite = is_finite and bool(np.isfinite(np.frombuffer(self.embedding, "<f4")).all())
+        return None if is_finite else NotFinite()
+
 
 @dataclass(frozen=True, slots=True)
 class ImageCounts:
@@ -152,10 +168,13 @@ class Runtime(Protocol):
             EngineFailed: the runtime is broken and accepts nothing more.
         """
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         """Forget a sequence in any state. Its KV tokens are free when this returns.
 
         If another process owns the KV cache, that process frees them as soon as it can.
+
+        Args:
+            is_reusable: False: its KV tokens are not finite. No other sequence may read them.
         """
 
     def step(self) -> Sequence[StepOutput] | None:

@@ -49,6 +49,9 @@ class KVCache(Protocol):
     def trim(self, slot: int, num_tokens: int) -> None:
         """Free all but the first tokens of a slot."""
 
+    def clear(self) -> None:
+        """Free the tokens of all slots, and overwrite their numbers."""
+
 
 def num_common_tokens(known: Sequence[int], wanted: Sequence[int]) -> int:
     """Return how many tokens two texts have in common at their beginnings."""
@@ -194,14 +197,34 @@ class Scheduler:
         """Queue a sequence."""
         insort(self._waiting, _QueuedJob(job), key=lambda item: item.job.queue_order_s)
 
-    def free(self, sequence: int) -> None:
-        """Remove a running or queued sequence; its tokens may be reused from now on."""
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
+        """Remove a running or queued sequence; its tokens may be reused from now on.
+
+        Args:
+            is_reusable: False: its tokens are not finite. This must not be called while a step is computed then.
+        """
         running = self._running.pop(sequence, None)
         if running is None:
             self._waiting = [item for item in self._waiting if item.job.sequence != sequence]
             return
         running.slot.sequence = None
         running.slot.last_used = next(self._ticks)
+        if not is_reusable:
+            self._clear_idle()
+
+    def _clear_idle(self) -> None:
+        """Empty the slots without a running sequence, and overwrite their numbers.
+
+        A freed token is multiplied by 0 in attention without flash attention, and so is the state that a new sequence
+        of a recurrent model begins with: NaN would stay NaN.
+        """
+        kept = {slot.index: self._kv_cache.read(slot.index) for slot in self._slots if slot.sequence is not None}
+        self._kv_cache.clear()
+        for slot in self._slots:
+            if slot.index in kept:
+                self._kv_cache.load(slot.index, kept[slot.index])
+            else:
+                slot.token_ids = []
 
     def forget_all(self) -> None:
         """Remove all sequences, and all tokens of the KV cache."""

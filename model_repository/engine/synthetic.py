@@ -70,7 +70,7 @@ class SyntheticRuntime:
         waiting = _Queued(queue_order_s(request, self._clock()), sequence, request)
         insort(self._waiting, waiting, key=lambda item: item.queue_order_s)
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         if self._running.pop(sequence, None) is None:
             self._waiting = [item for item in self._waiting if item.sequence != sequence]
 

@@ -287,3 +287,7 @@ class SlotCache:
         """Free all but the first tokens of a slot."""
         is_freed = self._context.memory_seq_rm(slot, num_tokens, -1)
         assert is_freed, f"slot {slot} does not keep {num_tokens} tokens"
+
+    def clear(self) -> None:
+        """Free the tokens of all slots, and overwrite their numbers with zeros."""
+        self._context.kv_cache_clear(clear_data=True)

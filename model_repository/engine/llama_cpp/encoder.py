@@ -69,14 +69,17 @@ class _Context(StepContext[list[StepOutput]]):
         self.wanted: set[int] = set()  # its sequences that are not freed
         self.signed_s = 0.0  # time.monotonic of its last sign of life
         self._prompts: Sequence[_Queued] = ()
+        self._is_finite = True  # the last step's vectors, and so the KV cache
         self._finished = finished
         self.llama_context.set_abort_callback(self._is_unwanted)
 
     def prepare(self, prompts: Sequence[_Queued]) -> None:
-        """Fill the next step's batch."""
+        """Set the prompts of the next step."""
         self.signed_s = time.monotonic()
         self.wanted = {each.sequence for each in prompts}
         self._prompts = prompts
+
+    def _fill(self, prompts: Sequence[_Queued]) -> None:
         self._batch.clear()
         for slot, each in enumerate(prompts):
             for position, token_id in enumerate(each.token_ids):
@@ -84,18 +87,32 @@ class _Context(StepContext[list[StepOutput]]):
 
     def _compute(self) -> list[StepOutput]:
         started_s = time.monotonic()
-        self.llama_context.kv_cache_clear(clear_data=False)  # a decoder's; an encoder has none
         try:
-            self.llama_context.decode(self._batch)
+            vectors = self._vectors(self._prompts)
         except InterruptedError:
             return []  # no sequence is wanted
         return [
-            StepOutput(each.sequence, embedding=self._embedding(slot), scheduled_s=started_s)
-            for slot, each in enumerate(self._prompts)
+            StepOutput(each.sequence, embedding=vector.astype("<f4").tobytes(), scheduled_s=started_s)
+            for each, vector in zip(self._prompts, vectors, strict=True)
         ]
 
-    def _embedding(self, slot: int) -> bytes:
-        return self._finished(np.array(self.llama_context.get_embeddings_seq(slot))).astype("<f4").tobytes()
+    def _vectors(self, prompts: Sequence[_Queued]) -> list[_Vector]:
+        """Compute prompts together. If a vector is not finite, compute each alone: one NaN is in all prompts of a step.
+
+        Raises:
+            InterruptedError: no sequence is wanted.
+        """
+        self._fill(prompts)
+        self.llama_context.kv_cache_clear(clear_data=not self._is_finite)  # a decoder's; an encoder has none
+        self.llama_context.decode(self._batch)
+        slots = range(len(prompts))
+        vectors = [np.array(self.llama_context.get_embeddings_seq(slot)) for slot in slots]
+        self._is_finite = all(np.isfinite(vector).all() for vector in vectors)
+        if self._is_finite:
+            return [self._finished(vector) for vector in vectors]
+        if len(prompts) == 1:
+            return vectors
+        return [vector for prompt in prompts for vector in self._vectors([prompt])]
 
     def _is_unwanted(self) -> bool:
         """Answer llama.cpp, which asks before each operation."""
@@ -148,7 +165,7 @@ class LlamaCppEncoder:
         queued = _Queued(queue_order_s(request, time.monotonic()), sequence, request.prompt_token_ids)
         insort(self._waiting, queued, key=lambda each: each.queue_order_s)
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         """Forget a sequence. A step without other sequences ends before its next operation."""
         self._waiting = [each for each in self._waiting if each.sequence != sequence]
         for context in self._contexts:

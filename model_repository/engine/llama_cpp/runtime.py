@@ -180,13 +180,13 @@ class LlamaCppRuntime:
         """Built for the first request with bad words, which most models never get."""
         return TokenIndex(self._byte_table, self._vocab_size)
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         """Forget a sequence; its slot is free for the context's next step."""
         freed = self._sequences.pop(sequence, None)
         if freed is None or freed.context is None:
             self._waiting = [job for job in self._waiting if job.sequence != sequence]
         else:
-            freed.context.scheduler.free(sequence)
+            freed.context.scheduler.free(sequence, is_reusable=is_reusable)
 
     def step(self) -> Sequence[StepOutput]:
         """Let every context compute, and return the outputs of the first finished one.

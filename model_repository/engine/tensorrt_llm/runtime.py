@@ -213,7 +213,7 @@ class TensorRtLlmRuntime:
             self._loop.start(call)
             busy.append(call)
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         """Forget a sequence. If it cannot be aborted, it keeps its place until it ends."""
         if self._waiting.pop(sequence, None) is None and sequence in self._running:
             self._running.remove(sequence)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frontend.endpoints import ENDPOINTS
-from frontend.errors import ContextLengthExceeded, EngineFailed
+from frontend.errors import ContextLengthExceeded, EngineFailed, NotFinite
 from frontend.fan_out import MAX_RUNNING
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, TextPrompt, TokenPrompt
@@ -165,6 +165,20 @@ async def test_a_failing_engine_is_the_answer(serve: Serve) -> None:
     http = await serve(FakeTriton([EngineFailed()], models=[EMBEDDER]))
     error = await error_of(await http.post(PATH, json=EMBEDDING))
     assert (error["status"], error["code"], error["param"]) == (500, "engine_failed", None)
+
+
+async def test_numbers_that_are_not_finite_name_their_input(serve: Serve) -> None:
+    """Vector stores got nulls."""
+    http = await serve(
+        FakeTriton(
+            lambda request: [NotFinite()] if request.prompt == TextPrompt("bad") else vector(1), models=[EMBEDDER]
+        )
+    )
+    response = await http.post(PATH, json=EMBEDDING | {"input": ["good", "bad"]})
+    assert response.headers["x-should-retry"] == "false"
+    error = await error_of(response)
+    assert (error["status"], error["code"], error["param"]) == (500, "not_finite", "input[1]")
+    assert error["message"].startswith("input[1]: ")
 
 
 async def test_at_most_a_bounded_number_of_inputs_runs_at_a_time(serve: Serve) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontend.errors import ContextLengthExceeded
+from frontend.errors import ContextLengthExceeded, NotFinite
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest, PairPrompt, TextPrompt
 from tests.fakes import FakeTriton, Script, served_model
@@ -180,6 +180,18 @@ async def test_the_error_of_one_text_names_the_longer_text_of_its_pair(
     http = await serve(FakeTriton(script, models=[RERANKER]))
     error = await error_of(await http.post(path, json=body))
     assert (error["status"], error["param"], error["message"]) == (400, place, f"{place}: 9 tokens")
+
+
+async def test_a_score_that_is_not_finite_names_its_document(serve: Serve) -> None:
+    """The order of all results was undefined."""
+
+    def script(request: GenerationRequest) -> Script:
+        assert isinstance(request.prompt, PairPrompt)
+        return [NotFinite()] if "b" in request.prompt.texts else numbers(1)
+
+    http = await serve(FakeTriton(script, models=[RERANKER]))
+    error = await error_of(await http.post(RERANK, json=RERANKING | {"query": "long", "documents": ["a", "b"]}))
+    assert (error["status"], error["code"], error["param"]) == (500, "not_finite", "documents[1]")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class FakeRuntime:
         self.numbers.append(sequence)
         self.waiting.append(sequence)
 
-    def free(self, sequence: int) -> None:
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         if self.free_error is not None:
             raise self.free_error
         self.running.pop(sequence, None)

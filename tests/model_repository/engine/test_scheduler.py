@@ -53,6 +53,10 @@ class FakeKVCache:
         if num_tokens == 0:
             self.firsts[slot] = 0
 
+    def clear(self) -> None:
+        self.slots = [[] for _ in self.slots]
+        self.firsts = [0] * len(self.slots)
+
 
 class FixedBudget(PrefillBudget):
     """A fixed number of tokens, at any cost."""
@@ -103,8 +107,8 @@ class Fake:
         text.append((drawn, family))
         return drawn
 
-    def free(self, sequence: int) -> None:
-        self.scheduler.free(sequence)
+    def free(self, sequence: int, *, is_reusable: bool = True) -> None:
+        self.scheduler.free(sequence, is_reusable=is_reusable)
         del self.texts[sequence]
 
     def step(self) -> list[Chunk]:

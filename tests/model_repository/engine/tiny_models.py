@@ -136,10 +136,15 @@ ENCODERS: dict[str, Keys] = {
 _ARCHITECTURES = FULL_ATTENTION | SLIDING_WINDOW | RECURRENT | ENCODERS
 
 
-def write_model(path: Path, architecture: str, tokenizer_of: Path | None = None) -> Path:
+def write_model(
+    path: Path, architecture: str, tokenizer_of: Path | None = None, *, nan_rows: Mapping[str, int] | None = None
+) -> Path:
     """Write a GGUF file, with the tokenizer of another one or without any, and return its path.
 
     llama.cpp itself names the tensors and their shapes.
+
+    Args:
+        nan_rows: tensor to a row of it that is NaN.
     """
     tokenizer = {} if tokenizer_of is None else gguf.GGUFReader(tokenizer_of).fields
     write_and_close(_writer(path, architecture, tokenizer))
@@ -150,7 +155,10 @@ def write_model(path: Path, architecture: str, tokenizer_of: Path | None = None)
     rng, writer = np.random.default_rng(0), _writer(path, architecture, tokenizer)
     for name, shape in shapes.items():
         if not name.endswith(("scale", "rope_factors_long.weight", "rope_factors_short.weight")):
-            writer.add_tensor(name, _values(rng, name, shape[::-1]).astype(np.float32))
+            values = _values(rng, name, shape[::-1]).astype(np.float32)
+            if nan_rows and name in nan_rows:
+                values[nan_rows[name]] = np.nan
+            writer.add_tensor(name, values)
     write_and_close(writer)
     return path
 
