@@ -113,13 +113,15 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         return ModelSource(model_id=model, checkpoint=DEMO / "embedder", precision=precision or "f32")
     path, found, model_id = _path_of(model), HubReference.find(model), model_id_of(model)
     if path.is_dir():
+        if not (path / "config.json").exists():
+            raise BuildError(f"{model}: a folder with neither a checkpoint (config.json) nor a GGUF file")
         _check_id(model_id, f"--checkpoint {shlex.quote(model)}")
         return ModelSource(model_id=model_id, checkpoint=path, precision=precision or "f16")
     if _is_gguf(path, found):
         _check_id(model_id, f"--gguf {shlex.quote(str(path))}")
         return ModelSource(model_id=model_id, gguf=path, precision=_of_kv_cache(precision))
     if path.is_file():
-        raise BuildError(f"{model}: expected a folder, FILE.gguf or FILE.yaml")
+        raise BuildError(f"{model}: {_rule_of_file(path)}")
     entry = _entry(model)
     if entry is not None:
         return replace(_of_entry(model, entry, precision, digests), min_dimensions=entry.min_dimensions or 0)
@@ -138,6 +140,16 @@ def _of_entry(model: str, entry: ModelEntry, precision: str | None, digests: Dig
         reason = f"{entry.architecture.class_name} is not converted"
         return _of_quantized(model, reference, reason, precision, digests)
     return _of_hub(model, reference, precision, digests)
+
+
+def _rule_of_file(path: Path) -> str:
+    """Return what to give in place of a file that is no model."""
+    name = path.name.lower()
+    if ".gguf" in name:
+        return "a part of a GGUF file: join all parts in order first, with cat PARTS > FILE.gguf"
+    if name.startswith("modelfile"):
+        return "a Modelfile of Ollama: give the model of its FROM; docs/coming-from.md has the options for the rest"
+    return "expected a folder, FILE.gguf or FILE.yaml"
 
 
 def _is_gguf(path: Path, found: HubReference | None) -> bool:

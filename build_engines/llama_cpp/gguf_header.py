@@ -32,6 +32,13 @@ _HEAD, _HEAD_OUTPUT = "cls.weight", "cls.output.weight"
 # llama.cpp's converter leaves out EmbeddingGemma's last layers without --sentence-transformers-dense-modules.
 _WITH_DENSE, _DENSE = "gemma-embedding", "dense_2.weight"
 _MAGIC = b"GGUF"
+NO_TOKEN = 2**32 - 1  # -1 in a key for the id of a special token: the model has none
+_DIFFUSION = "makes all tokens of a text together, by diffusion"
+_NOT_SERVED = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
+    "t5": "has an encoder and a decoder",
+    "t5encoder": "is the encoder of a model with a decoder",
+}
 PART_NAME = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -82,6 +89,8 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     """
     readers = tuple(_readers(path).values())
     architecture = _architecture(readers[0], path)
+    if kind := _NOT_SERVED.get(architecture):
+        raise BuildError(f"{path}: a model of the architecture {architecture} {kind}: such models are not served")
     context_length = _number(readers[0], path, f"{architecture}.context_length")
     if not 2 <= context_length < 2**31:
         rule = f"{context_length}: expected at least 2 tokens, less than 2^31"
@@ -91,6 +100,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
         raise BuildError(f"{path}: not a GGUF file of a language model: no {_EMBEDDING}")
     _check_tokens(readers[0], path, embedding[0])
     ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
+    ends.pop(NO_TOKEN, None)
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:
             raise BuildError(f"{path}: ends with token {token_id}: the model has tokens 0 to {embedding[0] - 1}")
@@ -285,10 +295,17 @@ class _Reader(gguf.GGUFReader):
         super()._build_tensors(start_offs, fields)
 
 
+class _UnknownType(Exception):
+    """A tensor is quantized in another way than those of llama.cpp."""
+
+
 def _end_of_tensor(field: gguf.ReaderField) -> int:
     """Return the end of a tensor, relative to the first tensor."""
     dimensions, kind, offset = field.parts[3:]
-    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+    try:
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+    except ValueError:
+        raise _UnknownType(kind[0]) from None
     return int(offset[0]) + math.prod(map(int, dimensions)) // block_size * block_bytes
 
 
@@ -309,6 +326,9 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
             rule = "the byte order of other machines: gguf's program gguf-convert-endian converts it"
             raise BuildError(f"{path}: {rule}")
         return reader
+    except _UnknownType as exc:
+        rule = "this llama.cpp does not know the type: take another file of the model"
+        raise BuildError(f"{path}: a tensor is quantized as type {exc}: {rule}") from exc
     except OSError as exc:
         raise BuildError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
     except (ValueError, LookupError) as exc:

@@ -13,7 +13,7 @@ from typing import Any, overload
 import gguf
 
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.gguf_header import open_model
+from build_engines.llama_cpp.gguf_header import NO_TOKEN, open_model
 from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 
 Keys = gguf.Keys.Tokenizer
@@ -138,7 +138,9 @@ class _Tokens:
         special_ids = dict(_DEFAULT_IDS.get(header.value(Keys.MODEL, str, ""), {}))
         for key in (*_CONFIGURED.values(), Keys.SEP_ID, *_END_KEYS):
             token_id = header.value(key, int, special_ids.get(key))
-            if token_id is not None:
+            # As in llama.cpp, the id of no token is not read. One that ends texts is refused: no text would end.
+            is_read = token_id is not None and token_id != NO_TOKEN and (token_id < len(texts) or key in _END_KEYS)
+            if token_id is not None and is_read:
                 special_ids[key] = token_id
         for key, token_id in special_ids.items():
             if not 0 <= token_id < len(texts):

@@ -13,6 +13,7 @@ import pytest
 from build_engines import artifact
 from build_engines.__main__ import main
 from build_engines.digests import Digests
+from build_engines.errors import BuildError
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
 from model_repository.model_parameters import ModelParameters, Task
@@ -372,6 +373,24 @@ def test_a_mistake_is_one_line_and_status_1(
     assert main(arguments) == 1
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "a folder with neither a checkpoint (config.json) nor a GGUF file"),
+        ("m.gguf.part1of2", "a part of a GGUF file: join all parts in order first, with cat PARTS > FILE.gguf"),
+        ("Modelfile", "a Modelfile of Ollama: give the model of its FROM; docs/coming-from.md"),
+        ("notes.txt", "expected a folder, FILE.gguf or FILE.yaml"),
+    ],
+)
+def test_a_path_that_is_no_model_is_refused_by_what_it_is(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    if name != "folder":
+        (tmp_path / name).touch()
+    with pytest.raises(BuildError) as refusal:
+        find_source(str(tmp_path / name), None, Digests(tmp_path))
+    assert str(refusal.value).startswith(f"{tmp_path / name}: {message}")
 
 
 def test_a_state_dir_that_cannot_be_written_is_a_line_too(

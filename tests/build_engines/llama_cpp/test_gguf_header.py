@@ -93,6 +93,37 @@ def test_a_model_that_llama_cpp_does_not_serve_is_refused(
         read_gguf_facts(tmp_path / "model.gguf")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("llada", "makes all tokens of a text together, by diffusion"),
+        ("t5", "has an encoder and a decoder"),
+        ("t5encoder", "is the encoder of a model with a decoder"),
+    ],
+)
+def test_a_model_that_does_not_generate_token_after_token_is_refused_by_its_kind(
+    architecture: str, kind: str, tmp_path: Path
+) -> None:
+    """One by diffusion was built as a model that embeds, and llama.cpp ended the process at the encoder."""
+    write_and_close(gguf.GGUFWriter(tmp_path / "model.gguf", architecture))
+    with pytest.raises(BuildError, match=rf"the architecture {architecture} {kind}: such models are not served"):
+        read_gguf_facts(tmp_path / "model.gguf")
+
+
+def test_a_quantization_that_is_not_known_is_refused_as_that(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
+    """A second download would not have helped."""
+    add_embedding(writer, 32)
+    write_and_close(writer)
+    path = tmp_path / "model.gguf"
+    tensor = gguf.GGUFReader(path).tensors[0].field
+    offset = tensor.offset + sum(part.nbytes for part in tensor.parts[:4])
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 4] = (137).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(BuildError, match=r"a tensor is quantized as type 137: this llama.cpp does not know the type"):
+        read_gguf_facts(path)
+
+
 def reranker(folder: Path, architecture: str, labels: Sequence[str], *heads: str) -> Path:
     writer = gguf.GGUFWriter(folder / "model.gguf", architecture)
     add_embedding(writer, 4)

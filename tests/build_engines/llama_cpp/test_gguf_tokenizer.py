@@ -491,6 +491,24 @@ def test_unused_rows_have_no_token_and_the_others_keep_their_ids(writer: gguf.GG
     assert read_json(tmp_path / "generation_config.json") == {"eos_token_id": [260]}
 
 
+@pytest.mark.parametrize("token_id", [262, 2**32 - 1])
+def test_a_padding_token_that_does_not_exist_is_not_read(
+    token_id: int, writer: gguf.GGUFWriter, tmp_path: Path
+) -> None:
+    """Many files have -1, and llama.cpp serves them."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_eos_token_id(260)
+    writer.add_eot_token_id(2**32 - 1)
+    writer.add_pad_token_id(token_id)
+    write_and_close(writer)
+    write_tokenizer(tmp_path / "model.gguf", tmp_path)
+    configured = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert "pad_token" not in configured
+    ends = json.loads((tmp_path / "generation_config.json").read_text(encoding="utf-8"))
+    assert ends["eos_token_id"] == [260]
+
+
 def test_a_file_says_whether_word_pieces_have_capitals(writer: gguf.GGUFWriter, tmp_path: Path) -> None:
     writer.add_tokenizer_model("bert")
     for key in ("bos_token_id", "seperator_token_id", "unknown_token_id"):
