@@ -152,14 +152,17 @@ def key_of(**parts: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def is_complete(artifact_dir: Path) -> bool:
-    """Whether an artifact of this format has all its files, and the linked ones are unchanged. They are not read."""
+def why_incomplete(artifact_dir: Path) -> str | None:
+    """Return why an artifact cannot be served: another format, a missing file, or a linked one that was changed.
+
+    The files are not read.
+    """
     try:
         manifest = Manifest.load(artifact_dir)
-    except ArtifactInvalid:
-        return False
-    has_all = all((artifact_dir / name).is_file() for name in manifest.files)
-    return has_all and why_changed(manifest.linked, artifact_dir) is None
+    except ArtifactInvalid as exc:
+        return str(exc)
+    missing = next((name for name in manifest.files if not (artifact_dir / name).is_file()), None)
+    return f"{missing} is missing" if missing else why_changed(manifest.linked, artifact_dir)
 
 
 def verify(artifact_dir: Path, digests: Digests | None = None) -> Manifest:

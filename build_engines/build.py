@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from build_engines.errors import BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import Serving
 from model_repository.contract.tensors import model_id_to_ensemble
+
+logger = logging.getLogger(__name__)
 
 
 class Spec(Protocol):
@@ -80,9 +83,12 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
     target = artifacts_dir / f"{model_id_to_ensemble(spec.model_id)}-{key}"
     with locked(lock_path(target), f"builds {target.name}") as lock:
         remove_leftovers(target)
-        if artifact.is_complete(target):
+        reason = artifact.why_incomplete(target)
+        if reason is None:
             artifact.serve_as(target, spec.serving)
         else:
+            if target.exists():
+                logger.warning("%s is built again: %s", spec.model_id, reason)
             with artifact.written_aside(target) as folder:
                 contents = spec.write(folder, source, lock)
                 manifest = Manifest(

@@ -12,6 +12,7 @@ from build_engines.artifact import Manifest, is_complete
 from build_engines.errors import ArtifactInvalid, NotStored
 from build_engines.model_source import model_id_of
 from build_engines.progress import size_of
+from model_repository.contract.tensors import ensemble_to_model_id
 from model_repository.system.command_parser import did_you_mean
 from model_repository.system.running_servers import RunningServer, running_servers
 
@@ -29,8 +30,10 @@ class Stored:
 
     @property
     def model_id(self) -> str:
-        """The id of its model; of an unreadable artifact the name of the folder."""
-        return self.folder.name if self.manifest is None else self.manifest.model_id
+        """The id of its model; of an unreadable artifact that in the name of the folder."""
+        if self.manifest is not None:
+            return self.manifest.model_id
+        return ensemble_to_model_id(self.folder.name.rpartition("-")[0] or self.folder.name)
 
     @property
     def size_bytes(self) -> int:

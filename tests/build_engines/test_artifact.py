@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from build_engines import artifact
+from build_engines import artifact, store
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid
 from build_engines.serving import Serving
@@ -56,7 +56,7 @@ def test_an_operators_defaults_go_before_the_models(default: dict[str, Any], sam
 
 
 def test_a_sealed_artifact_is_complete_and_verified(folder: Path) -> None:
-    assert artifact.is_complete(folder)
+    assert artifact.why_incomplete(folder) is None
     manifest = artifact.verify(folder)
     assert set(manifest.files) == {"weights", "tokenizer/tokenizer.json"}
     assert manifest.files["weights"] == "a665a45920422f9d417e4867efdc4fb8a04a1f3fff1fa07e998e86f7f7a27ae3"
@@ -64,22 +64,32 @@ def test_a_sealed_artifact_is_complete_and_verified(folder: Path) -> None:
 
 def test_a_changed_file_is_found(folder: Path) -> None:
     (folder / "weights").write_bytes(b"124")
-    assert artifact.is_complete(folder)  # which does not read it
+    assert artifact.why_incomplete(folder) is None  # which does not read it
     with pytest.raises(ArtifactInvalid, match=r"weights: differs from its digest in manifest\.json: remove"):
         artifact.verify(folder)
 
 
 def test_a_missing_file_is_found(folder: Path) -> None:
     (folder / "tokenizer" / "tokenizer.json").unlink()
-    assert not artifact.is_complete(folder)
+    assert artifact.why_incomplete(folder)
     with pytest.raises(ArtifactInvalid, match=r"tokenizer\.json: missing, build it again"):
         artifact.verify(folder)
+
+
+def test_an_artifact_of_another_format_keeps_the_name_of_its_model(tmp_path: Path) -> None:
+    """`show` and `rm` did not know the model, and `rm` of its name left the artifact in the store."""
+    old = tmp_path / "artifacts" / "org--demo-1.5-0123456789ab"
+    old.mkdir(parents=True)
+    (old / "manifest.json").write_text('{"format": 5}')
+    [found] = store.find(tmp_path, "org/demo-1.5")
+    assert (found.folder, found.manifest) == (old, None)
+    assert "format 5, expected 6: build it again" in found.error
 
 
 def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(fields | {"format": 99}))
-    assert not artifact.is_complete(folder)
+    assert artifact.why_incomplete(folder)
     with pytest.raises(ArtifactInvalid, match="format 99, expected 6: build it again"):
         artifact.verify(folder)
 
@@ -96,13 +106,13 @@ def test_an_artifact_of_another_format_is_refused(folder: Path) -> None:
 )
 def test_a_malformed_manifest_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content)
-    assert not artifact.is_complete(tmp_path)
+    assert artifact.why_incomplete(tmp_path)
     with pytest.raises(ArtifactInvalid, match=rf"manifest\.json: {message}"):
         Manifest.load(tmp_path)
 
 
 def test_an_artifact_needs_a_manifest(tmp_path: Path) -> None:
-    assert not artifact.is_complete(tmp_path)
+    assert artifact.why_incomplete(tmp_path)
     with pytest.raises(ArtifactInvalid, match=r"not an artifact, manifest\.json is missing"):
         Manifest.load(tmp_path)
 

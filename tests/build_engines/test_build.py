@@ -133,7 +133,7 @@ def test_a_large_file_is_linked_and_a_change_of_it_is_named(name: str, linked: C
         file.write(b"!")
     with pytest.raises(ArtifactInvalid, match=rf"^{source}: changed since the model was built \(.* build the model"):
         artifact.verify(folder)
-    assert not artifact.is_complete(folder)
+    assert artifact.why_incomplete(folder)
 
 
 def test_an_artifact_of_a_changed_file_is_built_again_when_the_file_is_as_before(
@@ -289,11 +289,14 @@ def test_a_second_build_writes_nothing(checkpoint: Path, artifacts: Path) -> Non
     assert snapshot(folder) == before
 
 
-def test_an_incomplete_artifact_is_built_again(checkpoint: Path, artifacts: Path) -> None:
+def test_an_incomplete_artifact_is_built_again_with_the_reason(
+    checkpoint: Path, artifacts: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = CpuSpec(model_id="tiny", checkpoint=checkpoint)
     folder = build(spec, artifacts)
     (folder / "byte_table.npz").unlink()
     assert build(spec, artifacts) == folder
+    assert caplog.messages == ["tiny is built again: byte_table.npz is missing"]
     artifact.verify(folder)
 
 
