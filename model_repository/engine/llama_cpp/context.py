@@ -87,7 +87,8 @@ def embedding_params(model: llama.LlamaModel, config: EngineConfig, window: int)
     params.embeddings = True
     params.pooling_type = _POOLING_TYPES[pooling]
     params.n_seq_max = config.max_sequences
-    params.n_ctx = params.n_batch = max(window, MAX_STEP_TOKENS)
+    # llama.cpp plans with equal shares of the tokens, and aborts the process if there is a rest.
+    params.n_ctx = params.n_batch = -(-max(window, MAX_STEP_TOKENS) // config.max_sequences) * config.max_sequences
     params.kv_unified = True  # the prompts of a step share the tokens: they differ in length
     # llama.cpp computes a prompt at once. It may compute it in pieces if each token sees earlier ones only, and if the
     # result is the last token's.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from types import NoneType
+
+import numpy as np
 import pytest
 
-from model_repository.contract.output import OutputBatch, Usage
+from model_repository.contract.output import DrawnLogprob, OutputBatch, Usage
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.inbox import CancelKey, EndStream
-from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.engine.runtime import StepOutput
+from model_repository.errors import EngineFailed, InvalidRequest, NotFinite
 from tests.model_repository.engine.fake_engine import REGEX, Fake, FakeResponder, Panic, request
 from tests.waiting import wait_until
 
@@ -25,6 +30,24 @@ def test_tokens_that_a_step_brings_after_the_end_are_passed_over() -> None:
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "is_finite"),
+    [
+        (StepOutput(1, 5, logprob=DrawnLogprob(-1.0, ((5, -1.0), (6, -math.inf)))), True),
+        (StepOutput(1, 5, prompt_logprobs=(DrawnLogprob(None), DrawnLogprob(-math.inf))), True),
+        (StepOutput(1, embedding=np.array([0.5, -0.5], np.float32).tobytes()), True),
+        (StepOutput(1, 5, logprob=DrawnLogprob(math.nan)), False),
+        (StepOutput(1, 5, logprob=DrawnLogprob(None, ((5, math.nan),))), False),
+        (StepOutput(1, 5, prompt_logprobs=(DrawnLogprob(None), DrawnLogprob(math.nan))), False),
+        (StepOutput(1, embedding=np.array([0.5, math.nan], np.float32).tobytes()), False),
+        (StepOutput(1, embedding=np.array([0.5, math.inf], np.float32).tobytes()), False),
+    ],
+)
+def test_numbers_that_are_not_finite_are_an_error(output: StepOutput, is_finite: bool) -> None:
+    """JSON has null for them, and a ranking by them has no order."""
+    assert isinstance(output.checked(), NoneType if is_finite else NotFinite)
 
 
 def test_a_request_has_a_stream_interval_of_its_own() -> None:
