@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.artifact import Manifest, is_complete
+from build_engines.artifact import Manifest, why_incomplete
 from build_engines.errors import ArtifactInvalid, NotStored
 from build_engines.model_source import model_id_of
 from build_engines.progress import size_of
@@ -57,10 +57,10 @@ def newest_complete(homes: Iterable[Path]) -> Path | None:
     for home in homes:
         found: list[tuple[int, Path]] = []
         for each in stored(home):
-            if each.manifest is None:
-                logger.info("not used    %s", each.error)
-            elif is_complete(each.folder):
+            if each.manifest is not None and (reason := why_incomplete(each.folder)) is None:
                 found.append((each.manifest.created, each.folder.resolve()))
+            else:
+                logger.info("not used    %s", each.error or reason)
         if found:
             return max(found)[1]
     return None
