@@ -19,11 +19,17 @@ class ReasoningFormat(Struct, frozen=True, omit_defaults=True):
     begin: str  # written by the chat template, or by the model at the start of its completion
     end: str
     head: str = ""  # begins the head of a message with thinking, and no other head; empty: messages have no heads
+    begin_text: str = ""  # end of the begin marker that is not in its token
+
+    @property
+    def begin_token(self) -> str:
+        """The token of the begin marker, in vocabularies that have one."""
+        return self.begin.removesuffix(self.begin_text)
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Those that belong to the text of a completion."""
-        return HARMONY_TOKENS if self.head else (self.begin, self.end)
+        return HARMONY_TOKENS if self.head else (self.begin_token, self.end)
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -34,7 +40,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
         # Source: the chat template of Magistral.
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
         # Source: the chat template of Gemma 4, in llama.cpp's models/templates.
-        ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>"),
+        ReasoningFormat("gemma4", "<|channel>thought\n", "<channel|>", begin_text="thought\n"),
         # Source: the chat template of Seed-OSS.
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
         # Source: the chat template of gpt-oss, and docs/format.md of openai/harmony.
@@ -59,25 +65,24 @@ class MessageHead(NamedTuple):
     is_thinking: bool
 
 
-# A recipient stands before or behind the channel. A type may follow it, with a marker or without.
+# A recipient stands before or behind the channel. A type may follow it, with a marker or without. Only the last marker
+# is in all heads.
 _WORDS = "[^<]{0,300}+"
-_HEAD = re.compile(
-    rf"(?:{re.escape(_START)}assistant)?(?P<role>(?: to={_WORDS})?){re.escape(_CHANNEL)}(?P<channel>{_WORDS})"
-    rf"(?:{re.escape(_CONSTRAIN)}{_WORDS})?{re.escape(_MESSAGE)}"
-)
+_MARK = f"(?:{re.escape(_CHANNEL)}|{re.escape(_CONSTRAIN)})"
+_OPENING = f"(?:{re.escape(_START)}assistant)?"
+_HEAD = re.compile(rf"{_OPENING}(?P<words>(?: to={_WORDS})?(?:{_MARK}{_WORDS}){{0,3}}){re.escape(_MESSAGE)}")
 _HEAD_BEGINNING = re.compile(
-    rf"(?:{re.escape(_START)}assistant)?(?: ?| t| to| to={_WORDS})"
-    rf"(?:{re.escape(_CHANNEL)}{_WORDS}(?:{re.escape(_CONSTRAIN)}{_WORDS})?)?(?:<(?:\|(?:[a-z]{{0,9}}\|?)?)?)?"
+    rf"{_OPENING}(?: ?| t| to| to={_WORDS})(?:{_MARK}{_WORDS}){{0,3}}(?:<(?:\|(?:[a-z]{{0,9}}\|?)?)?)?"
 )
-_FUNCTION = re.compile(r"\bto=functions\.(\S+)")
+_FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 def head_at(text: str) -> MessageHead | None:
     """Return the head of a message that a text begins with, if it does."""
     if (found := _HEAD.match(text)) is None:
         return None
-    function = _FUNCTION.search(f"{found['role']} {found['channel']}")
-    is_thinking = function is None and found["channel"].startswith("analysis")
+    function = _FUNCTION.search(found["words"])
+    is_thinking = function is None and f"{_CHANNEL}analysis" in found["words"]
     return MessageHead(found.end(), function and function[1], is_thinking)
 
 

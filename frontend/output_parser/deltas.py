@@ -44,4 +44,5 @@ class CallEnd:
     index: int
 
 
-type OutputDelta = TextDelta | ReasoningDelta | CallBegin | ArgumentsDelta | CallEnd
+type CallDelta = CallBegin | ArgumentsDelta | CallEnd
+type OutputDelta = TextDelta | ReasoningDelta | CallDelta

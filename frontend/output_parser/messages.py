@@ -8,9 +8,9 @@ from typing import Any
 from frontend.output_parser.arguments import ObjectReader
 from frontend.output_parser.deltas import OutputDelta, ReasoningDelta, TextDelta
 from frontend.output_parser.parser import OutputParser
-from frontend.output_parser.syntax import WHITE
+from frontend.output_parser.syntax import HEADLESS, WHITE
 from model_repository.contract.output import GenerationChunk
-from model_repository.reasoning_formats import ReasoningFormat, head_at, may_become_head
+from model_repository.reasoning_formats import HARMONY_TOKENS, ReasoningFormat, head_at, may_become_head
 from model_repository.tool_formats import HARMONY
 
 
@@ -26,8 +26,13 @@ def output_parser(
     return OutputParser(tool_format, reasoning_format, schemas, custom_names)
 
 
+_DROPPED = (f"{HARMONY_TOKENS[0]}assistant", *HARMONY_TOKENS)  # from a message whose head cannot be read
+
+
 class MessageParser(OutputParser):
     """Finds the texts and calls of messages. An empty line joins texts of a kind.
+
+    A message whose head cannot be read is content, without markers.
 
     Args:
         has_tools: otherwise a call is content.
@@ -38,12 +43,11 @@ class MessageParser(OutputParser):
         super().__init__(HARMONY.name, custom_names=custom_names)
         self._has_tools = has_tools
         self._kind: type[TextDelta | ReasoningDelta] = TextDelta  # of the present message
-        self._is_begun = False  # the present message has text
-        self._written: set[type] = set()  # kinds with text so far
+        self._has_head = True  # that can be read
         self._step = self._read_next
 
     def plain_part(self, chunk: GenerationChunk) -> str | None:
-        is_text = self._step == self._read_message and self._is_begun and not self._buffer + self._white
+        is_text = self._step == self._read_message and self._kind in self._begun and not self._buffer + self._white
         is_plain = is_text and (chunk.is_text or chunk.is_thinking) and "<" not in chunk.text
         part = "reasoning" if self._kind is ReasoningDelta else "content"
         return part if is_plain and chunk.text[-1] not in WHITE else None
@@ -58,36 +62,39 @@ class MessageParser(OutputParser):
         self._buffer = self._white = ""
         return self._pop_deltas()
 
-    def _answer_in(self, chunk: GenerationChunk) -> str:
-        return chunk.text
+    def _read_parts(self, chunk: GenerationChunk) -> list[OutputDelta]:
+        return self.push(chunk.text)
 
     def _read_next(self) -> bool:
         """Read the end of a message, if there is one, and the head of the next message."""
         end = self._syntax.end_marker
         text = self._buffer.removeprefix(end)
         if head := head_at(text):
-            self._buffer, self._white = text[head.size :], ""
-            self._kind, self._is_begun = ReasoningDelta if head.is_thinking else TextDelta, False
+            self._begin_message(text[head.size :], ReasoningDelta if head.is_thinking else TextDelta)
             if head.function is not None and self._has_tools:
                 self._begin_call(head.function)
                 self._arguments, self._step = ObjectReader(end), self._read_arguments
-            else:
-                self._step = self._read_message
             return True
         if end.startswith(self._buffer) or may_become_head(text):
             return False
-        if self._kind is ReasoningDelta:  # it ended, without a head of the next message
-            self._buffer, self._white = text, ""
-            self._kind, self._is_begun, self._step = TextDelta, False, self._read_message
+        is_broken = text.startswith(HARMONY_TOKENS)
+        if self._kind is ReasoningDelta or is_broken or not self._has_head:
+            self._begin_message(text, TextDelta)
+            self._has_head = not is_broken
             return True
         return self._reject_head()
 
+    def _begin_message(self, text: str, kind: type[TextDelta | ReasoningDelta]) -> None:
+        self._buffer, self._white = text, ""
+        self._kind, self._has_head, self._step = kind, True, self._read_message
+        self._begun.clear()
+
     def _read_message(self) -> bool:
-        start = self._syntax.marker_start(self._buffer)
+        start = (self._syntax if self._has_head else HEADLESS).marker_start(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
-        text = text if self._is_begun else text.lstrip(WHITE)
+        text = text if self._kind in self._begun else text.lstrip(WHITE)
         if certain := text.rstrip(WHITE):
-            self._add_message_text(self._white + certain)
+            self._add_text(self._white + certain, self._kind)
             self._white = ""
         self._white += text[len(certain) :]
         if self._buffer:
@@ -95,21 +102,20 @@ class MessageParser(OutputParser):
         return bool(self._buffer)
 
     def _read_end(self) -> bool:
-        end = self._syntax.end_marker
-        if end.startswith(self._buffer) and self._buffer != end:
+        markers = (self._syntax.end_marker,) if self._has_head else _DROPPED
+        if any(marker.startswith(self._buffer) and marker != self._buffer for marker in markers):
             return False
-        self._step = self._read_next if self._buffer.startswith(end) else self._reject_head
+        found = next((marker for marker in markers if self._buffer.startswith(marker)), "")
+        if found == self._syntax.end_marker:
+            self._step = self._read_next
+        elif found:
+            self._buffer, self._step = self._buffer[len(found) :], self._read_message
+        else:
+            self._reject_head()
         return True
 
     def _reject_head(self) -> bool:
-        self._add_message_text(self._white + self._buffer[:1])
+        self._add_text(self._white + self._buffer[:1], self._kind)
         self._buffer, self._white = self._buffer[1:], ""
         self._step = self._read_message
         return True
-
-    def _add_message_text(self, text: str) -> None:
-        if not self._is_begun:
-            text = "\n\n" + text if self._kind in self._written else text
-            self._written.add(self._kind)
-            self._is_begun = True
-        self._add_text(text, self._kind)

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from frontend.output_parser.arguments import ArgumentsReader, Ending, InputReader, ObjectReader, StringReader
-from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
+from frontend.output_parser.deltas import (
+    ArgumentsDelta,
+    CallBegin,
+    CallDelta,
+    CallEnd,
+    OutputDelta,
+    ReasoningDelta,
+    TextDelta,
+)
 from frontend.output_parser.notation_readers import LiteralReader, MarkedReader
 from frontend.output_parser.syntax import SYNTAXES, WHITE, Form
 from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.reasoning_formats import ReasoningFormat
 
+MAX_HELD = 65_536  # characters of the thinking that wait
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
@@ -19,7 +30,10 @@ class OutputParser:
     """Finds the thinking and the calls in one completion; the borders of chunks make no difference.
 
     The engine marks the thinking. Other text is content, unchanged. It waits only while it can still become a call.
-    White space around thinking and calls is dropped.
+    White space around thinking and calls is dropped, and an empty line joins the texts on both sides of thinking.
+
+    Text of the thinking from the beginning of a call on waits for the end of the thinking, up to `MAX_HELD` characters.
+    If the completion ends instead, and ends with calls, these are calls.
 
     Args:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
@@ -38,10 +52,15 @@ class OutputParser:
         self._schemas = schemas or {}
         self._custom_names = custom_names
         self._input: InputReader | None = None  # of the present call; None: not of a custom tool
+        self._tool_format = tool_format
         self._reasoning_format = reasoning_format
-        self._has_reasoning = False
+        self._is_thinking = False
+        self._held = ""  # text of the thinking that waits
         self._reasoning_white = ""  # white space behind the reasoning so far
         self._is_behind_thinking = False  # without text of the answer so far
+        self._is_quote = False  # the thinking is in a call: its markers are text
+        self._begun: set[type] = set()  # kinds of text that go on without an empty line
+        self._written: set[type] = set()  # kinds with text so far
         self._syntax = SYNTAXES[tool_format]
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
@@ -59,15 +78,18 @@ class OutputParser:
 
     def plain_part(self, chunk: GenerationChunk) -> str | None:
         """Return the part of the answer that a chunk's text extends unchanged, without tools; None: `read` decides."""
+        if chunk.is_text and self._reasoning_format is None:
+            return "content"
         if chunk.is_text:
-            return None if self._is_behind_thinking else "content"
-        is_inside = chunk.is_thinking and self._has_reasoning and not self._reasoning_white
-        is_last = self._reasoning_format is not None and chunk.text.endswith(self._reasoning_format.end)
-        return "reasoning" if is_inside and not is_last and chunk.text[-1] not in WHITE else None
+            is_plain, part = TextDelta in self._begun and not self._white, "content"
+        else:
+            is_plain = chunk.is_thinking and ReasoningDelta in self._begun and not self._reasoning_white + self._held
+            is_plain, part = is_plain and not self._num_end_chars(chunk.text), "reasoning"
+        return part if is_plain and chunk.text[-1] not in WHITE else None
 
     def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
         """Add the next chunk; return the deltas that are certain, after the last chunk all."""
-        deltas = self.push(self._answer_in(chunk))
+        deltas = self._read_parts(chunk)
         if chunk.finish_reason is not None:
             deltas += self.finish(is_cut=chunk.finish_reason is FinishReason.LENGTH)
         return deltas
@@ -89,6 +111,8 @@ class OutputParser:
                 content: it is more likely text.
         """
         self._read_buffer()
+        if self._is_thinking and not self._is_quote:
+            self._finish_thinking(is_cut=is_cut)
         is_lost = is_cut and len(self._buffer) > 1
         is_head = self._step in (self._read_head, self._read_next)
         if self._step == self._read_content or (is_head and not is_lost):
@@ -104,34 +128,115 @@ class OutputParser:
         # A long rest is read again once it has grown by an eighth: with each token this would take seconds in all.
         self._next_size = len(self._buffer) * 9 // 8 if len(self._buffer) > _PIECE_SIZE else 0
 
-    def _answer_in(self, chunk: GenerationChunk) -> str:
-        """Read the thinking of a chunk, and return its other text."""
+    def _read_parts(self, chunk: GenerationChunk) -> list[OutputDelta]:
+        """Read the thinking and the answer of a chunk."""
+        deltas: list[OutputDelta] = []
         text = chunk.text
-        if chunk.num_thinking_chars:
-            self._read_thinking(text[: chunk.num_thinking_chars])
-            text = text[chunk.num_thinking_chars :]
+        for index, size in enumerate(chunk.spans or (0, len(text))):
+            part, text = text[:size], text[size:]
+            if index % 2:
+                deltas += self._read_answer(part)
+            elif part or self._is_thinking:
+                self._read_thinking(part, is_closed=index + 1 < len(chunk.spans))
+        return deltas + self._pop_deltas()
+
+    def _read_answer(self, text: str) -> list[OutputDelta]:
         if self._is_behind_thinking:
             text = text.lstrip(WHITE)
             self._is_behind_thinking = not text
-        return text
+        return self.push(text)
 
-    def _read_thinking(self, text: str) -> None:
+    def _read_thinking(self, text: str, *, is_closed: bool) -> None:
+        """Read a part of the thinking.
+
+        Args:
+            is_closed: the thinking ends with the part.
+        """
         assert self._reasoning_format is not None, "the engine marks thinking of a format only"
-        if not self._has_reasoning:
-            text = text.lstrip(WHITE).removeprefix(self._reasoning_format.begin).lstrip(WHITE)
-        text = text.removesuffix(self._reasoning_format.end)
+        if not self._is_thinking:
+            self._begin_thinking()
+        self._is_thinking = not is_closed
+        if self._is_quote:
+            self._deltas = self.push(text)
+            return
+        text = self._held + text
+        if is_closed:
+            text = text.removesuffix(self._reasoning_format.end)
+        if ReasoningDelta not in self._begun:
+            text = text.lstrip(WHITE)
+            if not is_closed and self._reasoning_format.begin.startswith(text):
+                self._held = text
+                return
+            text = text.removeprefix(self._reasoning_format.begin).lstrip(WHITE)
+        start = len(text) if is_closed else self._syntax.marker_start(text)
+        if not is_closed:  # a token across the end marker's end may wait for more
+            start = min(start, len(text) - self._num_end_chars(text))
+        while len(text) - start > MAX_HELD:
+            start = self._syntax.marker_start(text, start + 1)
+        self._add_reasoning(text[:start])
+        self._held = text[start:]
+        self._is_behind_thinking = is_closed
+
+    def _num_end_chars(self, text: str) -> int:
+        """Return the number of last characters that may begin the end marker."""
+        assert self._reasoning_format is not None, "the engine marks thinking of a format only"
+        end = self._reasoning_format.end
+        return next((size for size in range(len(end) - 1, 0, -1) if text.endswith(end[:size])), 0)
+
+    def _begin_thinking(self) -> None:
+        self._read_buffer()
+        self._is_quote = self._step in (self._read_arguments, self._read_tail, self._read_rest)
+        if self._is_quote:
+            return
+        if self._buffer:  # text that began like a call
+            self._add_text(self._white + self._buffer)
+            self._step = self._read_content
+        self._buffer = self._white = self._reasoning_white = ""
+        self._begun.clear()
+
+    def _add_reasoning(self, text: str) -> None:
         if certain := text.rstrip(WHITE):
             self._add_text(self._reasoning_white + certain, ReasoningDelta)
-            self._has_reasoning, self._reasoning_white = True, ""
+            self._reasoning_white = ""
         self._reasoning_white += text[len(certain) :]
-        self._is_behind_thinking = True
+
+    def _finish_thinking(self, *, is_cut: bool) -> None:
+        """Read the text that waits: the completion ended before the thinking."""
+        start, calls = (len(self._held), []) if is_cut else self._calls_at_end(self._held)
+        self._add_reasoning(self._held[:start])
+        self._held = ""
+        self._deltas += [replace(call, index=self._num_calls + call.index) for call in calls]
+        num_calls = sum(isinstance(call, CallEnd) for call in calls)
+        self._num_calls, self._num_ended = self._num_calls + num_calls, self._num_ended + num_calls
+
+    def _calls_at_end(self, text: str) -> tuple[int, list[CallDelta]]:
+        """Return the start of the calls that end a text, and their deltas. They are complete."""
+        parser = OutputParser(self._tool_format, None, self._schemas, self._custom_names)
+        markers = self._syntax.markers.finditer(text) if self._syntax.markers else ()
+        starts = [*(marker.start() for marker in markers), len(text)]
+        first, calls = 0, list[CallDelta]()
+        for start, end in pairwise([*starts, len(text)]):
+            # A call begins at a marker. So each part, up to the next marker, ends a text or is in the calls behind it.
+            deltas = parser.push(text[start:end]) if end > start else parser.finish()
+            for delta in deltas:
+                if not isinstance(delta, TextDelta | ReasoningDelta):
+                    calls.append(delta)
+                elif delta.text.strip(WHITE):
+                    first, calls = start, []
+            if deltas and isinstance(deltas[-1], TextDelta) and not calls:
+                first = end
+        num_calls = [sum(isinstance(each, kind) for each in calls) for kind in (CallBegin, CallEnd)]
+        if num_calls[0] != num_calls[1] or not calls:
+            return len(text), []
+        offset = calls[0].index
+        return first, [replace(call, index=call.index - offset) for call in calls]
 
     # A step reads from the buffer and returns True, or returns False if it needs more text.
 
     def _read_content(self) -> bool:
         start = self._syntax.marker_start(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
-        certain = text.rstrip(WHITE) if self._has_markers else text
+        certain = text.rstrip(WHITE) if self._has_markers or self._reasoning_format is not None else text
         if certain:
             self._add_text(self._white + certain)
             self._white = ""
@@ -231,6 +336,10 @@ class OutputParser:
         self._step = self._read_between
 
     def _add_text(self, text: str, kind: type[TextDelta | ReasoningDelta] = TextDelta) -> None:
+        if text and kind not in self._begun:
+            text = "\n\n" + text if kind in self._written else text
+            self._begun.add(kind)
+            self._written.add(kind)
         if self._deltas and isinstance(last := self._deltas[-1], kind):
             self._deltas[-1] = kind(last.text + text)
         elif text:

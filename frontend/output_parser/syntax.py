@@ -88,9 +88,13 @@ class Syntax:
     end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
 
-    def marker_start(self, text: str) -> int:
-        """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length."""
-        found = self.markers.search(text) if self.markers else None
+    def marker_start(self, text: str, begin: int = 0) -> int:
+        """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length.
+
+        Args:
+            begin: of the search.
+        """
+        found = self.markers.search(text, begin) if self.markers else None
         return found.start() if found else len(text)
 
 
@@ -222,6 +226,7 @@ _PHI4_END = PHI4.special_tokens[1]
 _PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))
 _END = REASONING_FORMATS["harmony"].end
 _HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END)
+HEADLESS = replace(_HARMONY, markers=_markers(*HARMONY.special_tokens))  # a message whose head cannot be read
 SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,

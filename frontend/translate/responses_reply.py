@@ -112,7 +112,7 @@ class ResponsesReply(Reply):
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk."""
-        is_thinking = 0 < chunk.num_thinking_chars == len(chunk.text)
+        is_thinking = 0 < sum(chunk.spans[::2]) == len(chunk.text)
         if self._has_logprobs and not is_thinking:
             self._unsent += chunk.logprobs
         events = [event for parsed in self._parser.read(chunk) for event in self._events_of(parsed)]

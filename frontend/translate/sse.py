@@ -50,7 +50,7 @@ class EventEncoder:
             return None
         frame = self._frames.get((index, part))
         if frame is None:
-            frame = self._frames[index, part] = self._frame(index, is_thinking=chunk.num_thinking_chars > 0)
+            frame = self._frames[index, part] = self._frame(index, is_thinking=bool(chunk.spans))
         encoded = _json(chunk.text).join(frame)
         if not self._reply.is_numbered:
             return encoded
@@ -64,7 +64,7 @@ class EventEncoder:
     def _frame(self, index: int, *, is_thinking: bool) -> list[bytes]:
         """Return the bytes around the text of a plain chunk's events, and up to the number of a numbered event."""
         mark = secrets.token_hex(16)  # occurs nowhere else in the event
-        sample = GenerationChunk(text=mark, num_thinking_chars=len(mark) if is_thinking else 0)
+        sample = GenerationChunk(text=mark, spans=(len(mark),) if is_thinking else ())
         [event] = self._reply.plain_events(index, sample)
         encoded = b"".join(self._event({**event, _NUMBER: 0} if self._reply.is_numbered else event))
         return encoded.removesuffix(b"0" + _NUMBER_END).split(_json(mark))

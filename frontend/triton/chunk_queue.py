@@ -203,5 +203,17 @@ def joined(parts: Sequence[GenerationChunk]) -> GenerationChunk:
         num_prompt_tokens=parts[0].num_prompt_tokens,
         prompt_token_ids=parts[0].prompt_token_ids,
         prompt_logprobs=parts[0].prompt_logprobs,
-        num_thinking_chars=sum(each.num_thinking_chars for each in parts),
+        spans=_joined_spans(parts),
     )
+
+
+def _joined_spans(parts: Sequence[GenerationChunk]) -> tuple[int, ...]:
+    """Return the characters of thinking and of answer in a completion, in turns; empty: all is answer."""
+    sizes = [0]
+    for part in parts:
+        for index, size in enumerate(part.spans or ((0, len(part.text)) if part.text else ())):
+            if index % 2 != len(sizes) % 2:
+                sizes[-1] += size
+            elif index or size:
+                sizes.append(size)
+    return tuple(sizes) if any(part.spans for part in parts) else ()

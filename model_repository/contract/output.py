@@ -81,7 +81,7 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None  # set with finish_reason, or in every delta if the request asked for it
     details: DeltaDetails | None = None
-    num_thinking_bytes: int = 0  # bytes of the text, from its start, that are thinking
+    spans: tuple[int, ...] = ()  # bytes of thinking and of answer, in turns; an odd number: the thinking goes on
 
 
 class Announcement(TypedDict):
@@ -172,12 +172,13 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         TensorSpec("cum_log_probs", doc="last response, with return_log_probs: the sum over the completion's text"),
     ] = None
     timing: Timing | None = None  # if the request asked for it
-    num_thinking_chars: Annotated[
-        int,
+    spans: Annotated[
+        tuple[int, ...],
         TensorSpec(
-            doc="characters of text_output, behind an echoed prompt, that are the model's thinking, with its markers"
+            "num_thinking_chars",
+            doc="if text_output has thinking: characters of thinking, with its markers, and of the answer, in turns",
         ),
-    ] = 0
+    ] = ()  # an odd number: the thinking goes on
     prompt_logprobs: tuple[bytes, ...] = ()  # the frontend's: no tensor carries them
     embedding: Annotated[
         bytes | None,
@@ -192,12 +193,12 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
     @property
     def is_text(self) -> bool:
         """Whether the chunk carries only text, as almost every chunk does."""
-        return not self.num_thinking_chars and self._has_text_alone
+        return not self.spans and self._has_text_alone
 
     @property
     def is_thinking(self) -> bool:
         """Whether the chunk carries only text, all of it thinking."""
-        return self.num_thinking_chars == len(self.text) and self._has_text_alone
+        return len(self.spans) == 1 and self._has_text_alone
 
     @property
     def _has_text_alone(self) -> bool:

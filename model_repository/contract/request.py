@@ -354,6 +354,9 @@ class Thinking(Struct, frozen=True, omit_defaults=True):
     format: ReasoningFormat
     is_open: bool  # the prompt ends with the begin marker; otherwise the model may write it
     budget: int | None = None  # tokens after which the end marker is forced; None: no limit
+    is_off: bool = False  # the prompt is behind the thinking: a grammar holds from the first token on
+    has_tokens: bool = False  # the vocabulary has the markers as tokens: the same text in other tokens is none
+    call: str = ""  # begins a tool call; empty: the completion has none, or its format has no such marker
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from model_repository.contract.codec import pack_logprobs
@@ -105,7 +106,7 @@ class Detokenizer:
             cum_logprob=details.cum_logprob,
             timing=details.timing,
             embedding=details.embedding,
-            num_thinking_chars=len(_decode(pieces, delta.num_thinking_bytes)) if delta.num_thinking_bytes else 0,
+            spans=_in_characters(delta.spans, b"".join(pieces)) if delta.spans else (),
         )
 
     def _logprobs(
@@ -131,8 +132,13 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
         text=text_bytes.decode("utf-8", "replace"),
         finish_reason=delta.finish_reason,
         usage=delta.usage,
-        num_thinking_chars=len(text_bytes[: delta.num_thinking_bytes].decode("utf-8", "replace")),
+        spans=_in_characters(delta.spans, text_bytes) if delta.spans else (),
     )
+
+
+def _in_characters(sizes: Sequence[int], text_bytes: bytes) -> tuple[int, ...]:
+    ends = (len(text_bytes[:end].decode("utf-8", "replace")) for end in accumulate(sizes))
+    return tuple(end - start for start, end in pairwise((0, *ends)))
 
 
 def _cut(pieces: list[bytes], num_bytes: int) -> list[bytes]:
@@ -144,5 +150,5 @@ def _cut(pieces: list[bytes], num_bytes: int) -> list[bytes]:
     return pieces
 
 
-def _decode(pieces: Iterable[bytes], num_bytes: int | None = None) -> str:
-    return b"".join(pieces)[:num_bytes].decode("utf-8", "replace")
+def _decode(pieces: Iterable[bytes]) -> str:
+    return b"".join(pieces).decode("utf-8", "replace")

@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -135,6 +136,11 @@ class Constraint(TokenConstraint):
         self._num_accepted = 0
         self._counts = Counts()
         self.work = 0  # as of the last count
+
+    def __copy__(self) -> Self:
+        copied = super().__new__(type(self))
+        copied.__dict__ |= self.__dict__ | {"_matcher": self._matcher.deep_copy()}
+        return copied
 
     def accept_token(self, token_id: int) -> bool:
         if self._has_ended or not 0 <= token_id < self._vocab_size:

@@ -52,7 +52,7 @@ def combined_constraint(
         vocab_size: the number of the model's logits.
     """
     params, thinking, constraint = request.params, request.thinking, grammar
-    if thinking is not None and constraint is not None and not thinking.format.head:
+    if thinking is not None and constraint is not None and not (thinking.format.head or thinking.is_off):
         constraint = ThinkingConstraint(thinking, index(), constraint)
     if thinking is not None and thinking.budget is not None:
         constraint = ThinkingBudget(thinking, index(), constraint)

@@ -10,7 +10,7 @@ from model_repository.contract.request import EngineRequest
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
-from model_repository.engine.stop_buffer import StopBuffer, ThinkingBorder
+from model_repository.engine.stop_buffer import StopBuffer, ThinkingBorder, border_of
 
 _PART_SIZE = 512  # log probabilities: their objects take 50 kB here, and the detokenizer a millisecond
 
@@ -48,7 +48,8 @@ class EngineSequence:
         self._end_token_id: int | None = None  # token that ended it; kept only if the request lists tokens
         self._eos_token_ids = frozenset() if request.params.ignore_eos else eos_token_ids.union(request.end_token_ids)
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
-        self._border = None if request.thinking is None else ThinkingBorder(request.thinking)
+        has_form = request.params.structured_output is not None
+        self._border = None if request.thinking is None else border_of(request.thinking, is_single=has_form)
         self._num_sent_bytes = 0  # counted for the border only
         self._stop_buffer = StopBuffer(
             byte_table,
@@ -173,15 +174,12 @@ class EngineSequence:
             finish_reason=self.finish_reason,
             usage=self._usage() if is_last or is_first or self.request.params.has_usage else None,
             details=details,
-            num_thinking_bytes=0 if self._border is None else self._next_thinking_bytes(self._border, token_ids),
+            spans=() if self._border is None else self._next_spans(self._border, token_ids),
         )
 
-    def _next_thinking_bytes(self, border: ThinkingBorder, token_ids: Sequence[int]) -> int:
-        start = self._num_sent_bytes
-        if border.num_bytes is not None and start >= border.num_bytes:  # the rest of the completion is answer
-            return 0
+    def _next_spans(self, border: ThinkingBorder, token_ids: Sequence[int]) -> tuple[int, ...]:
         self._num_sent_bytes += sum(len(self._byte_table[token_id]) for token_id in token_ids)
-        return border.num_thinking_bytes(start, self._num_sent_bytes)
+        return border.next_spans(self._num_sent_bytes)
 
     def _num_cut_bytes(self) -> int:
         if self._end_token_id is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -30,13 +29,13 @@ class StopBuffer:
     As in vLLM, a stop sequence counts only if a token after the first `min_tokens` completes it. It may begin earlier,
     so its beginning is held back from the first token on. A stop sequence that is complete earlier is plain text.
 
-    Stop sequences are looked for in the answer only, behind the thinking.
+    Stop sequences are looked for in the answer only, and each within the text between two thoughts.
 
     Args:
         stops: stop sequences, not empty.
         include_stop: the text ends with the stop sequence, instead of before it.
         min_tokens: the number of first tokens that complete no stop sequence.
-        border: finds the end of the thinking; None: the model does not think.
+        border: finds the thinking; None: the model does not think.
     """
 
     def __init__(
@@ -55,6 +54,7 @@ class StopBuffer:
         self._num_exempt = min_tokens  # next tokens that complete no stop sequence
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_bytes = 0  # size of all tokens
+        self._answer_end = 0  # bytes up to the end of the answer so far
         self._open: list[_BufferedToken] = []  # tokens outside all stop sequences, in an unfinished character
         self._buffered: deque[_BufferedToken] = deque()  # the tokens behind them
         self.matched_stop: int | None = None  # the index of the matched stop sequence: the completion has ended
@@ -66,33 +66,43 @@ class StopBuffer:
         self._decoder.decode(token_bytes)
         begin, self._num_bytes = self._num_bytes, self._num_bytes + len(token_bytes)
         is_boundary = not self._decoder.getstate()[0]
-        if is_boundary and not (self._stops or self._open or self._buffered or self._border):  # almost every token
+        pieces, num_held = [(begin, token_bytes)], 0
+        if self._border is not None:
+            pieces, num_held = self._border.push(token_bytes), self._border.num_held
+            self._border = None if self._border.is_over else self._border
+        if is_boundary and not (self._stops or self._open or self._buffered or num_held):  # almost every token
             return [token_id]
         self._buffered.append(_BufferedToken(token_id, begin, self._num_bytes, is_boundary))
-        if self._border is not None:
-            token_bytes = self._border.push(token_bytes)
-            begin = self._num_bytes - len(token_bytes)
-            self._border = self._border if self._border.num_bytes is None else None
-        match = self._find_stop(token_bytes, begin)
+        match = self._find_stop(pieces)
         if self._num_exempt:
             self._num_exempt -= 1
         elif match is not None:
             end, start, self.matched_stop = match
             return self._cut_at(end if self._include_stop else start)
-        return self._pop_final()
+        return self._pop_final(num_held)
 
     def finish(self) -> list[int]:
         """Return the remaining ids: generation ended without a stop sequence."""
         return [item.token_id for item in self._pop_all()]
 
-    def _find_stop(self, token_bytes: bytes, begin: int) -> tuple[int, int, int] | None:
-        """Return end, start and index of the first complete stop sequence."""
+    def _find_stop(self, pieces: Sequence[tuple[int, bytes]]) -> tuple[int, int, int] | None:
+        """Return end, start and index of the first complete stop sequence in pieces of the answer with their places."""
         matches: list[tuple[int, int, int]] = []
-        for index, stop in enumerate(self._stops):
-            length = stop.push(token_bytes)
-            if length is not None:
-                matches.append((begin + length, begin + length - stop.num_bytes, index))
+        for begin, piece in pieces if self._stops else ():
+            if begin != self._answer_end:  # there is thinking between
+                self._forget_beginnings()
+            self._answer_end = begin + len(piece)
+            for index, stop in enumerate(self._stops):
+                length = stop.push(piece)
+                if length is not None:
+                    matches.append((begin + length, begin + length - stop.num_bytes, index))
+        if self._border is not None and self._border.is_thinking:
+            self._forget_beginnings()
         return min(matches) if matches else None
+
+    def _forget_beginnings(self) -> None:
+        for stop in self._stops:
+            stop.num_matched = 0
 
     def _cut_at(self, limit: int) -> list[int]:
         """Return the tokens that begin before the text's end and drop the rest."""
@@ -101,12 +111,14 @@ class StopBuffer:
             self.num_cut_bytes = max(0, final[-1].end - limit)
         return [item.token_id for item in final]
 
-    def _pop_final(self) -> list[int]:
-        """Return whole characters before the first possible beginning of a stop sequence."""
-        num_held = max([stop.num_matched for stop in self._stops], default=0)
-        if self._border is not None:
-            num_held = max(num_held, self._border.num_held)
-        limit = self._num_bytes - num_held
+    def _pop_final(self, num_held: int) -> list[int]:
+        """Return whole characters before the first possible beginning of a stop sequence.
+
+        Args:
+            num_held: the number of last bytes that may begin a marker.
+        """
+        # The beginnings of stop sequences end before these bytes.
+        limit = self._num_bytes - num_held - max([stop.num_matched for stop in self._stops], default=0)
         final: list[int] = []
         while self._buffered and self._buffered[0].end <= limit:
             item = self._buffered.popleft()
@@ -123,101 +135,214 @@ class StopBuffer:
         return items
 
 
+def border_of(thinking: Thinking, *, is_single: bool) -> ThinkingBorder:
+    """Return what finds the thinking of a completion; see ThinkingBorder."""
+    return MessageBorder(thinking) if thinking.format.head else ThinkingBorder(thinking, is_single=is_single)
+
+
 class ThinkingBorder:
-    """Finds the border between the thinking and the answer in the bytes of a completion.
+    """Finds the borders between thinking and answer in the bytes of a completion.
 
-    The model thinks if its prompt opened the thinking, or if its own text begins with the begin marker, which white
-    space may precede. The thinking ends with the first end marker, or with the completion.
+    The completion begins with thinking if its prompt opened it. A begin marker in the answer opens it, also later; the
+    end marker closes it, and belongs to the thinking even where none is open. White space before the first marker does
+    too. Where the vocabulary has the markers as tokens, the same bytes in other tokens are text.
 
-    Where messages have heads, the thinking goes on up to the first message of another kind. The head of a call belongs
-    to the answer, any other head to the thinking.
+    Args:
+        thinking: without heads of messages.
+        is_single: only the beginning of the completion may be thinking, as before a structured output, whose texts may
+            contain markers.
     """
 
-    def __init__(self, thinking: Thinking) -> None:
-        self._format = thinking.format
-        self._end = _StopMatcher(thinking.format.end.encode())
-        self._begin = thinking.format.begin.encode()
-        self._head: bytes | None = None if thinking.is_open else b""  # text that may become a marker or head
-        self._num_bytes = 0  # before `_head`
-        self._num_tokens = 0
-        self._num_head_tokens = 0  # that began in `_head`
-        self.num_bytes: int | None = None  # size of the thinking; None: it goes on
-        self.num_held = 0  # last bytes that may begin a marker or head
+    def __init__(self, thinking: Thinking, *, is_single: bool = False) -> None:
+        self._begin, self._end = thinking.format.begin.encode(), thinking.format.end.encode()
+        self._tokens = (thinking.format.begin_token.encode(), self._end) if thinking.has_tokens else ()
+        self._is_single = is_single
+        self.is_thinking = self._was_thinking = thinking.is_open
+        self._is_start = not thinking.is_open  # the answer has white space at most
+        self._num_bytes = 0
+        self._undecided = b""  # last bytes that may begin a marker
+        self._borders: deque[int] = deque()  # that `next_spans` has not passed
+        self._num_passed = 0  # bytes
+        self._num_tokens = 0  # of the thinking
+        self._open_tokens: deque[int] = deque()  # the beginnings of those that are undecided
 
     @property
-    def is_thinking(self) -> bool:
-        """Whether the thinking has begun, and goes on."""
-        return self._head is None and self.num_bytes is None
+    def is_over(self) -> bool:
+        """Whether the rest of the completion is answer."""
+        return self._is_single and not self._is_start and not self.is_thinking
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens so far that began in the thinking."""
-        return self._num_tokens + (self._num_head_tokens if self._format.head else 0)
+        return self._num_tokens + (len(self._open_tokens) if self.is_thinking else 0)
+
+    @property
+    def num_held(self) -> int:
+        """The number of last bytes that may begin a marker."""
+        return len(self._undecided)
 
     @property
     def rest(self) -> bytes:
         """The bytes that would end the thinking now."""
-        return self._end.rest
+        return self._end[len(self._undecided) :]
 
     def answer_in(self, text: bytes) -> bytes:
-        """Return the bytes of the answer that `text` would add to the thinking."""
-        length = copy.copy(self._end).push(text)
-        return b"" if length is None else text[length:]
+        """Return the bytes of the answer that the next token would add to the thinking."""
+        return b"" if self._tokens else (self._undecided + text).partition(self._end)[2]
 
-    def num_thinking_bytes(self, start: int, end: int) -> int:
-        """Return how many of the bytes from `start` to `end`, which are final, are thinking."""
-        if self.num_bytes is None and (self._head is None or self._format.head):
-            return end - start
-        return max(0, min(end, self.num_bytes or 0) - start)
+    def next_spans(self, end: int) -> tuple[int, ...]:
+        """Return the bytes of thinking and of answer, in turns, from the last call's end to this one; empty: answer.
 
-    def push(self, text: bytes) -> bytes:
-        """Add the next token's bytes; return the bytes of the answer among them and the undecided ones before."""
-        if self._head is None:
-            self._num_tokens += 1
-        else:
-            self._num_head_tokens += 1
+        An odd number says that the thinking goes on.
+        """
+        sizes = [] if self._was_thinking else [0]
+        while self._borders and (self._borders[0] < end or (self._was_thinking and self._borders[0] == end)):
+            sizes.append(self._borders[0] - self._num_passed)
+            self._num_passed, self._was_thinking = self._borders.popleft(), not self._was_thinking
+        sizes.append(end - self._num_passed)
+        self._num_passed = end
+        return () if sizes[0] == 0 and len(sizes) <= 2 else tuple(sizes)
+
+    def push(self, text: bytes) -> list[tuple[int, bytes]]:
+        """Add the next token's bytes; return the pieces of the answer that are certain now, each with its place."""
+        self._open_tokens.append(self._num_bytes)
+        if not self._undecided and not self._is_start and not self._may_have_marker(text):  # almost every token
+            self._num_bytes += len(text)
+            self._count_tokens(self._num_bytes)
+            return [] if self.is_thinking else [(self._num_bytes - len(text), text)]
+        self._num_bytes += len(text)
+        data, place = self._undecided + text, self._num_bytes - len(self._undecided) - len(text)
+        pieces: list[tuple[int, bytes]] = []
+        starts = self._marker_starts(text)
+        while not self.is_over and (found := self._find(data, starts)) is not None:
+            start, end = found
+            if not self.is_thinking:
+                if self._is_start and not data[:start].strip():
+                    start = 0
+                pieces.append((place, data[:start]))
+                self._cross(place + start)
+            if data[:end].endswith(self._end):
+                self._cross(place + end)
+            self._is_start = False
+            data, place = data[end:], place + end
+            starts = starts and [each - end for each in starts if each >= end]
+        num_held = 0 if self.is_over else self._num_undecided(data, starts)
+        certain, self._undecided = data[: len(data) - num_held], data[len(data) - num_held :]
+        if certain and not self.is_thinking:
+            pieces.append((place, certain))
+            self._is_start = False
+        self._count_tokens(self._num_bytes - num_held)
+        return [piece for piece in pieces if piece[1]]
+
+    def _may_have_marker(self, text: bytes) -> bool:
+        if self.is_over or self._tokens:
+            return text in self._tokens
+        return self._begin[:1] in text or self._end[:1] in text
+
+    def _marker_starts(self, text: bytes) -> list[int] | None:
+        """Return where a marker may begin in the undecided bytes with the next token's; None: anywhere."""
+        if not self._tokens:
+            return None
+        starts = [len(self._undecided)] if text in self._tokens else []
+        is_begun = self._undecided.strip()
+        return [self._undecided.index(self._tokens[0]), *starts] if is_begun else starts
+
+    def _find(self, data: bytes, starts: list[int] | None) -> tuple[int, int] | None:
+        """Return start and end of the first marker, if there is one."""
+        found = []
+        for marker in self._markers():
+            if starts is None:
+                places = [data.find(marker)]
+            else:
+                places = [each for each in starts if data.startswith(marker, each)]
+            found += [(each, each + len(marker)) for each in places if each >= 0]
+        return min(found) if found else None
+
+    def _markers(self) -> tuple[bytes, ...]:
+        if self.is_thinking:
+            return (self._end,)
+        return (self._begin,) if self._is_single else (self._begin, self._end)
+
+    def _num_undecided(self, data: bytes, starts: list[int] | None) -> int:
+        """Return the number of last bytes that may begin a marker."""
+        beginnings = range(max(0, len(data) - len(self._begin + self._end)), len(data)) if starts is None else starts
+        start = next(
+            (each for each in beginnings if any(marker.startswith(data[each:]) for marker in self._markers())),
+            len(data),
+        )
+        is_before = not self.is_thinking and self._is_start and not data[:start].strip()
+        return len(data) if is_before else len(data) - start
+
+    def _cross(self, border: int) -> None:
+        self._count_tokens(border)
+        self._borders.append(border)
+        self.is_thinking = not self.is_thinking
+
+    def _count_tokens(self, end: int) -> None:
+        """Count the tokens up to a place, all of them thinking or all of them answer."""
+        while self._open_tokens and self._open_tokens[0] < end:
+            self._open_tokens.popleft()
+            self._num_tokens += self.is_thinking
+
+
+class MessageBorder(ThinkingBorder):
+    """Finds the end of the thinking where messages have heads: the first message of another kind.
+
+    The head of a call belongs to the answer, any other head to the thinking.
+    """
+
+    def __init__(self, thinking: Thinking) -> None:
+        super().__init__(thinking)
+        self._was_thinking = True
+        self._head: bytes | None = None if thinking.is_open else b""  # text that may become a head
+        self._matcher = _StopMatcher(self._end)
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """See ThinkingBorder."""
+        return self._is_over
+
+    @property
+    def num_tokens(self) -> int:
+        """See ThinkingBorder; those of an unfinished head are thinking."""
+        return self._num_tokens + (0 if self._is_over else len(self._open_tokens))
+
+    @property
+    def num_held(self) -> int:
+        """See ThinkingBorder."""
+        return self._matcher.num_matched if self._head is None else len(self._head)
+
+    @property
+    def rest(self) -> bytes:
+        """See ThinkingBorder."""
+        return self._matcher.rest
+
+    def push(self, text: bytes) -> list[tuple[int, bytes]]:
+        """See ThinkingBorder."""
+        self._open_tokens.append(self._num_bytes)
+        self._num_bytes += len(text)
         while True:
             if self._head is None:
-                length = self._end.push(text)
+                length = self._matcher.push(text)
                 if length is None:
-                    self._num_bytes += len(text)
-                    self.num_held = self._end.num_matched
-                    return b""
-                self._num_bytes += length
-                text, self.num_held = text[length:], 0
-                if not self._format.head:
-                    self.num_bytes = self._num_bytes
-                    return text
-                self._head, self._end = b"", _StopMatcher(self._format.end.encode())
+                    return []
+                text, self._head, self._matcher = text[length:], b"", _StopMatcher(self._end)
+                self.is_thinking = False
             self._head += text
-            if (sizes := self._decided(self._head)) is None:
-                self.num_held = len(self._head)
-                return b""
-            is_thinking, num_thinking, num_head = sizes
-            text, self._head, self.num_held = self._head[num_head:], None, 0
-            self._num_bytes += num_thinking
-            if num_thinking:
-                self._num_tokens += self._num_head_tokens
-            self._num_head_tokens = 0
-            if not is_thinking:
-                self.num_bytes = self._num_bytes
-                return text
-
-    def _decided(self, head: bytes) -> tuple[bool, int, int] | None:
-        """Return whether a text begins thinking, the bytes of its head that are thinking, and all its bytes.
-
-        None: the text is too short to know.
-        """
-        if self._format.head:
-            text = head.decode("latin-1")  # a character for each byte
-            if found := head_at(text):
-                return found.is_thinking, 0 if found.function else found.size, found.size
-            return None if may_become_head(text) else (False, 0, 0)
-        marker = head.lstrip()
-        if self._begin.startswith(marker) and marker != self._begin:
-            return None
-        size = len(head) - len(marker) + len(self._begin) if marker.startswith(self._begin) else 0
-        return bool(size), size, size
+            head = self._head.decode("latin-1")  # a character for each byte
+            found = head_at(head)
+            if found is None and may_become_head(head):
+                return []
+            size = 0 if found is None or found.function else found.size
+            border, text = self._num_bytes - len(head) + size, self._head[0 if found is None else found.size :]
+            if found is None or not found.is_thinking:
+                self.is_thinking = True  # as far as the head goes
+                self._count_tokens(border)
+                self._borders.append(border)
+                self.is_thinking, self._is_over, self._head = False, True, b""
+                return [(self._num_bytes - len(text), text)]
+            self._head, self.is_thinking = None, True
 
 
 class _StopMatcher:

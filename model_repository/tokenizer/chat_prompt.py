@@ -155,12 +155,16 @@ class ChatEncoder:
 
     def _thinking(self, rendered: str, *, is_new: bool) -> Thinking | None:
         """Return how the model thinks behind a rendered conversation: the template may open or close the thinking."""
-        if self._reasoning_format is None:
+        found = self._reasoning_format
+        if found is None:
             return None
         text = rendered.rstrip()
-        is_open = text.endswith(self._reasoning_format.begin)
-        may_begin = is_new and not text.endswith(self._reasoning_format.end)
-        return Thinking(self._reasoning_format, is_open) if is_open or may_begin else None
+        is_open = text.endswith(found.begin)
+        is_off = not is_open and (not is_new or text.endswith(found.end))
+        if found.head:
+            return None if is_off else Thinking(found, is_open)
+        has_tokens = self._vocabulary.added_tokens.issuperset(found.special_tokens)
+        return Thinking(found, is_open, is_off=is_off, has_tokens=has_tokens)
 
 
 def tools_for_template(tools: Sequence[Mapping[str, Any]], has_descriptions: bool = False) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from model_repository.contract.request import (
     Prompt,
     RequestBatch,
     TextPrompt,
+    Thinking,
     TokenizeAnswer,
     TokenizeRequest,
 )
@@ -171,9 +172,13 @@ class TokenizerStage:
             is_combined=form.is_combined,
             grammar_bytes=form.num_bytes,
             ignored_keywords=form.ignored_keywords,
-            thinking=None if prompt.thinking is None else replace(prompt.thinking, budget=params.thinking_budget),
+            thinking=None if prompt.thinking is None else self._thinking(prompt.thinking, request),
             request_id=request.request_id,
         )
+
+    def _thinking(self, thinking: Thinking, request: GenerationRequest) -> Thinking:
+        call = "" if callable_tools(request.prompt) is None else self._tool_format.trigger
+        return replace(thinking, budget=request.params.thinking_budget, call=call)
 
     def tokenize(self, request: TokenizeRequest, *, may_wait: bool = True) -> TokenizeAnswer:
         """Return a prompt's tokens, even if they exceed the context window.

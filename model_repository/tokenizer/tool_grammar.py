@@ -72,7 +72,10 @@ def tool_grammar(
         rules += [f"arguments_{number}: %json {json.dumps(schema)}" for number, (_, schema, _) in enumerate(tools)]
         arguments = [f"arguments_{number}" for number in range(len(tools))]
     for number, ((name, _, _), each) in enumerate(zip(tools, arguments, strict=True)):
-        head = f"{literal(name)} {number_rule}{literal(tool_format.before_arguments)}"
+        before = literal(tool_format.before_arguments)
+        if tool_format.has_messages:  # the model writes both
+            before = f'" "? {literal(tool_format.before_arguments.removeprefix(" "))}'
+        head = f"{literal(name)} {number_rule}{before}"
         rules.append(f"tool_{number}: {head} {each}")
     if tool_format.other_before_name:
         others = (

@@ -162,7 +162,9 @@ def _play(request: GenerationRequest, model: ModelParameters) -> Iterator[Genera
             prompt_token_ids=tuple(range(num_prompt_tokens)) if params.has_token_ids and not start else (),
             logprobs=_logprobs(part, params.num_top_logprobs) if params.has_logprobs else (),
             prompt_logprobs=_prompt_logprobs(num_prompt_tokens, params.num_prompt_logprobs),
-            num_thinking_chars=len(text) // (1 if params.is_stream else 2) if is_thinking else 0,
+            spans=((len(text),) if params.is_stream else (len(text) // 2, len(text) - len(text) // 2))
+            if is_thinking
+            else (),
             finish_reason=FinishReason.LENGTH if start + size >= num_tokens else None,
             timing=_TIMING if start + size >= num_tokens else None,
             usage=Usage(num_input_tokens=7, num_output_tokens=num_tokens),

@@ -309,6 +309,16 @@ ARGUMENTS = '{"a": "<|end|>"}'
         (f"<|channel|>analysis to=functions.f code<|message|>{ARGUMENTS}", CALLED),
         ("Hello <b>", [TextDelta("Hello <b>")]),  # as it goes on with a message
         (f"{ANALYSIS}T<|end|>A", [ReasoningDelta("T"), TextDelta("A")]),
+        # heads off the norm
+        (f"{ANALYSIS}T{NEXT}<|message|>A", [ReasoningDelta("T"), TextDelta("A")]),
+        ("<|message|>A", [TextDelta("A")]),
+        (f"<|channel|>commentary to=functions.f<|constrain|>json<|message|>{ARGUMENTS}", CALLED),
+        (f"{ANALYSIS}T{NEXT}<|channel|>final<|channel|>final<|message|>A", [ReasoningDelta("T"), TextDelta("A")]),
+        # heads that cannot be read
+        (f"{ANALYSIS}T{NEXT}<|channel|>final<|end|>A", [ReasoningDelta("T"), TextDelta("final\n\nA")]),
+        ("<|channel|>final Hello <b> <|message|>A", [TextDelta("final Hello <b> A")]),
+        (f"{FINAL}A<|end|><|start|>user<|message|>B<|end|>", [TextDelta("A\n\nuserB")]),
+        (f"{NEXT} to f<|message|>A{NEXT}{FINAL}B", [TextDelta("to fA\n\nB")]),
     ],
 )
 @REPEATABLE
@@ -333,6 +343,7 @@ def test_a_call_in_a_chat_without_tools_is_content() -> None:
     "head",
     [
         ANALYSIS,
+        "<|start|>assistant<|message|>",
         f"<|start|>assistant{FINAL}",
         CALL,
         "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>",
@@ -348,7 +359,7 @@ def test_text_in_messages_does_not_wait() -> None:
     parser = output_parser("", REASONING_FORMATS["harmony"])
     pieces = [ANALYSIS, "Th", "ink <", "b>", NEXT, FINAL, "An", "swer"]
     expected = [[], ["Th"], ["ink"], [" <b>"], [], [], ["An"], ["swer"]]
-    chunks = [GenerationChunk(text=piece, num_thinking_chars=len(piece) * (i < 6)) for i, piece in enumerate(pieces)]
+    chunks = [GenerationChunk(text=piece, spans=(len(piece),) if i < 6 else ()) for i, piece in enumerate(pieces)]
     plain = []
     for chunk, texts in zip(chunks, expected, strict=True):
         plain.append(parser.plain_part(chunk))

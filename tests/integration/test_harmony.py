@@ -77,6 +77,6 @@ def test_a_grpc_client_gets_the_text_whole_and_the_length_of_the_thinking(stack:
     schema = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(SCHEMA)}
     asked = {"messages": json.dumps(MESSAGES), "text_input": None, "max_tokens": 200, "thinking_budget": 5, **schema}
     [output] = stack.infer("channels", inputs(**asked))
-    text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].item()
+    text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].flat[0]
     assert text[:num_thinking].endswith("<|end|><|start|>assistant<|channel|>final<|message|>")
     assert list(json.loads(text[num_thinking:])) == ["a"]

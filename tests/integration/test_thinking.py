@@ -103,7 +103,7 @@ def test_thoughts_in_the_history_are_not_in_the_prompt(api: Api) -> None:
 def test_a_grpc_client_gets_the_text_whole_and_the_length_of_the_thinking(stack: Stack) -> None:
     fields = {"messages": json.dumps(MESSAGES), "chat_template_kwargs": json.dumps({"enable_thinking": True})}
     [output] = stack.infer("demo", inputs(text_input=None, lora_name=MODEL, thinking_budget=4, **fields))
-    text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].item()
+    text, num_thinking = output["text_output"].item().decode(), output["num_thinking_chars"].flat[0]
     assert text[:num_thinking].endswith("</think>") and THOUGHT.startswith(text[:num_thinking].removesuffix("</think>"))
     assert text[num_thinking:] == ANSWER
 

@@ -68,7 +68,7 @@ class SamplingPlanner:
             or params.ignore_eos
             or params.bad_words
             or params.allowed_token_ids
-            or request.thinking is not None
+            or (request.thinking is not None and not request.thinking.is_off)
         )
         native_grammar = None if is_masked else self._native_grammar(request)
         is_shaped = _is_shaped(request.params.sampling)

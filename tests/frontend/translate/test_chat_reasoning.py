@@ -33,12 +33,21 @@ def chunks_of(thinking: str, answer: str, places: set[int], reason: FinishReason
     return [
         GenerationChunk(
             text=text[start:end],
-            num_thinking_chars=max(0, min(end, len(thinking)) - start),
+            spans=spans_of(thinking, start, end, is_closed=bool(answer) or thinking.endswith("</think>")),
             finish_reason=reason if end == len(text) else None,
             usage=USAGE if end == len(text) else None,
         )
         for start, end in pieces
     ]
+
+
+def spans_of(thinking: str, start: int, end: int, *, is_closed: bool) -> tuple[int, ...]:
+    """Return the spans of a piece of a completion that begins with thinking."""
+    num_thinking = min(end, len(thinking)) - start
+    if num_thinking <= 0:
+        return ()
+    is_end = end >= len(thinking) and is_closed
+    return (num_thinking, end - start - num_thinking) if is_end else (num_thinking,)
 
 
 def messages(

@@ -216,7 +216,7 @@ def token(text: str) -> TokenLogprob:
 def test_log_probabilities_are_those_of_the_text() -> None:
     thinking = "<think>Hm.</think>"
     chunks = [
-        GenerationChunk(text=thinking, num_thinking_chars=len(thinking), logprobs=pack_logprobs([token("Hm.")])),
+        GenerationChunk(text=thinking, spans=(len(thinking), 0), logprobs=pack_logprobs([token("Hm.")])),
         GenerationChunk(text="", logprobs=pack_logprobs([token("\\u00c3")])),
         GenerationChunk(text="Hi.", logprobs=pack_logprobs([token("Hi.")])),
         GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=USAGE),

@@ -105,7 +105,9 @@ HEADS = [f"{lead}<|channel|>{name}<|message|>" for lead in ("", "<|end|>") for n
 def test_thinking_is_encoded_as_its_events(reasoning_format: str, thinking: list[str], answer: list[str]) -> None:
     model = ModelName(requested="r", model=served_model(reasoning_format=reasoning_format))
     reply = ChatReply(chat(stream=True), model, 1)
-    chunks = [(0, GenerationChunk(text=text, num_thinking_chars=len(text))) for text in thinking]
+    places = range(len(thinking), 0, -1)
+    spans = [(len(text),) if place > 1 else (len(text), 0) for place, text in zip(places, thinking, strict=True)]
+    chunks = [(0, GenerationChunk(text=text, spans=each)) for text, each in zip(thinking, spans, strict=True)]
     chunks += [(0, GenerationChunk(text=text)) for text in answer]
     chunks.append((0, LAST))
     assert encoded(copy.deepcopy(reply), chunks) == events_of(copy.deepcopy(reply), chunks)
@@ -115,7 +117,7 @@ def test_thinking_is_encoded_as_its_events(reasoning_format: str, thinking: list
 def test_text_and_thinking_of_messages_are_encoded_as_their_events(texts: list[tuple[bool, str]]) -> None:
     texts.sort(reverse=True)  # the thinking comes first
     chunks = [
-        (0, GenerationChunk(text=text, num_thinking_chars=len(text) * is_thinking)) for is_thinking, text in texts
+        (0, GenerationChunk(text=text, spans=(len(text), 0) if is_thinking else ())) for is_thinking, text in texts
     ]
     chunks.append((0, LAST))
     reply = MessageReply(chat(stream=True), ModelName(requested="r", model=served_model(reasoning_format="think")), "q")

@@ -144,7 +144,7 @@ async def test_a_completion_without_a_stream_is_one_chunk() -> None:
     reader = asyncio.create_task(queue.get())
     (last,) = chunks("c")
     first = GenerationChunk(text="pa", token_ids=(1, 2), logprobs=(b"1",), num_prompt_tokens=1, prompt_token_ids=(1,))
-    for part in (first, GenerationChunk(text="b", token_ids=(3,), logprobs=(b"2",), num_thinking_chars=1), last):
+    for part in (first, GenerationChunk(text="b", token_ids=(3,), logprobs=(b"2",), spans=(1, 0)), last):
         assert not reader.done()
         queue.put(part)
         await asyncio.sleep(0)
@@ -155,7 +155,7 @@ async def test_a_completion_without_a_stream_is_one_chunk() -> None:
         logprobs=(b"1", b"2"),
         num_prompt_tokens=1,
         prompt_token_ids=(1,),
-        num_thinking_chars=1,
+        spans=(0, 2, 1, 1),
     )
 
 

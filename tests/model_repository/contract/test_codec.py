@@ -177,7 +177,7 @@ FULL = GenerationChunk(
     timing=Timing(
         arrival_time_ns=1, first_scheduled_time_ns=2**40, first_token_time_ns=2**62, last_token_time_ns=2**62 + 1
     ),
-    num_thinking_chars=1,
+    spans=(1, 1),
     embedding=np.array([0.5, -2.0], "<f4").tobytes(),
 )
 FULL_OUTPUTS: dict[str, list[Any]] = {
@@ -202,7 +202,7 @@ FULL_OUTPUTS: dict[str, list[Any]] = {
     "first_scheduled_time_ns": [2**40],
     "first_token_time_ns": [2**62],
     "last_token_time_ns": [2**62 + 1],
-    "num_thinking_chars": [1],
+    "num_thinking_chars": [1, 1],
     "embedding": [0.5, -2.0],
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from model_repository.contract.output import FinishReason, TokenDelta, Usage
-from model_repository.contract.request import EngineRequest, Thinking
+from model_repository.contract.request import EngineRequest, OutputFormat, StructuredOutput, Thinking, ToolUse
 from model_repository.engine.bad_words import TokenIndex
 from model_repository.engine.constraint import ConstraintCompiler
 from model_repository.engine.output_streams import OutputSender, OutputStream
@@ -24,12 +25,15 @@ from model_repository.engine.sequence import EngineSequence
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.structured_output.grammar import lark_to_grammar
-from model_repository.tokenizer.tool_grammar import grammar_of_messages
+from model_repository.structured_output.json_schema import JSON_LAYOUT
+from model_repository.tokenizer.tool_grammar import grammar_of_messages, tool_grammar
+from model_repository.tool_formats import HERMES
 from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.fake_engine import FakeResponder
 
 THINK = REASONING_FORMATS["think"]
 OPEN, CLOSED = Thinking(THINK, True), Thinking(THINK, False)
+OPEN_TOKENS, CLOSED_TOKENS = Thinking(THINK, True, has_tokens=True), Thinking(THINK, False, has_tokens=True)
 # What texts near a marker are made of.
 FRAGMENTS = st.sampled_from(
     ["<think>", "</think>", "<", "</", "</thi", "think>", "nk>", " ", "\n", "x", "é", "STOP", "ST"]
@@ -60,13 +64,37 @@ def generated(pieces: Sequence[bytes], thinking: Thinking, **fields: Any) -> lis
     return deltas
 
 
-def border(text: str, thinking: Thinking) -> int:
-    """Return the number of bytes of a whole text that are thinking."""
-    if not thinking.is_open and not text.lstrip(" \n").startswith(THINK.begin):
-        return 0
-    start = 0 if thinking.is_open else text.index(THINK.begin) + len(THINK.begin)
-    end = text.find(THINK.end, start)
-    return len((text if end < 0 else text[: end + len(THINK.end)]).encode())
+def thinking_mask(pieces: Sequence[bytes], thinking: Thinking, *, is_single: bool = False) -> list[bool]:
+    """Say of each byte of a completion with these tokens whether it is thinking."""
+    text, is_thinking, place, mask = b"".join(pieces), thinking.is_open, 0, list[bool]()
+    tokens = dict(zip(itertools.accumulate(map(len, pieces), initial=0), pieces, strict=False))
+    marks = [found.span() for found in re.finditer(b"<think>|</think>", text)]
+    for start, end in marks:
+        is_end = text[start:end] == b"</think>"
+        is_before = not is_thinking and not text[:start].strip() and not any(mask)
+        is_text = is_thinking and not is_end
+        if is_single and not is_thinking:
+            is_text = is_end or not is_before
+        if is_text or (thinking.has_tokens and tokens.get(start) != text[start:end]):
+            continue
+        first = place if is_before else start
+        mask += [is_thinking] * (first - place) + [True] * (end - first)
+        place, is_thinking = end, not is_end
+    return mask + [is_thinking] * (len(text) - place)
+
+
+def spans_of(deltas: Sequence[TokenDelta], pieces: Sequence[bytes]) -> list[bool]:
+    """Say of each byte of the deltas whether it is marked as thinking."""
+    mask: list[bool] = []
+    for delta in deltas:
+        num_bytes = sum(len(pieces[token_id]) for token_id in delta.token_ids)
+        for index, size in enumerate(delta.spans or (0, num_bytes)):
+            mask += [index % 2 == 0] * size
+    return mask
+
+
+def num_thinking_bytes(delta: TokenDelta) -> int:
+    return sum(delta.spans[::2])
 
 
 def cut(text: str, places: set[int]) -> list[bytes]:
@@ -77,23 +105,31 @@ def cut(text: str, places: set[int]) -> list[bytes]:
     ]
 
 
-@given(text=TEXTS.filter(bool), places=st.sets(st.integers(1, 60)), thinking=st.sampled_from([OPEN, CLOSED]))
-def test_the_border_is_exact_however_the_text_is_cut_into_tokens(
-    text: str, places: set[int], thinking: Thinking
+@given(
+    text=TEXTS.filter(bool),
+    places=st.sets(st.integers(1, 60)),
+    thinking=st.sampled_from([OPEN, CLOSED, OPEN_TOKENS, CLOSED_TOKENS]),
+    has_form=st.booleans(),
+    whole=st.sets(st.integers(0, 5)),
+)
+def test_the_borders_are_exact_however_the_text_is_cut_into_tokens(
+    text: str, places: set[int], thinking: Thinking, has_form: bool, whole: set[int]
 ) -> None:
+    for number, found in enumerate(re.finditer(b"<think>|</think>", text.encode())):
+        if number in whole:  # a token of its own
+            places = places - {*range(*found.span())} | {*found.span()}
     pieces = cut(text, places)
-    deltas = generated(pieces, thinking)
-    texts = [b"".join(pieces[token_id] for token_id in delta.token_ids) for delta in deltas]
-    assert b"".join(texts) == text.encode()
-    num_thinking = border(text, thinking)
-    ends = list(itertools.accumulate(map(len, texts)))
-    starts = [0, *ends[:-1]]
-    expected = [max(0, min(end, num_thinking) - start) for start, end in zip(starts, ends, strict=True)]
-    assert [delta.num_thinking_bytes for delta in deltas] == expected
+    fields = {"structured_output": StructuredOutput(OutputFormat.JSON_OBJECT)} if has_form else {}
+    deltas = generated(pieces, thinking, **fields)
+    mask = thinking_mask(pieces, thinking, is_single=has_form)
+    assert spans_of(deltas, pieces) == mask
+    for end, delta in zip(itertools.accumulate(len(each.token_ids) for each in deltas), deltas, strict=True):
+        goes_on = len(delta.spans) % 2 == 1
+        assert not goes_on or mask[sum(map(len, pieces[:end])) - 1]
     usage = deltas[-1].usage
     assert isinstance(usage, Usage)
     begins = [0, *itertools.accumulate(map(len, pieces))][:-1]
-    assert usage.num_reasoning_tokens == sum(begin < num_thinking for begin in begins)
+    assert usage.num_reasoning_tokens == sum(mask[begin] for begin in begins)
 
 
 @given(text=TEXTS.filter(bool), places=st.sets(st.integers(1, 60)), thinking=st.sampled_from([OPEN, CLOSED]))
@@ -103,10 +139,22 @@ def test_a_stop_sequence_counts_in_the_answer_only(text: str, places: set[int], 
     texts = [b"".join(pieces[token_id] for token_id in delta.token_ids) for delta in deltas]
     last = texts[-1]
     written = b"".join(texts[:-1]) + last[: len(last) - deltas[-1].num_cut_bytes]
-    num_thinking = border(text, thinking)
-    answer, mark, _ = text.encode()[num_thinking:].partition(b"STOP")
-    assert written == text.encode()[:num_thinking] + answer
-    assert deltas[-1].finish_reason is (FinishReason.STOP if mark else FinishReason.LENGTH)
+    mask, data = thinking_mask(pieces, thinking), text.encode()
+    ends = [found.start() for found in re.finditer(b"STOP", data) if not any(mask[found.start() : found.end()])]
+    assert written == data[: ends[0] if ends else None]
+    assert deltas[-1].finish_reason is (FinishReason.STOP if ends else FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_begin_marker_may_be_a_token_and_text(size: int) -> None:
+    thinking = Thinking(REASONING_FORMATS["gemma4"], False, has_tokens=True)
+    texts = ["<|channel>", "thought\n", "a", "<channel|>", "b <|channel>thought\n", "<|channel>", "c", "<channel|>"]
+    pieces = [
+        each for text in texts for each in ([text.encode()] if text[0] == "<" else cut(text, {*range(0, 99, size)}))
+    ]
+    mask = spans_of(generated(pieces, thinking), pieces)
+    text = b"".join(pieces).decode()
+    assert "".join(itertools.compress(text, mask)) == "<|channel>thought\na<channel|><channel|>"
 
 
 # --- messages with heads ---------------------------------------------------------------------------------------------
@@ -139,7 +187,7 @@ def test_the_thinking_of_messages_ends_behind_or_before_the_head_of_another_kind
     texts = [b"".join(pieces[token_id] for token_id in delta.token_ids) for delta in deltas]
     ends = list(itertools.accumulate(map(len, texts)))
     expected = [max(0, min(end, num_thinking) - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    assert [delta.num_thinking_bytes for delta in deltas] == expected
+    assert [num_thinking_bytes(delta) for delta in deltas] == expected
     written = b"".join(texts)[: ends[-1] - deltas[-1].num_cut_bytes]
     kept, mark, _ = answer.partition("STOP") if has_stop else (answer, "", "")
     assert written == (thinking + head + kept).encode()
@@ -164,7 +212,7 @@ def test_the_thinking_of_messages_ends_behind_or_before_the_head_of_another_kind
 )
 def test_completions_that_are_cut_or_malformed_have_a_border(text: str, num_thinking: int) -> None:
     for pieces in ([text.encode()], [bytes([byte]) for byte in text.encode()]):
-        assert sum(delta.num_thinking_bytes for delta in generated(pieces, HARMONY)) == num_thinking
+        assert sum(num_thinking_bytes(delta) for delta in generated(pieces, HARMONY)) == num_thinking
 
 
 CHANNELS = [b"<|channel|>", b"analysis", b"final", b"<|message|>", b"<|end|>", b"<|start|>", b"assistant", b"x"]
@@ -289,7 +337,8 @@ def test_a_structured_output_is_the_whole_answer(
     answer = Answer(b"{}", index)
     rule = rule_of(Thinking(THINK, thinking.is_open, budget), index, answer)
     text = drawn(rule, index, answer, random.Random(seed))
-    assert text[border(text.decode(), thinking) :] == b"{}".removesuffix(answer.rest)
+    num_thinking = sum(thinking_mask([text], thinking, is_single=True))
+    assert text[num_thinking:] == b"{}".removesuffix(answer.rest)
 
 
 @pytest.mark.parametrize("vocabulary", [WHOLE_MARKERS, PIECES], ids=["whole markers", "pieces"])
@@ -303,3 +352,69 @@ def test_the_thinking_ends_after_its_budget(vocabulary: list[bytes], seed: int, 
         tokens.append(int(generator.choice(np.flatnonzero(rule.allowed()))))
         assert rule.accept_token(tokens[-1])
     assert THINK.end.encode() in b"".join(index.texts[token_id] for token_id in tokens)
+
+
+# --- calls in the thinking --------------------------------------------------------------------------------------------
+
+BYTES_AND_MARKERS = [*(bytes([byte]) for byte in range(256)), b"<think>", b"</think>", b"<tool_call>", b"\n<tool", b""]
+END = len(BYTES_AND_MARKERS) - 1
+INDEX = TokenIndex(BYTES_AND_MARKERS, len(BYTES_AND_MARKERS))
+COMPILER = ConstraintCompiler(BYTES_AND_MARKERS, frozenset([END]), len(BYTES_AND_MARKERS))
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+CALLED = HERMES.calls_text([("get", '{"city": "Oslo"}')])
+
+
+def rule_of_tools(choice: str = "auto", budget: int | None = None) -> TokenConstraint:
+    """Return the rule of an answer with tools that may begin in open thinking."""
+    tool_use = ToolUse(tools=({"type": "function", "function": {"name": "get", "parameters": CITY}},), choice=choice)
+    rules = tool_grammar(tool_use, HERMES, lambda schema, *_: {**CITY, "x-guidance": JSON_LAYOUT})
+    assert rules is not None
+    thinking = Thinking(THINK, True, budget, has_tokens=True, call=HERMES.trigger)
+    return rule_of(thinking, INDEX, COMPILER.start(lark_to_grammar(rules)))
+
+
+def may_end(rule: TokenConstraint, text: str, tokens: Sequence[bytes] = (b"</think>", b"<tool_call>")) -> bool:
+    """Continue with a text, each token of which must be allowed, and say whether the completion may end then."""
+    pattern = b"|".join(map(re.escape, tokens)) + b"|(?s:.)"
+    for piece in re.findall(pattern, text.encode()):
+        token_id = BYTES_AND_MARKERS.index(piece)
+        assert rule.allowed()[token_id]
+        assert rule.accept_token(token_id)
+    return bool(rule.allowed()[END])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "function:get"])
+def test_thinking_may_end_a_completion_behind_a_valid_call_only(choice: str) -> None:
+    rule = rule_of_tools(choice)
+    assert not may_end(rule, "I call <tool_call> now:\n")
+    assert not may_end(rule, CALLED.replace("Oslo", "Rome"))
+    assert not may_end(rule, CALLED[:-1])
+    assert may_end(rule, CALLED[-1:])
+    assert not may_end(rule, ", or not?")
+    assert may_end(rule, CALLED)
+    assert rule.accept_token(END)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_draft_of_a_call_is_thinking_and_the_answer_keeps_its_rule(choice: str) -> None:
+    rule = rule_of_tools(choice)
+    assert not may_end(rule, f"Maybe {CALLED}? No.</think>") or choice == "auto"
+    assert may_end(rule, CALLED)
+    assert not rule.accept_token(BYTES_AND_MARKERS.index(b"x"))
+
+
+def test_a_marker_of_calls_across_tokens_is_followed_in_free_text() -> None:
+    tokens = (b"\n<tool", b"</think>")
+    assert may_end(rule_of_tools(), f"Now:\n{CALLED}", tokens)
+    assert not may_end(rule_of_tools(), f"Now:\n{CALLED}".replace("city", "town"), tokens)
+
+
+def test_a_budget_ends_the_thinking_behind_a_call_or_where_it_breaks() -> None:
+    forced = [BYTES_AND_MARKERS.index(b"</think>")]
+    rule = rule_of_tools(budget=3)
+    assert may_end(rule, f"ab{CALLED}")
+    assert rule.accept_token(BYTES_AND_MARKERS.index(b"x"))
+    assert np.flatnonzero(rule.allowed()).tolist() == forced
+    rule = rule_of_tools(budget=3)
+    assert not may_end(rule, "abc")
+    assert np.flatnonzero(rule.allowed()).tolist() == forced

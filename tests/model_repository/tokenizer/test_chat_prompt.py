@@ -117,7 +117,10 @@ def test_a_prompt_may_open_or_close_the_thinking(
     model = files(byte_level(added_tokens), template)
     chat = ChatEncoder(model, Vocabulary(model.tokenizer), "hermes", "think")
     _, thinking = chat.encode(ChatPrompt((user(text),), **fields))
-    assert thinking == (None if is_open is None else Thinking(REASONING_FORMATS["think"], is_open))
+    has_tokens = "<think>" in added_tokens
+    assert thinking == Thinking(
+        REASONING_FORMATS["think"], is_open is True, is_off=is_open is None, has_tokens=has_tokens
+    )
 
 
 # --- the text of a user ---------------------------------------------------------------------------------------------

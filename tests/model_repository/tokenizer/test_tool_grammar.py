@@ -139,6 +139,7 @@ def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: s
         if tool_format.other_before_name:
             text = re.sub(f"(^|assistant){tool_format.other_before_name}", rf"\1{tool_format.before_name}", text)
             text = text.replace(tool_format.other_before_arguments, tool_format.before_arguments)
+            text = re.sub(r"(?<! )<\|constrain", " <|constrain", text)
         written = tool_format.calls_text((call.name, call.arguments) for call in calls) if calls else ""
         lead = text.removesuffix(written)
         assert lead + written == text
@@ -239,16 +240,22 @@ def test_a_call_in_messages_follows_thinking_and_with_auto_texts_to_the_user() -
     thinking, preamble, final = (f"<|channel|>{each}<|message|>" for each in ("analysis", "commentary", "final"))
     ahead = f"{thinking}a<{HARMONY.between_calls}"
     other = " to=functions.now<|channel|>commentary json<|message|>{}"
-    texts = [ahead + call, ahead * 2 + other, f"{preamble}a{HARMONY.between_calls}{call}", f"{ahead}{final}a<|end|"]
+    texts = [
+        ahead + call,
+        ahead + call.replace(" <|constrain|>", "<|constrain|>"),
+        ahead * 2 + other,
+        f"{preamble}a{HARMONY.between_calls}{call}",
+        f"{ahead}{final}a<|end|",
+    ]
     wrong = [f"{final}a{HARMONY.between_calls}{call}", f"{thinking}a", f"{ahead}a", f"{final}a<|end|>"]
 
     def allowed(**options: Any) -> list[bool]:
         output = grammar(HARMONY, **options)
         return [accepts(output, text) for text in texts + wrong]
 
-    assert allowed() == [True, True, True, True, False, False, False, False]
-    assert allowed(choice="required") == [True, True, False, False, False, False, False, False]
-    assert allowed(content='"12"') == [True, True, False, False, False, False, False, False]
+    assert allowed() == [True] * 5 + [False] * 4
+    assert allowed(choice="required") == [True] * 3 + [False] * 6
+    assert allowed(content='"12"') == [True] * 3 + [False] * 6
 
 
 def test_llamas_answer_is_a_call_by_its_first_character() -> None:

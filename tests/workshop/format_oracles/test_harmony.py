@@ -58,8 +58,7 @@ def parsed(completion: str) -> Separated:
     calls: list[tuple[str, str]] = []
     for delta in generated(pieces, Thinking(FORMAT, False)):
         data = b"".join(pieces[token_id] for token_id in delta.token_ids)
-        size = len(data[: delta.num_thinking_bytes].decode())
-        chunk = GenerationChunk(text=data.decode(), num_thinking_chars=size, finish_reason=delta.finish_reason)
+        chunk = GenerationChunk(text=data.decode(), finish_reason=delta.finish_reason)  # the parser reads all heads
         for each in parser.read(chunk):
             match each:
                 case ReasoningDelta(text):

@@ -267,7 +267,7 @@ def test_an_image_is_sent_with_its_question(browser: Browser, play: Play, tmp_pa
 
 def test_thinking_is_folded_and_goes_back_with_the_history(browser: Browser, play: Play) -> None:
     thought = "<think>\nIt is easy.\n</think>"
-    pieces = [GenerationChunk(text=thought, num_thinking_chars=len(thought)), *chunks("Yes.")]
+    pieces = [GenerationChunk(text=thought, spans=(len(thought), 0)), *chunks("Yes.")]
     triton = FakeTriton(pieces, models=[served_model(reasoning_format="think", template_fields=("reasoning_content",))])
     play(triton)
     browser.ask("Is it so?")
