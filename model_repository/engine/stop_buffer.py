@@ -235,9 +235,7 @@ class ThinkingBorder:
         return [piece for piece in pieces if piece[1]]
 
     def _may_have_marker(self, text: bytes) -> bool:
-        if self.is_over or self._tokens:
-            return text in self._tokens
-        return self._begin[:1] in text or self._end[:1] in text
+        return text in self._tokens if self._tokens else self._begin[:1] in text or self._end[:1] in text
 
     def _marker_starts(self, text: bytes) -> list[int] | None:
         """Return where a marker may begin in the undecided bytes with the next token's; None: anywhere."""

@@ -109,6 +109,9 @@ def of_responses(name: ModelName, chunks: list[GenerationChunk], tools: list[Any
         yield texts[0], texts[1], calls, reason
 
 
+ALL = (of_chat, of_messages, of_responses)
+
+
 def answer_to(
     text: str,
     size: int,
@@ -119,7 +122,7 @@ def answer_to(
     is_open: bool = False,
     markers: ReasoningFormat = THINK,
     tokens: Sequence[str] = (),
-    apis: Sequence[Callable[..., Iterator[Answer]]] = (of_chat, of_messages, of_responses),
+    apis: Sequence[Callable[..., Iterator[Answer]]] = ALL,
 ) -> Answer:
     """Return a completion as each API answers with it, which is the same."""
     model = served_model(reasoning_format=markers.name, tool_call_format=tool_format)
@@ -142,7 +145,8 @@ WITH_MARKERS = [name for name, each in TOOL_FORMATS.items() if each.trigger]
 def test_a_call_that_ends_unfinished_thinking_is_a_call(format_name: str, size: int) -> None:
     """The call was thinking, so agents ended without a word."""
     call, other = call_in(format_name), call_in(format_name, "Oslo")
-    fields: dict[str, Any] = {"tool_format": format_name, "tools": TOOLS, "is_open": True}
+    apis = ALL if format_name == "hermes" else (of_chat,)
+    fields: dict[str, Any] = {"tool_format": format_name, "tools": TOOLS, "is_open": True, "apis": apis}
     called = answer_to(f"I call it now.\n{call}", size, **fields)
     assert called == ("I call it now.", "", [CALLED], "tool_calls")
     drafted = answer_to(f"Maybe {other}\nNo.\n</think>\n\n{call}", size, **fields)
@@ -155,7 +159,7 @@ def test_a_call_that_ends_unfinished_thinking_is_a_call(format_name: str, size: 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_call_counts_behind_thinking_that_the_model_began(markers: ReasoningFormat, size: int) -> None:
     text = f"{markers.begin}I call it now.\n{call_in('hermes')}\n{call_in('hermes', 'Oslo')}"
-    answer = answer_to(text, size, markers=markers, tools=TOOLS)
+    answer = answer_to(text, size, markers=markers, tools=TOOLS, apis=(of_chat,))
     assert answer == ("I call it now.", "", [CALLED, ("get_weather", {"city": "Oslo"})], "tool_calls")
 
 
@@ -207,7 +211,8 @@ def test_markers_of_thinking_are_nowhere_in_the_answer(markers: ReasoningFormat,
     for text, thinking, content in STRAY:
         text = text.format(begin=markers.begin, end=markers.end)
         for tools in ((), TOOLS):
-            answer = answer_to(text, size, markers=markers, tokens=special, tools=tools)
+            apis = ALL if markers is THINK and not tools else (of_chat,)
+            answer = answer_to(text, size, markers=markers, tokens=special, tools=tools, apis=apis)
             assert answer == (thinking, content, [], "stop"), text
 
 
