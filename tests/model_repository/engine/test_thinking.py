@@ -405,6 +405,7 @@ def test_a_draft_of_a_call_is_thinking_and_the_answer_keeps_its_rule(choice: str
 
 def test_a_marker_of_calls_across_tokens_is_followed_in_free_text() -> None:
     tokens = (b"\n<tool", b"</think>")
+    assert not may_end(rule_of_tools(), "Now:\n<tool", tokens)
     assert may_end(rule_of_tools(), f"Now:\n{CALLED}", tokens)
     assert not may_end(rule_of_tools(), f"Now:\n{CALLED}".replace("city", "town"), tokens)
 
