@@ -145,6 +145,12 @@ def test_a_stop_sequence_counts_in_the_answer_only(text: str, places: set[int], 
     assert deltas[-1].finish_reason is (FinishReason.STOP if ends else FinishReason.LENGTH)
 
 
+def test_the_token_of_a_begin_marker_is_text_in_the_vocabulary() -> None:
+    """The table of bytes left Gemma 4's token out, since the marker has more than the token."""
+    assert REASONING_FORMATS["gemma4"].special_tokens == ("<|channel>", "<channel|>")
+    assert THINK.special_tokens == ("<think>", "</think>")
+
+
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_a_begin_marker_may_be_a_token_and_text(size: int) -> None:
     thinking = Thinking(REASONING_FORMATS["gemma4"], False, has_tokens=True)
@@ -352,6 +358,13 @@ def test_the_thinking_ends_after_its_budget(vocabulary: list[bytes], seed: int, 
         tokens.append(int(generator.choice(np.flatnonzero(rule.allowed()))))
         assert rule.accept_token(tokens[-1])
     assert THINK.end.encode() in b"".join(index.texts[token_id] for token_id in tokens)
+
+
+def test_a_structured_output_allows_no_thinking_that_the_prompt_has_closed() -> None:
+    index = TokenIndex(WHOLE_MARKERS, len(WHOLE_MARKERS))
+    for is_off in (False, True):
+        rule = rule_of(Thinking(THINK, False, is_off=is_off), index, Answer(b"{}", index))
+        assert rule.accept_token(WHOLE_MARKERS.index(b"<think>")) is not is_off
 
 
 # --- calls in the thinking --------------------------------------------------------------------------------------------

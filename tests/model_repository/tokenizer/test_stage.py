@@ -108,6 +108,8 @@ def test_the_thinking_of_a_chat_goes_to_the_engine_with_its_budget() -> None:
     thinking = Thinking(REASONING_FORMATS["think"], is_open=False, budget=5)
     assert stage.encode(request(thinking_budget=5)).thinking == thinking
     assert stage.encode(request(TextPrompt("a"))).thinking is None
+    chat = msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))
+    assert stage.encode(request(chat)).thinking == Thinking(thinking.format, is_open=False, call="<tool_call>")
     rule = "thinking_budget: needs messages, and a model that thinks"
     assert refusal(request(TextPrompt("a"), thinking_budget=5), Unsupported, stage) == rule
     assert refusal(request(thinking_budget=5), Unsupported) == rule
