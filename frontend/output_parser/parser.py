@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -163,11 +164,11 @@ class OutputParser:
         if is_closed:
             text = text.removesuffix(self._reasoning_format.end)
         if ReasoningDelta not in self._begun:
-            text = text.lstrip(WHITE)
+            # The model may repeat the begin marker of its prompt.
+            text = re.sub(rf"\A(?:[{WHITE}]|{re.escape(self._reasoning_format.begin)})+", "", text)
             if not is_closed and self._reasoning_format.begin.startswith(text):
                 self._held = text
                 return
-            text = text.removeprefix(self._reasoning_format.begin).lstrip(WHITE)
         start = len(text) if is_closed else self._syntax.marker_start(text)
         if not is_closed:  # a token across the end marker's end may wait for more
             start = min(start, len(text) - self._num_end_chars(text))

@@ -200,6 +200,7 @@ STRAY = [
     ("{begin}One.{end}{end} Hello {end} Bye", "One.", "Hello\n\nBye"),
     ("{begin}One.{end}Hello {begin}Two.", "One.\n\nTwo.", "Hello"),
     ("{begin}{end}{begin}One.{end}\nHello\n", "One.", "Hello\n"),
+    ("{begin}\n{begin}One.{end}Hello", "One.", "Hello"),
 ]
 
 
