@@ -10,12 +10,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
-from frontend.cli.conversation import CommandFailed, Conversation
+from frontend.cli.conversation import CommandFailed, Conversation, completions
 from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.system.terminal_text import STEERING, unescaped
 
 with suppress(ImportError):
-    import readline  # noqa: F401  # with it, input() edits a line, and the arrow keys bring earlier ones back
+    import readline  # with it, input() edits a line, and the arrow keys bring earlier ones back
+
+    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one text; Python turns it off
+    readline.parse_and_bind("tab: complete")
+    readline.set_completer_delims(" \n")
+    readline.set_completer(lambda word, n: dict(enumerate(completions(readline.get_line_buffer(), word))).get(n))
 
 _QUOTES = '"""'
 _BEGINS_LINES = re.compile(rf"(/\w+\s+)?{_QUOTES}")

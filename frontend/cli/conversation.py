@@ -35,6 +35,21 @@ SETTINGS = (
     "chat_template_kwargs",
 )
 
+# Commands and fields that users of Ollama type, with the way here.
+_OF_OLLAMA = {
+    "/show": "`conch show MODEL` describes a model, in another terminal",
+    "/set system": "/system TEXT sets the system prompt",
+    "/set parameter": "/set NAME VALUE sets a field, without the word parameter",
+    "/set num_ctx": "`conch run MODEL --context-window N` sets the window, and `conch serve` too",
+    "/set num_predict": "/set max_tokens N limits an answer",
+    "/set repeat_penalty": "/set repetition_penalty N penalizes repetitions",
+    "/set think": "/set reasoning_effort high lets a model think, if it can",
+    "/set nothink": "/set reasoning_effort none ends the thinking of a model that can answer without it",
+    "/set format": '/set response_format {"type": "json_object"} asks for JSON',
+    "/set verbose": "/stats shows the time and the tokens of each answer",
+    "/set quiet": "/stats ends the lines about time and tokens",
+}
+
 
 class CommandFailed(Exception):
     """A command of the conversation is unknown, or cannot be done."""
@@ -69,6 +84,7 @@ class Conversation:
         self._images: list[dict[str, Any]] = []  # parts of the next question
         self._question: Message | None = None  # the last one
         self._said_before: list[Message] = []  # the messages before it
+        self._files: set[Path] = set()  # that hold this conversation as it was
 
     def ask(self, text: str) -> Iterator[Piece]:
         """Ask, with the images that were given since the last question.
@@ -89,6 +105,9 @@ class Conversation:
             CommandFailed: the command is unknown, its argument is wrong, or a file cannot be read or written.
         """
         word, argument = (*command.split(maxsplit=1), "")[:2]
+        for known in (word, " ".join(command.split()[:2])):
+            if known in _OF_OLLAMA:
+                raise CommandFailed(f"{known}: {_OF_OLLAMA[known]}")
         if word not in _COMMANDS:
             raise CommandFailed(
                 f"{word}: {expected_one_of(word, _COMMANDS)} (a space before the / makes it a question)"
@@ -190,18 +209,26 @@ class Conversation:
 
     def _save(self, argument: str) -> str:
         text = json.dumps({"messages": [*self._system, *self._said]}, ensure_ascii=False, indent=1)
-        Path(argument).expanduser().write_text(f"{text}\n", encoding="utf-8")
+        path = Path(argument).expanduser()
+        try:
+            with path.open("w" if path.absolute() in self._files else "x", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except FileExistsError as exc:
+            raise CommandFailed(f"/save {argument}: the file is not of this conversation: name another one") from exc
+        self._files.add(path.absolute())
         return f"({len(self._said)} messages are in {argument}.)"
 
     def _load(self, argument: str) -> str:
+        path = Path(argument).expanduser()
         try:
-            found = json.loads(Path(argument).expanduser().read_bytes())
+            found = json.loads(path.read_bytes())
             messages = found["messages"] if isinstance(found, dict) else found
             roles = [message["role"] for message in messages]
         except (ValueError, LookupError, TypeError) as exc:
             raise CommandFailed(f'/load {argument}: expected JSON of the form {{"messages": [...]}}') from exc
         num_system = sum(1 for _ in itertools.takewhile(lambda role: role in ("system", "developer"), roles))
         self._clear("")
+        self._files.add(path.absolute())
         self._system, self._said = messages[:num_system], messages[num_system:]
         for index, message in enumerate(self._said):
             if message["role"] == "user":
@@ -223,7 +250,11 @@ class Conversation:
         return self._answer(self._question)
 
     def _clear(self, argument: str) -> None:
-        self._said, self._images, self._question = [], [], None
+        self._said, self._images, self._question, self._files = [], [], None, set()
+
+    def _switch_stats(self, argument: str) -> str:
+        self._has_stats = not self._has_stats
+        return f"(The time and the tokens of an answer are {'shown' if self._has_stats else 'not shown'}.)"
 
     def _exit(self, argument: str) -> None:
         self.is_over = True
@@ -234,6 +265,7 @@ type _Command = Callable[[Conversation, str], str | Iterator[Piece] | None]
 # Each command with its function, the form of its argument, and a text for /help.
 _COMMANDS: dict[str, tuple[_Command, str, str]] = {
     "/help": (Conversation._help, "", "list the commands"),
+    "/?": (Conversation._help, "", "the same"),
     "/system": (Conversation._system_prompt, "[TEXT]", 'show or set the system prompt; "" removes it'),
     "/set": (Conversation._set, "[NAME VALUE]", "show or set a field of the requests; null ends the setting"),
     "/image": (Conversation._image, "PATH [QUESTION]", "send an image file with this question or the next one"),
@@ -242,9 +274,16 @@ _COMMANDS: dict[str, tuple[_Command, str, str]] = {
     "/save": (Conversation._save, "FILE", "write the conversation as messages of OpenAI's API"),
     "/load": (Conversation._load, "FILE", "go on with the conversation of such a file"),
     "/model": (Conversation._model, "[ID]", "list the server's models, or talk to another one"),
+    "/stats": (Conversation._switch_stats, "", "show the time and the tokens of each answer, or no longer"),
     "/exit": (Conversation._exit, "", "end the conversation, as /bye and Ctrl-D do"),
     "/bye": (Conversation._exit, "", "the same"),
 }
+
+
+def completions(line: str, word: str) -> list[str]:
+    """Return the commands, or the fields of /set, that the last word of a line begins."""
+    words = {word: _COMMANDS, f"/set {word}": SETTINGS}.get(line, ()) if line.startswith("/") else ()
+    return [f"{each} " for each in words if each.startswith(word)]
 
 
 def _stats(times: list[float], usage: dict[str, int]) -> str:

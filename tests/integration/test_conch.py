@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.integration.api import EMBEDDINGS, Api
 from tests.launching import FREE_PORTS
 from tests.processes import command_line
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, wait_until
 
 PROMPT = "> "
 ANSWER = "The capital of"  # the rest is drawn: of 200 answers one does not go on with France
@@ -298,7 +299,7 @@ def test_a_conversation_has_commands(api: Api, tmp_path: Path) -> None:
         "/retry": ANSWER,
         f"/save {tmp_path / 'saved.json'}": "(2 messages are in ",
         "/mode": "did you mean /model?",
-        "/model": "* demo",
+        "/mode\t": "* demo",
     }
     for text, answer in typed.items():
         for line in text.splitlines():
@@ -312,6 +313,39 @@ def test_a_conversation_has_commands(api: Api, tmp_path: Path) -> None:
     assert system == {"role": "system", "content": "You are\nformal."}
     assert question == {"role": "user", "content": "What is the capital\nof France?"}
     assert answered["content"].startswith(ANSWER)
+
+
+@pytest.fixture
+def tmux() -> Iterator[Callable[..., str]]:
+    """A tmux without a window: a function that returns what one of its commands prints."""
+    if shutil.which("tmux") is None:
+        pytest.skip("needs the Debian package tmux")
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket is short
+
+        def run(*words: str) -> str:
+            command = ["tmux", "-f", os.devnull, "-S", f"{folder}/socket", *words]
+            return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+        yield run
+        run("kill-server")
+
+
+def test_pasted_lines_are_one_question(api: Api, tmp_path: Path, tmux: Callable[..., str]) -> None:
+    saved = tmp_path / "saved.json"
+    tmux("new-session", "-d", "-x", "200", "-y", "50", sys.executable, "-m", "frontend", "chat", f"--url={api.url}")
+
+    def wait_for_prompt(number: int) -> None:
+        wait_until(lambda: re.findall("^>", tmux("capture-pane", "-p"), re.MULTILINE)[number - 1 :], f"prompt {number}")
+
+    wait_for_prompt(1)
+    tmux("set-buffer", "What is the capital\nof Spain?\n")
+    tmux("paste-buffer", "-p")  # in brackets, if the program has asked for them, as every terminal pastes
+    tmux("send-keys", "Enter")
+    wait_for_prompt(2)
+    tmux("send-keys", f"/save {saved}", "Enter")
+    wait_for_prompt(3)
+    question, _ = json.loads(saved.read_text())["messages"]
+    assert question == {"role": "user", "content": "What is the capital\nof Spain?\n"}
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

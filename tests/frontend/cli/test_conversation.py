@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
-from frontend.cli.conversation import SETTINGS, CommandFailed, Conversation
+from frontend.cli.conversation import SETTINGS, CommandFailed, Conversation, completions
 from frontend.protocol.chat import ChatCompletionRequest
 
 
@@ -101,6 +101,10 @@ def test_help_names_every_command(conversation: Conversation) -> None:
         ("/image notes.txt", "/image notes.txt: expected the name of an image file, such as cat.png"),
         ("/image 'cat.png", "/image 'cat.png: No closing quotation"),
         ("/retry", "/retry: there is no question yet"),
+        ("/set num_ctx 8192", "/set num_ctx: `conch run MODEL --context-window N` sets the window"),
+        ("/set system Be brief.", "/set system: /system TEXT sets the system prompt"),
+        ("/show", "/show: `conch show MODEL` describes a model"),
+        ("/show info", "/show: `conch show MODEL` describes a model"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_refused(
@@ -218,6 +222,20 @@ def test_a_saved_conversation_goes_on_after_it_is_loaded(server: Server, tmp_pat
     assert messages_of_next(second, server) == [system, user("one"), assistant("answer 2")]
 
 
+def test_a_file_of_another_conversation_is_kept(conversation: Conversation, tmp_path: Path) -> None:
+    path = tmp_path / "conversation.json"
+    path.write_text("mine")
+    refused = f"^/save {path}: the file is not of this conversation: name another one$"
+    with pytest.raises(CommandFailed, match=refused):
+        list(conversation.obey(f"/save {path}"))
+    assert path.read_text() == "mine"
+    path.unlink()
+    for command in (f"/save {path}", f"/save {path}", f"/load {path}", f"/save {path}", "/clear"):
+        list(conversation.obey(command))
+    with pytest.raises(CommandFailed, match=refused):
+        list(conversation.obey(f"/save {path}"))
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", '["user"]', "not JSON", "7", b"\xff".decode("latin-1")])
 def test_a_file_of_another_form_is_refused(content: str, conversation: Conversation, tmp_path: Path) -> None:
     path = tmp_path / "file"
@@ -246,6 +264,22 @@ def test_stats_count_from_the_request_and_from_the_first_piece(server: Server) -
     note = text_of(conversation.ask("one"))
     assert note == "(0.50 s to the first token, 5.0 tokens/s, 7 prompt and 11 completion tokens)"
     assert server.asked[0]["stream_options"] == {"include_usage": True}
+    assert text_of(conversation.obey("/stats")) == "(The time and the tokens of an answer are not shown.)"
+    assert text_of(conversation.ask("two")) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "words"),
+    [
+        ("/sy", "/sy", ["/system "]),
+        ("/set se", "se", ["seed "]),
+        ("/system se", "se", []),
+        ("s", "s", []),
+        ("What is /s", "/s", []),
+    ],
+)
+def test_commands_and_fields_are_completed(line: str, word: str, words: list[str]) -> None:
+    assert completions(line, word) == words
 
 
 @pytest.mark.parametrize(("command", "limit"), [("/clear", ""), ("/set max_tokens 2", " or max_tokens is reached")])
