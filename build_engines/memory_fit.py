@@ -25,6 +25,7 @@ class ModelDemand:
     num_sequences: int
     window: int  # tokens
     is_fixed: bool = False  # the user has chosen the number of sequences
+    num_spare: int = 0  # further sequences of a fixed number, if their whole windows fit
 
     @property
     def can_shrink(self) -> bool:
@@ -50,16 +51,24 @@ class ModelDemand:
 def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> list[tuple[int, int]]:
     """Return sequences and window of each model, at most the demanded ones.
 
-    The models that can shrink share equally the memory beside all weights and the KV caches of the others. Each has as
+    The models that can shrink or have spare sequences share equally the memory beside all weights and the KV caches of the others. Each has as
     many sequences as cores, which gain little by more, or as its KV cache is quickly made for.
     """
     fixed_bytes = sum(model.weight_bytes + (0 if model.can_shrink else model.cache_bytes) for model in models)
     free_bytes = int(max(0, min(SHARE * memory_bytes - fixed_bytes, _CACHE_SHARE * memory_bytes)))
-    share = free_bytes // max(1, sum(model.can_shrink for model in models))
+    share = free_bytes // max(1, sum(model.can_shrink or model.num_spare > 0 for model in models))
     return [
-        _fitted(model, share, num_cores) if model.can_shrink else (model.num_sequences, model.window)
+        _fitted(model, share, num_cores)
+        if model.can_shrink
+        else (model.num_sequences + _spare(model, share), model.window)
         for model in models
     ]
+
+
+def _spare(model: ModelDemand, free_bytes: int) -> int:
+    if model.sequence_memory is None or not model.num_spare:
+        return model.num_spare
+    return min(model.num_spare, free_bytes // model.sequence_memory.num_bytes(model.window))
 
 
 def _fitted(model: ModelDemand, free_bytes: int, num_cores: int) -> tuple[int, int]:

@@ -55,6 +55,7 @@ class ServeOptions:
 
     replicas: int = 1  # engines of the model, each with all the following
     max_sequences: int | None = None  # None: the limit of the engine, or DEFAULT_MAX_SEQUENCES
+    spare_sequences: int = 0  # beyond max_sequences, if the memory holds their whole windows
     max_waiting: int = 1024
     num_threads: int = 0
     stream_interval_ms: int = 40
@@ -69,6 +70,7 @@ class ServeOptions:
         for name, low, high in (
             ("replicas", 1, None),
             ("max_sequences", 1, None),
+            ("spare_sequences", 0, None),
             ("max_waiting", 0, None),
             ("num_threads", 0, None),
             ("stream_interval_ms", 0, MAX_STREAM_INTERVAL_MS),
@@ -81,6 +83,8 @@ class ServeOptions:
                 raise BuildError(f"{name}={value}: must be at least {low}")
             if value is not None and high is not None and value > high:
                 raise BuildError(f"{name}={value}: must be at most {high}")
+        if self.spare_sequences and self.max_sequences is None:
+            raise BuildError(f"spare_sequences={self.spare_sequences}: goes with max_sequences")
 
     def check_runtime(self, runtime: str) -> None:
         """Check the options that only some runtimes have.
@@ -321,12 +325,15 @@ def render_artifacts(
 
 def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> ModelDemand:
     """Return what an artifact needs of the memory."""
+    num_sequences = options.max_sequences_of(manifest)
+    built_for = int(manifest.options.get("max_batch_size", num_sequences + options.spare_sequences))
     return ModelDemand(
         weight_bytes=sum(path.stat().st_size for path in artifact_dir.glob("*.gguf")),
         sequence_memory=manifest.sequence_memory,
-        num_sequences=options.max_sequences_of(manifest),
+        num_sequences=num_sequences,
         window=manifest.context_window,
         is_fixed=options.max_sequences is not None,
+        num_spare=min(options.spare_sequences, built_for - num_sequences),
     )
 
 

@@ -20,7 +20,7 @@ from frontend.gateway.keys_command import add_actions
 from frontend.launcher.models import MODEL_OPTIONS
 from frontend.launcher.triton_server import ADDRESS, DEFAULT_FRONTEND
 from frontend.options import TLS_OF_SERVER, TLS_TO_TRITON, add_options, settings_from, settings_of_environment
-from frontend.settings import Settings, SettingsError
+from frontend.settings import Settings, SettingsError, is_loopback
 from frontend.terminal import Colour, print_error, write_coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
@@ -51,6 +51,7 @@ _EXIT_STATUS = (
     "141 if the output is closed."
 )
 _KEY_VARIABLE = "OPENAI_API_KEY"
+_PERSONS_QUEUE_WAIT_S = 600.0  # the programs of one person wait rather than try again
 _OLD_HOME = Path(".conch", "artifacts")  # of each folder, before there was one for each user
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
@@ -318,6 +319,8 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         raise SettingsError("--with-embedder: goes with a MODEL; `conch serve demo-embedder` serves the embedder alone")
     models = [*options.models, *(["demo-embedder"] if options.with_embedder else [])]
     frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
+    if "max_queue_wait_s" not in options and is_loopback(frontend.host) and not frontend.key_file:
+        frontend = dataclasses.replace(frontend, max_queue_wait_s=_PERSONS_QUEUE_WAIT_S)
     folder = server_folder(options.home, frontend.port)
     last_build = options.home / "repository"
     settings = LauncherSettings(
@@ -366,7 +369,9 @@ def _run(options: argparse.Namespace) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
         return _talk(client, model, question, options)
 
-    options.model_options = ["--max-sequences=1", *options.model_options]  # one conversation; a later one wins
+    if not any(option.startswith("--max-sequences=") for option in options.model_options):
+        # One conversation, and a place for another client, unless it costs tokens of the window.
+        options.model_options = ["--max-sequences=1", "--spare-sequences=1", *options.model_options]
     return _serve(options, talk)
 
 

@@ -311,7 +311,8 @@ class Settings:
     )
     max_queue_wait_s: float = setting(
         30.0,
-        "Seconds that a request may wait for a model; a request with a longer wait gets 503.",
+        "Seconds that a request may wait for a model; a request with a longer wait gets 503. `serve` and `run` on "
+        "loopback without API keys: 600.",
         is_zero_allowed=False,
         chart_value="frontend.limits.maxQueueWaitSeconds",
     )

@@ -55,6 +55,7 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
             "share of the cores (%(default)s)",
         ),
         ("max_sequences", f"sequences in one step ({most})"),
+        ("spare_sequences", "further sequences, if the memory holds the whole window of each (%(default)s)"),
         ("max_waiting", "requests that may queue in the engine (%(default)s)"),
         ("num_threads", "threads of an engine; 0: one for each physical core, of replicas all together (%(default)s)"),
         (

@@ -78,6 +78,12 @@ def test_more_sequences_than_cores_have_quickly_made_caches(
     assert fit([model], 32 * GB, num_cores) == [(num_sequences, model.window)]
 
 
+@pytest.mark.parametrize(("memory_gb", "num_sequences"), [(32, 1), (80, 2), (1200, 3)])
+def test_spare_sequences_are_given_up_before_the_window_shrinks(memory_gb: int, num_sequences: int) -> None:
+    model = dataclasses.replace(LARGE, num_sequences=1, is_fixed=True, num_spare=2)
+    assert fit([model], memory_gb * GB, 2) == [(num_sequences, LARGE.window)]
+
+
 def test_models_share_the_memory() -> None:
     assert fit([SMALL, LARGE], 32 * GB, 64) == [(9, 32_768), (4, 7424)]
     fixed = dataclasses.replace(SMALL, is_fixed=True)  # 6.4 GB of KV cache, and the weights have 6 GB
@@ -110,3 +116,6 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     assert "each of 2 replicas: 1 x 2,048 tokens" in caplog.text
     chosen = parameters_in(render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo/config.pbtxt"])
     assert (chosen.context_window, chosen.max_sequences) == (131_072, 8)
+    monkeypatch.setattr("build_engines.render.memory_bytes", lambda: 100 * GB)
+    options = ServeOptions(max_sequences=1, spare_sequences=1)
+    assert parameters_in(render_artifacts({folder: options})["org--demo/config.pbtxt"]).max_sequences == 2

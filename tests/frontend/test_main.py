@@ -61,6 +61,31 @@ def test_serve_without_a_model_serves_the_last_build(
     assert served == [tmp_path / "repository", Path("other")]
 
 
+@pytest.mark.parametrize(
+    ("words", "wait_s"),
+    [
+        ([], 600.0),
+        (["--max-queue-wait-s=30"], 30.0),
+        (["--host=0.0.0.0", "--allow-anonymous"], 30.0),
+        (["--key-file=keys.json"], 30.0),
+    ],
+)
+def test_the_programs_of_one_person_wait_long(
+    words: list[str], wait_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits_s: list[float] = []
+
+    def serve(settings: LauncherSettings, *_: object, **__: object) -> int:
+        waits_s.append(settings.frontend.max_queue_wait_s)
+        return 0
+
+    monkeypatch.setattr("frontend.launcher.command.serve", serve)
+    monkeypatch.chdir(tmp_path)
+    Path("keys.json").write_text('{"keys": []}')
+    assert main(["serve", "--repository=any", f"--home={tmp_path}", *words]) == 0
+    assert waits_s == [wait_s]
+
+
 def test_the_embedder_is_served_behind_the_models(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

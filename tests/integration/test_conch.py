@@ -125,7 +125,7 @@ def test_a_script_learns_that_ctrl_c_ended_the_loading(tmp_path: Path) -> None:
 def test_a_conversation_has_a_history_and_goes_on_after_a_crash_until_a_signal(tmp_path: Path) -> None:
     terminal = Terminal("run", "demo", f"--home={tmp_path}", *FREE_PORTS)
     terminal.wait_for("model       demo\r\n")
-    terminal.wait_for("demo: 1 x 2,048 tokens, ")
+    terminal.wait_for("demo: 2 x 2,048 tokens, ")
     terminal.wait_for("demo: Ctrl-C stops an answer, Ctrl-D ends the conversation,")
     terminal.wait_for(PROMPT)
     for typed in ("What is the capital of France?\n", "\x1b[A\n"):  # the second is the arrow key up
