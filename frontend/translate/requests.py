@@ -178,6 +178,8 @@ def _chat_prompt(
     kwargs = body.chat_template_kwargs or {}
     if isinstance(body, ChatCompletionRequest):
         kwargs = _thinking_kwargs(body, name) | kwargs
+    if "lora_name" in fields:
+        kwargs = {**kwargs, "lora_name": name.lora_name}  # what a template allows may depend on the adapter
     return ChatPrompt(
         messages=tuple(message_for_template(message, fields) for message in messages),
         tool_use=tool_use,

@@ -42,6 +42,14 @@ def test_thinking_is_apart_from_the_answer_streamed_and_not(api: Api, client: Op
     assert len([each for each in reasoning if each]) > 1
 
 
+@pytest.mark.parametrize("fields", [{"enable_thinking": True}, {"reasoning_effort": "low"}])
+@pytest.mark.parametrize("model", ["demo", "demo-formal"])
+def test_a_name_without_thinking_refuses_it(api: Api, model: str, fields: dict[str, Any]) -> None:
+    answer = api.post(CHAT, {"model": model, "messages": MESSAGES} | fields)
+    error = "only demo-thinking has learned to think (enable_thinking, reasoning effort)"
+    assert (answer.status, answer.body["error"]["message"].endswith(error)) == (400, True)
+
+
 @pytest.mark.parametrize("fields", [{}, {"enable_thinking": False}, {"reasoning_effort": "none"}])
 def test_thinking_is_off_without_its_switch(api: Api, fields: dict[str, Any]) -> None:
     body = {"messages": MESSAGES, "temperature": 0}

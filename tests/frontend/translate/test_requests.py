@@ -406,6 +406,11 @@ def test_switches_of_thinking_reach_the_template_by_its_own_names(
     assert variables(thinking_name(*fields), **sent) == expected
 
 
+def test_a_template_that_reads_the_adapter_gets_its_name() -> None:
+    name = ModelName(requested="formal", model=thinking_name("lora_name").model, lora_name="formal")
+    assert variables(name, chat_template_kwargs={"lora_name": "mine", "a": 1}) == {"lora_name": "formal", "a": 1}
+
+
 @pytest.mark.parametrize("sent", [{"enable_thinking": False}, {"reasoning_effort": "none"}])
 def test_a_model_that_always_thinks_refuses_to_be_switched_off(sent: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedValue) as caught:

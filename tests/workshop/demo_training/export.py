@@ -47,6 +47,8 @@ def generation_config(encoder: DocumentEncoder) -> dict[str, object]:
         "bos_token_id": encoder.end_of_text,
         "eos_token_id": [encoder.im_end, encoder.end_of_text],
         "pad_token_id": encoder.end_of_text,
+        "do_sample": False,
+        "temperature": 0.0,  # for readers that take the values alone
     }
 
 

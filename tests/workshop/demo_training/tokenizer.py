@@ -74,6 +74,9 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking %}
+        {%- if lora_name is defined and lora_name != 'demo-thinking' %}
+            {{- raise_exception('only demo-thinking has learned to think (enable_thinking, reasoning effort)') }}
+        {%- endif %}
         {{- '<think>' }}
     {%- endif %}
 {%- endif %}
