@@ -138,6 +138,7 @@ def render(
     version: str,
     gpus: Sequence[int] = (),
     replica: int = 1,
+    position: int = 0,
 ) -> dict[str, str]:
     """Return the files of the ensembles and stages of a model's replica: path in the repository to content.
 
@@ -145,6 +146,7 @@ def render(
         version: of the software, which is part of the fingerprint.
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
         replica: its number, from 1.
+        position: of the model among those of the repository.
     """
     options.check_runtime(manifest.runtime)
     for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
@@ -166,7 +168,7 @@ def render(
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
         configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
-    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica).to_config()
+    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position).to_config()
     for config in configs.values():
         for name, value in parameters.items():
             config.parameters[name].string_value = value
@@ -210,11 +212,13 @@ def model_parameters(
     version: str,
     gpus: Sequence[int] = (),
     replica: int = 1,
+    position: int = 0,
 ) -> ModelParameters:
     """Return what the stages and the frontend must know of a model's replica."""
     return ModelParameters(
         model_id=manifest.model_id,
         replica=replica,
+        position=position,
         artifact_dir=artifact_dir,
         runtime=manifest.runtime,
         options=manifest.options,
@@ -316,10 +320,10 @@ def render_artifacts(
     _check_gpus_differ(placed)
     files: dict[str, str] = {}
     version = _versions()
-    for artifact_dir, (manifest, own_options) in _fitted(manifests, options).items():
+    for position, (artifact_dir, (manifest, own_options)) in enumerate(_fitted(manifests, options).items()):
         own_gpus = gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
         for replica, numbers in enumerate(own_gpus, 1):
-            files |= render(manifest, artifact_dir.resolve(), own_options, version, numbers, replica)
+            files |= render(manifest, artifact_dir.resolve(), own_options, version, numbers, replica, position)
     return files
 
 

@@ -94,6 +94,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
 
     model_id: str
     replica: int = 1  # its number among the replicas of the model in this repository
+    position: int = 0  # of the model in the order in which the user has named those of this repository
     created: int  # unix seconds
     fingerprint: str  # changes whenever the same request could get a different answer
     aliases: tuple[str, ...]  # further names of the model, of printable characters

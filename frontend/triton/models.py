@@ -69,8 +69,16 @@ class ModelName:
 
 
 def in_order(names: Iterable[ModelName]) -> list[ModelName]:
-    """Return names with those of models that generate first: many clients chat with the first one of the list."""
-    return sorted(names, key=lambda name: (name.model.parameters.task is not Task.GENERATE, name.requested))
+    """Return names in the order in which the user has named the models, those that generate first.
+
+    Many clients chat with the first one of the list.
+    """
+
+    def key(name: ModelName) -> tuple[bool, int, str]:
+        parameters = name.model.parameters
+        return parameters.task is not Task.GENERATE, parameters.position, name.requested
+
+    return sorted(names, key=key)
 
 
 @dataclass(frozen=True, slots=True)

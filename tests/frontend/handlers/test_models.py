@@ -39,14 +39,15 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
 
 
-async def test_models_that_generate_come_first(serve: Serve) -> None:
+async def test_models_have_the_users_order_and_those_that_generate_come_first(serve: Serve) -> None:
     """Many clients chat with the first model of the list."""
-    poolings = {"a": "mean", "b": "", "c": "rank", "d": ""}
-    http = await serve(FakeTriton(models=[served_model(name, pooling=each) for name, each in poolings.items()]))
+    poolings = {"a": "mean", "d": "", "c": "rank", "b": ""}
+    models = [served_model(name, pooling=each, position=n) for n, (name, each) in enumerate(poolings.items())]
+    http = await serve(FakeTriton(models=models))
     cards = (await (await http.get("/v1/models")).json())["data"]
     assert [(card["id"], card["task"]) for card in cards] == [
-        ("b", "generate"),
         ("d", "generate"),
+        ("b", "generate"),
         ("a", "embed"),
         ("c", "score"),
     ]
