@@ -14,6 +14,7 @@ from frontend.cli.chat_client import ChatClient, ChatFailed
 from frontend.terminal import print_error
 
 _NO_KEY = "none"  # the agents refuse to start without a key
+_GOOD_WINDOW = 65536  # tokens, for tasks of some steps
 _KEY_VARIABLE = "CONCH_API_KEY"  # not OPENAI_API_KEY: with it, agents offer OpenAI's models too
 
 type Start = tuple[dict[str, str], list[str]]  # variables and arguments of one process of an agent
@@ -26,11 +27,13 @@ class Agent:
     Args:
         package: its name at npm.
         key_variable: the variable in which it finds the API key.
+        least_window: tokens; in less there is no room for its own prompt and an answer.
         start: takes the server's URL without /v1, a model, and its context window in tokens, 0 if unknown.
     """
 
     package: str
     key_variable: str
+    least_window: int
     start: Callable[[str, str, int], Start]
 
 
@@ -98,9 +101,10 @@ def _opencode(url: str, model: str, context_window: int) -> Start:
 
 
 AGENTS = {
-    "claude": Agent("@anthropic-ai/claude-code", "ANTHROPIC_AUTH_TOKEN", _claude),
-    "codex": Agent("@openai/codex", _KEY_VARIABLE, _codex),
-    "opencode": Agent("opencode-ai", _KEY_VARIABLE, _opencode),
+    # It keeps 33,000 tokens free, and its first question has 50 kB.
+    "claude": Agent("@anthropic-ai/claude-code", "ANTHROPIC_AUTH_TOKEN", 45_000, _claude),
+    "codex": Agent("@openai/codex", _KEY_VARIABLE, 16_384, _codex),
+    "opencode": Agent("opencode-ai", _KEY_VARIABLE, 16_384, _opencode),
 }
 
 
@@ -125,15 +129,22 @@ def launch(
         environment: where the agent is looked for, and what it inherits.
 
     Raises:
-        ChatFailed: the server cannot be reached, or does not have the model.
+        ChatFailed: the server cannot be reached or does not have the model, or the agent cannot work in its window.
         OSError: the program cannot be started.
     """
     models = client.models(model)
     model = model or next(iter(models))
     if model not in models:
         raise ChatFailed(f"{model=}: the server has {', '.join(models)}")
-    agent = AGENTS[program]
-    variables, options = agent.start(client.url, model, models[model])
+    agent, window = AGENTS[program], models[model]
+    if 0 < window < _GOOD_WINDOW:
+        rule = f"`conch serve MODEL --context-window {_GOOD_WINDOW} --max-sequences 2` serves more, if the model has it"
+        if window < agent.least_window:
+            needs = f"{program} needs at least {agent.least_window:,}"
+            raise ChatFailed(f"{model} has a window of {window:,} tokens, and {needs}: {rule}")
+        err.write(f"warning: {model} has a window of {window:,} tokens, and {program} wants {_GOOD_WINDOW:,}: {rule}\n")
+        err.flush()
+    variables, options = agent.start(client.url, model, window)
     command = [program, *options, *arguments]
     if shutil.which(program, path=environment.get("PATH")):
         execute(program, command, {**environment, **variables, agent.key_variable: key or _NO_KEY})

@@ -421,20 +421,27 @@ def test_chat_without_a_server_says_so() -> None:
     assert err.getvalue() == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
 
 
-def test_launch_becomes_the_program_with_the_servers_first_model(api: Api, tmp_path: Path) -> None:
+def test_launch_becomes_the_program_with_the_servers_first_model(tmp_path: Path) -> None:
     program = tmp_path / "claude"
     printer = "import json, os, sys\njson.dump([os.getpid(), sys.argv[3:], dict(os.environ)], sys.stdout)"
     program.write_text(f"#!{sys.executable}\n{printer}")
     program.chmod(0o755)
-    command = [sys.executable, "-m", "frontend", "launch", "claude", f"--url={api.url}/v1", "--", "-p", "--", "--url"]
     path = f"{tmp_path}:{os.environ['PATH']}"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}) as process:
-        out, _ = process.communicate(timeout=DEADLINE_S)
+    models = {"data": [{"id": name, "max_model_len": 65536, "owned_by": "conch"} for name in ("b", "a")]}
+    with other_server(200, b"", json.dumps(models).encode()) as url:
+        command = [sys.executable, "-m", "frontend", "launch", "claude", f"--url={url}/v1", "--", "-p", "--", "--url"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PATH": path}) as process:
+            out, _ = process.communicate(timeout=DEADLINE_S)
     pid, arguments, environment = json.loads(out)
     assert (pid, arguments) == (process.pid, ["-p", "--", "--url"])
-    first = next(iter(ChatClient(api.url).models()))
     names = ("ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "CLAUDE_CODE_MAX_CONTEXT_TOKENS")
-    assert [environment[name] for name in names] == [api.url, first, "2048"]
+    assert [environment[name] for name in names] == [url, "b", "65536"]
+
+
+def test_launch_knows_the_window_of_the_servers_model(api: Api) -> None:
+    command = [sys.executable, "-m", "frontend", "launch", "codex", "demo", f"--url={api.url}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("error: demo has a window of 2,048 tokens, and codex needs")
 
 
 def test_bench_measures_two_models_in_turns(api: Api) -> None:

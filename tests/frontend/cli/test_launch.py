@@ -105,6 +105,31 @@ def test_opencode_gets_a_provider_of_chat_completions(tmp_path: Path) -> None:
     assert command == ["opencode", "run", "Hello!"]
 
 
+@pytest.mark.parametrize(
+    ("program", "window", "said"),
+    [
+        ("claude", 32_768, "error: m has a window of 32,768 tokens, and claude needs at least 45,000: "),
+        ("claude", 49_152, "warning: m has a window of 49,152 tokens, and claude wants 65,536: "),
+        ("codex", 2048, "error: m has a window of 2,048 tokens, and codex needs at least 16,384: "),
+        ("opencode", 32_768, "warning: m has a window of 32,768 tokens, and opencode wants 65,536: "),
+    ],
+)
+def test_a_window_that_an_agent_cannot_work_in_is_named(
+    program: str,
+    window: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(ChatClient, "models", lambda self, model="": {"m": window})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["launch", program, "--url=9"]) == 1  # it is not installed
+    out, err = capsys.readouterr()
+    way = "`conch serve MODEL --context-window 65536 --max-sequences 2` serves more, if the model has it\n"
+    assert err.startswith(f"{said}{way}") and bool(out) is said.startswith("warning")
+
+
 def test_an_unknown_context_window_is_not_set(tmp_path: Path) -> None:
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in started(tmp_path, "claude", model="small")[1]
     assert "model_context_window" not in codex_settings(started(tmp_path, "codex", model="small")[0])
