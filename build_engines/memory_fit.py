@@ -51,8 +51,9 @@ class ModelDemand:
 def fit(models: Sequence[ModelDemand], memory_bytes: int, num_cores: int) -> list[tuple[int, int]]:
     """Return sequences and window of each model, at most the demanded ones.
 
-    The models that can shrink or have spare sequences share equally the memory beside all weights and the KV caches of the others. Each has as
-    many sequences as cores, which gain little by more, or as its KV cache is quickly made for.
+    The models that can shrink or have spare sequences share equally the memory beside all weights and the KV caches of
+    the others. Each that can shrink has as many sequences as cores, which gain little by more, or as its KV cache is
+    quickly made for.
     """
     fixed_bytes = sum(model.weight_bytes + (0 if model.can_shrink else model.cache_bytes) for model in models)
     free_bytes = int(max(0, min(SHARE * memory_bytes - fixed_bytes, _CACHE_SHARE * memory_bytes)))

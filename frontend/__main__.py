@@ -131,8 +131,9 @@ def _parser() -> CommandParser:
         "server's API key, and also that of the server beside it."
     )
     command = add_command("bench", text, f" {_URL} --streams 1,8 --beside http://127.0.0.1:8080")
-    target_help = f"URL of a running server, or a model to serve, as for `conch serve`. (default: {_URL})"
-    command.add_argument("target", nargs="?", default=_URL, metavar="URL|MODEL", help=target_help)
+    target_help = "A model to serve, as for `conch serve`, or a --url."
+    command.add_argument("target", nargs="?", default="", metavar="URL|MODEL", help=target_help)
+    _add_url(command)
     command.add_argument("--model", default="", metavar="ID", help="Model of the server. (default: its first)")
     beside_help = (
         "Another server to measure in turns with the first one: its model of the same name, or else its first."
@@ -288,7 +289,22 @@ def _add_endpoint_options(command: argparse.ArgumentParser, settings: Set[str] =
 
 
 def _add_url(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--url", default=_URL, help=f"URL of the server. (default: {_URL})")
+    text = f"URL of the server, HOST:PORT or PORT. (default: that of the only one that runs here, or {_URL})"
+    command.add_argument("--url", default="", help=text)
+
+
+def _url(options: argparse.Namespace) -> str:
+    """Return the URL of --url, or without it that of the only running server of this machine.
+
+    Raises:
+        SettingsError: there are several.
+    """
+    from model_repository.system.running_servers import running_servers
+
+    urls = [server.url for server in running_servers(conch_home())]
+    if not options.url and len(urls) > 1:
+        raise SettingsError(f"--url: required, since {len(urls)} servers run: {', '.join(urls)}")
+    return options.url or next(iter(urls), _URL)
 
 
 def _counts(text: str) -> list[int]:
@@ -378,7 +394,7 @@ def _run(options: argparse.Namespace) -> int:
 def _chat(options: argparse.Namespace) -> int:
     from frontend.cli.chat_client import ChatClient
 
-    client = ChatClient(options.url, os.environ.get(_KEY_VARIABLE, ""))
+    client = ChatClient(_url(options), os.environ.get(_KEY_VARIABLE, ""))
     return _talk(client, options.model, _question(options), options)
 
 
@@ -419,7 +435,7 @@ def _launch(options: argparse.Namespace) -> int:
     from frontend.cli.launch import launch
 
     key = os.environ.get(_KEY_VARIABLE, "")
-    client = ChatClient(options.url, key)
+    client = ChatClient(_url(options), key)
     try:
         return launch(
             client, options.program, options.model, options.arguments, key, os.environ, sys.stdout, sys.stderr
@@ -448,12 +464,14 @@ def _bench(options: argparse.Namespace) -> int:
             return 1
         return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
 
-    if not is_url(options.target):
+    if options.target and options.url:
+        raise SettingsError(f"--url={options.url}: not together with {options.target}: write one of them")
+    if options.target and not is_url(options.target):
         served = _parser().parse_args(["serve", options.target, *options.model_options, "--port=0"])
         return _serve(served, lambda url, _: measure(functools.partial(ChatClient, url, key, is_verified=False)))
     if options.model_options:
         raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is served with it, not with a URL")
-    return measure(functools.partial(ChatClient, options.target, key))
+    return measure(functools.partial(ChatClient, options.target or _url(options), key))
 
 
 def _ps(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ _GENERATE = "generate"
 _PATHS = {"embed": "/v1/embeddings", "score": "/v1/rerank"}  # by task
 _DATA = b"data: "
 _COUNTS = ("prompt_tokens", "completion_tokens")  # of usage
-_SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?")
+_SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?|\d+")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
 _MAX_BYTES = 16 << 20  # of a line of a stream, or of another answer
 
@@ -58,7 +58,7 @@ class ChatClient:
     """Streams the answers of one server.
 
     Args:
-        url: of the server, with or without /v1.
+        url: of the server, with or without /v1; also HOST:PORT, or the port alone of a server of this machine.
         key: the API key; empty: none.
         is_verified: check the certificate of the server.
 
@@ -68,7 +68,8 @@ class ChatClient:
 
     def __init__(self, url: str, key: str = "", *, is_verified: bool = True) -> None:
         try:
-            self._url = urlsplit(url if "//" in url else f"http://{url}")
+            address = f"127.0.0.1:{url}" if url.isdecimal() else url
+            self._url = urlsplit(address if "//" in address else f"http://{address}")
             self._address = self._url.hostname or "", self._url.port
         except ValueError as exc:
             raise SettingsError(f"URL={url}: {exc}") from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 from build_engines.__main__ import _parser as parser_of_builds
 from frontend.__main__ import _parser, main
 from frontend.launcher.launcher import LauncherSettings
+from frontend.launcher.state_lock import locked, server_folder
+from model_repository.system.lock_file import write_holder
 
 EXAMPLE = re.compile(r"^(?:examples?:)? +conch (\S.*?)(?:  .*)?$", re.MULTILINE)
 
@@ -112,6 +115,23 @@ def test_only_the_model_of_run_is_required(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         _parser().parse_args(["run"])
     assert "are required: MODEL (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["chat", "Hello!"], ["launch", "claude"], ["bench"]])
+def test_the_only_running_server_is_found(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONCH_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with locked(server_folder(tmp_path, 9)) as file:
+        write_holder(file, url="http://127.0.0.1:9", models=["demo"])
+        assert main(command) == 1
+        assert capsys.readouterr().err == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
+        with locked(server_folder(tmp_path, 10)) as other:
+            write_holder(other, url="http://127.0.0.1:10", models=["demo"])
+            assert main(command) == 2
+    several = "--url: required, since 2 servers run: http://127.0.0.1:10, http://127.0.0.1:9"
+    assert capsys.readouterr().err == f"error: {several}\n"
 
 
 def test_stop_says_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,8 +216,11 @@ def test_streams_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_server_that_does_not_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "127.0.0.1:9"]) == 1
-    assert capsys.readouterr().err == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
+    for words in (["127.0.0.1:9"], ["9"], ["--url=9"]):
+        assert main(["bench", *words]) == 1
+        assert capsys.readouterr().err == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
+    assert main(["bench", "demo", "--url=9"]) == 2
+    assert capsys.readouterr().err == "error: --url=9: not together with demo: write one of them\n"
 
 
 @pytest.mark.parametrize(
@@ -226,6 +229,7 @@ def test_a_server_that_does_not_run_is_one_line(capsys: pytest.CaptureFixture[st
         ("127.0.0.1:8080", True),
         ("localhost:8000/v1", True),
         ("[::1]:8000", True),
+        ("8000", True),
         ("https://example.com/llm", True),
         ("ftp://h", True),  # refused as a URL
         ("demo", False),
