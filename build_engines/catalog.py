@@ -85,7 +85,7 @@ class Catalog:
         if not found:
             raise CatalogError(f"{name}: not in the catalog; {self._nearest(key)}")
         if len(found) > 1:
-            raise CatalogError(f"{name}: say which: {' or '.join(entry.model_id for entry in found)}")
+            raise CatalogError(f"{name}: say which: {_either(found, key)}")
         return found[0]
 
     def _with_part(self, key: str) -> list[ModelEntry]:
@@ -96,8 +96,13 @@ class Catalog:
 
     def _nearest(self, key: str) -> str:
         names = {**{name: entries[0] for name, entries in self._by_short_name.items()}, **self._by_name}
-        ids = dict.fromkeys(names[near].model_id for near in difflib.get_close_matches(key, names, n=5, cutoff=0.4))
-        return f"did you mean {' or '.join(ids)}?" if ids else "`conch list` shows its models"
+        near = [names[each] for each in difflib.get_close_matches(key, names, n=5, cutoff=0.4)]
+        return f"did you mean {_either(near, key)}?" if near else "`conch list --all` shows its models"
+
+
+def _either(entries: Iterable[ModelEntry], typed: str) -> str:
+    """Name models as the user has typed one: with the owner, or short."""
+    return " or ".join(dict.fromkeys(entry.model_id if "/" in typed else entry.tag for entry in entries))
 
 
 def _letters_and_digits(text: str) -> str:

@@ -156,6 +156,11 @@ class ModelEntry:
         return self.model_id.rpartition("/")[2]
 
     @property
+    def tag(self) -> str:
+        """The alias of the form name:size, as people type it; without one the id."""
+        return next((alias for alias in self.aliases if ":" in alias), self.model_id)
+
+    @property
     def task(self) -> Task:
         """The work of the model."""
         return Task.of(self.pooling or "")

@@ -55,7 +55,7 @@ _PERSONS_QUEUE_WAIT_S = 600.0  # the programs of one person wait rather than try
 _OLD_HOME = Path(".conch", "artifacts")  # of each folder, before there was one for each user
 _BUILD_COMMANDS = {
     "build": "Build a model, and render the repository that serves it.",
-    "list": "List the models of the store and of the catalog.",
+    "list": "List the models of this machine, or the catalog too.",
     "show": "Show what a model is.",
     "pull": "Download models, and build their artifacts.",
     "rm": "Remove models from the store.",

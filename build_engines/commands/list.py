@@ -1,32 +1,37 @@
-"""`list`: the store and the catalog."""
+"""`list`: the store, and with --all the catalog."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import add_catalog_option
+from build_engines.errors import BuildError
 from build_engines.listed_classes import releases_with
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import on_this_cpu
 from build_engines.progress import size_text
 from build_engines.store import Stored, stored
-from build_engines.tables import text_table
+from build_engines.tables import terminal_width, text_table
 from model_repository.model_parameters import Task
 from model_repository.system.home import add_home
 
 _STORE_HEADER = ("model", "artifact", "size", "task", "context", "runtime", "aliases, defaults", "served at")
 _HEADER = ("model", "short name", "params", "task", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
+# Columns that a narrow terminal does without, the first one first.
+_DISPENSABLE = ("thinking", "tools", "license", "on GPUs", "task", "runtime", "aliases, defaults", "params", "context")
 TOO_LARGE = "no: too large"
 _EXAMPLES = """\
 examples:
-  conch list                             the store, and the catalog
+  conch list                             the models of this machine
+  conch list --all                       also the catalog
   conch list --home /srv/conch           another store
-  conch list --catalog models.yaml       also the models of a file
-  conch list --json                      all fields of the catalog
+  conch list --all --catalog FILE.yaml   also the models of a file
+  conch list --json                      everything, with all fields of the catalog
 """
 
 
@@ -34,20 +39,23 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "list",
-        help="show the models of the store and of the catalog",
-        description="Show the artifacts of the store, with the running server of their model, and the models of the "
-        "catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and first those for "
-        "which the memory of this machine has room on the CPU.",
+        help="show the models of this machine, or the catalog too",
+        description="Show the artifacts of the store, with the running server of their model. --all adds the models of "
+        "the catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and first those "
+        "for which the memory of this machine has room on the CPU. A narrow terminal shows fewer columns.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_home(command, "with artifacts/")
     add_catalog_option(command)
+    command.add_argument("--all", action="store_true", help="show the catalog too")
     command.add_argument("--json", action="store_true", help="print everything as JSON")
     command.set_defaults(command=_list)
 
 
 def _list(options: argparse.Namespace) -> None:
+    if options.catalog and not (options.all or options.json):
+        raise BuildError(f"--catalog {options.catalog[0]}: goes with --all or --json")
     artifacts = list(stored(options.home))
     entries = sorted(Catalog.load(*options.catalog), key=lambda entry: on_this_cpu(entry) is None)
     if options.json:
@@ -62,19 +70,24 @@ def _list(options: argparse.Namespace) -> None:
         ]
         print(json.dumps({"artifacts": [_object(each) for each in artifacts], "models": models}, indent=2))
         return
+    width = terminal_width()
     if artifacts:
-        print("\n".join(text_table(_STORE_HEADER, map(_store_row, artifacts))))
+        print("\n".join(text_table(_STORE_HEADER, map(_store_row, artifacts), width, _DISPENSABLE)))
     else:
         print("The store is empty: `conch run demo` builds the demo model, and `conch run OWNER/NAME` one of the hub.")
+    if not options.all:
+        if not artifacts or width < math.inf:
+            print("`conch list --all` shows the catalog.")
+        return
     for title, is_older in (("Models of today", False), ("Older models", True)):
         rows = [_row(entry) for entry in entries if entry.is_older is is_older]
-        print("\n".join(("", title, *text_table(_HEADER, rows))))
+        print("\n".join(("", title, *text_table(_HEADER, rows, width, _DISPENSABLE))))
 
 
 def _store_row(artifact: Stored) -> tuple[str, ...]:
     manifest, begin = artifact.manifest, (artifact.model_id, artifact.folder.name, size_text(artifact.size_bytes))
     if manifest is None:
-        return (*begin, "", "", "", artifact.error, "")
+        return (*begin, "", "", "", "", artifact.error)
     return (
         *begin,
         Task.of(manifest.pooling),
@@ -88,7 +101,7 @@ def _store_row(artifact: Stored) -> tuple[str, ...]:
 def _row(entry: ModelEntry) -> tuple[str, ...]:
     return (
         entry.model_id,
-        next((alias for alias in entry.aliases if ":" in alias), ""),
+        entry.tag,
         weights_text(entry.architecture.num_parameters),
         entry.task,
         str(entry.seq_len_limit),

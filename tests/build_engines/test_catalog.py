@@ -83,7 +83,7 @@ def test_a_model_is_found_by_its_names(name: str, model_id: str) -> None:
 
 
 def test_a_part_of_several_ids_is_refused_with_all_of_them() -> None:
-    with pytest.raises(CatalogError, match=r"^gemma-2: say which: google/gemma-2-27b-it or google/gemma-2-9b-it$"):
+    with pytest.raises(CatalogError, match=r"^gemma-2: say which: gemma2:27b or gemma2:9b$"):
         CATALOG.find("gemma-2")
 
 
@@ -94,9 +94,9 @@ def test_a_part_of_an_id_with_its_owner_is_another_model() -> None:
 
 
 def test_an_unknown_name_lists_near_ones() -> None:
-    with pytest.raises(CatalogError, match=r"^qwen2\.5:8b: not in the catalog; did you mean .*Qwen/Qwen2\.5-7B-Instr"):
+    with pytest.raises(CatalogError, match=r"^qwen2\.5:8b: not in the catalog; did you mean qwen2\.5:7b or "):
         CATALOG.find("qwen2.5:8b")
-    with pytest.raises(CatalogError, match="`conch list` shows its models"):
+    with pytest.raises(CatalogError, match="`conch list --all` shows its models"):
         CATALOG.find("0")
 
 

@@ -34,7 +34,8 @@ def test_todays_models_are_before_older_ones_and_those_that_fit_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_source, "memory_bytes", lambda: 16 * GB)
-    _, *sections = run(capsys, tmp_path).split("\n\n")
+    assert run(capsys, tmp_path).splitlines()[1:] == ["`conch list --all` shows the catalog."]
+    _, *sections = run(capsys, tmp_path, "--all").split("\n\n")
     for section, title, is_older in zip(sections, ("Models of today", "Older models"), (False, True), strict=True):
         first, header, *rows = section.splitlines()
         assert (first, header.split("  ")[0]) == (title, "model")
@@ -61,7 +62,7 @@ def test_the_list_says_where_a_model_runs(
     model: str, columns: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_source, "memory_bytes", lambda: 16 * GB)
-    [row] = [line for line in run(capsys, tmp_path).splitlines() if f" {model} " in line]
+    [row] = [line for line in run(capsys, tmp_path, "--all").splitlines() if f" {model} " in line]
     assert "|".join(filter(None, (part.strip() for part in row.split("  ")))).endswith(f"|{columns}")
 
 
@@ -73,7 +74,8 @@ def test_the_store_is_first_with_names_values_and_the_server(
     folder, _ = built(checkpoint, tmp_path, "tiny", "--alias", "gpt-4o"), built(checkpoint, tmp_path, "other")
     capsys.readouterr()
     with serving(tmp_path, "tiny") as url:
-        store = run(capsys, tmp_path).partition("\n\n")[0]
+        store = run(capsys, tmp_path)
+        assert run(capsys, tmp_path, "--all").startswith(f"{store}\nModels of today\n")
         artifacts = json.loads(run(capsys, tmp_path, "--json"))["artifacts"]
     _, other, tiny = store.splitlines()
     names_and_values = ["gpt-4o", "temperature=0.6", "top_k=20"]
@@ -83,10 +85,26 @@ def test_the_store_is_first_with_names_values_and_the_server(
     assert [(each["model_id"], each["url"]) for each in artifacts] == [("other", None), ("tiny", url)]
 
 
+def test_a_narrow_terminal_has_fewer_columns(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built(checkpoint, tmp_path, "tiny")
+    capsys.readouterr()
+    monkeypatch.setattr("build_engines.commands.list.terminal_width", lambda: 60)
+    with serving(tmp_path, "tiny") as url:
+        header, tiny, hint = run(capsys, tmp_path).splitlines()
+    assert header.split() == ["model", "artifact", "size", "served", "at"]
+    assert tiny.endswith(url) and "--all" in hint
+    monkeypatch.setattr("build_engines.commands.list.terminal_width", lambda: 110)
+    assert max(map(len, run(capsys, tmp_path, "--all").splitlines())) <= 110
+
+
 def test_a_file_extends_the_catalog(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(yaml.safe_dump({"models": {"me/my-model": MODEL}}))
     models = json.loads(run(capsys, tmp_path, "--catalog", str(path), "--json"))["models"]
+    assert main(["list", "--catalog", str(path)]) == 1
+    assert capsys.readouterr().err == f"error: --catalog {path}: goes with --all or --json\n"
     assert "me/my-model" in [model["model_id"] for model in models] and len(models) == len(CATALOG) + 1
 
 

@@ -317,7 +317,10 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "tiny"], "tiny: not in the catalog; `conch list` shows its models (a MODEL may also be OWNER/"),
+        (
+            ["build", "tiny"],
+            "tiny: not in the catalog; `conch list --all` shows its models (a MODEL may also be OWNER/",
+        ),
         (["build", "x.gguf"], "x.gguf: no such file or directory\n"),
         (["build", "demo", "tiny", "--alias", "x"], "--alias: goes with one MODEL, not 2\n"),
         (["build", "conch.yaml", "--alias", "x"], "--alias: goes with one MODEL: write it into conch.yaml\n"),
@@ -327,7 +330,7 @@ def test_artifacts_are_verified_together(checkpoint: Path, tmp_path: Path, capsy
         ),
         (
             ["build", "0", "--runtime", "tensorrt_llm", "--dry-run", "--gpu", "h100"],
-            "0: not in the catalog; `conch list` shows its models (a MODEL may also be OWNER/NAME of the hub, or a",
+            "0: not in the catalog; `conch list --all` shows its models (a MODEL may also be OWNER/NAME of the hub, ",
         ),
         (
             ["build", "0", "--runtime", "tensorrt_llm", "--checkpoint", "none"],
