@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from frontend.gateway.keys_command import add_actions
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 
 class _Parser(CommandParser):
     """Parses the commands that have a question too."""
+
+    others = MappingProxyType(
+        {
+            "create": "`conch build NAME --gguf FILE` makes a model, and docs/coming-from.md has a Modelfile's lines",
+            "cp": "`conch build MODEL --alias NAME` gives a model a further name",
+            "push": "Conch publishes no models",
+            "ls": "`conch list` lists the models",
+        }
+    )
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Take words behind an option for the question too: argparse of Python 3.12.1 leaves them."""

@@ -47,6 +47,7 @@ from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.system.command_parser import did_you_mean
 
 _MAX_COMPARED = 256  # characters of a name: the search for near ones takes time for each
+_MAX_NAMED = 8  # models in an error
 _SHOWN = reprlib.Repr(maxstring=80, maxother=80, maxlist=4, maxdict=4, maxlevel=3, maxlong=40)
 
 CONTENT_CODINGS = ("gzip", "deflate", "zstd")  # compressions of bodies
@@ -174,7 +175,9 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, model_id: str, known: Iterable[str] = ()) -> None:
-        hint = did_you_mean(model_id[:_MAX_COMPARED], known) or "; GET /v1/models lists its models"
+        names = list(known)
+        all_names = f"its models are {', '.join(names)}" if 0 < len(names) <= _MAX_NAMED else ""
+        hint = did_you_mean(model_id[:_MAX_COMPARED], names) or f"; {all_names or 'GET /v1/models lists its models'}"
         super().__init__(f"model={shown(model_id)}: this server does not serve it{hint}", param="model")
 
 

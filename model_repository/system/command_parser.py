@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 
 class CommandParser(argparse.ArgumentParser):
     """Parses a command and its options."""
 
+    others: Mapping[str, str] = MappingProxyType({})  # commands of other programs, each with the way here
     commands: argparse._SubParsersAction[Any]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -30,7 +32,8 @@ class CommandParser(argparse.ArgumentParser):
         words = sys.argv[1:] if words is None else list(words)
         command = words[0] if words else ""
         if command and not command.startswith("-") and command not in self.commands.choices:
-            self.error(f"{command}: no such command{did_you_mean(command, self.commands.choices)}")
+            way = f"; {self.others[command]}" if command in self.others else ""
+            self.error(f"{command}: no such command{way or did_you_mean(command, self.commands.choices)}")
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             known = self.commands.choices[command].flags() if command in self.commands.choices else self.flags()

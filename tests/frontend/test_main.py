@@ -105,6 +105,12 @@ def test_the_embedder_is_served_behind_the_models(
     assert capsys.readouterr().err.startswith("error: --with-embedder: goes with a MODEL")
 
 
+def test_a_command_of_ollama_is_answered_with_the_way_here(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["create", "x", "-f", "Modelfile"])
+    assert capsys.readouterr().err.startswith("error: create: no such command; `conch build NAME --gguf FILE` makes a")
+
+
 def test_an_unknown_option_is_no_question(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _parser().parse_args(["chat", "--nonsense", "What"])
