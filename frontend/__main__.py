@@ -229,8 +229,8 @@ def _parser() -> CommandParser:
 
     text = "Print a script with which a shell completes commands and options; source it from the shell's start file."
     command = add_command("completion", text, " bash")
-    command.add_argument("shell", choices=("bash", "zsh"))
-    command.set_defaults(command=functools.partial(_completion, commands))
+    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    command.set_defaults(command=_completion)
 
     command = add_command("reference", "Write the generated pages of the documentation.", " docs")
     command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
@@ -526,15 +526,10 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0 if all(each.is_well for each in found) else 1
 
 
-def _completion(commands: argparse._SubParsersAction[CommandParser], options: argparse.Namespace) -> None:
+def _completion(options: argparse.Namespace) -> None:
     from frontend.cli.shell_completion import script
 
-    helps = {
-        name: " ".join((parser.format_help(), *parser.flags()))
-        for name, parser in commands.choices.items()
-        if name not in _BUILD_COMMANDS
-    }
-    sys.stdout.write(script(options.shell, helps, _BUILD_COMMANDS))
+    sys.stdout.write(script(options.shell))
 
 
 def _print_error(error: Exception) -> None:

@@ -3,65 +3,65 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from importlib import resources
 
-_FLAG = re.compile(r"--[a-z][a-z-]*")
-# In a help text: an option or an argument with its values, and an action of a command.
-_VALUES = re.compile(r"^  (?:-\w .*, )?(--[a-z-]+ )?\{(.+?)\}", re.MULTILINE)
-_ACTION = re.compile(r"^    ([a-z]+) ", re.MULTILINE)
-_OF_CATALOG = ("serve", "run", "bench", "build", "pull", "plan")  # commands with names of the catalog, or of the store
-_OF_STORE = ("show", "rm")
-_SCRIPT = """\
+# Written by tests/frontend/cli/test_shell_completion.py: for each command the words behind each option that has few
+# values, and under the empty text those at other places. The programs themselves would take seconds at each start of a
+# shell.
+WORDS = "completion.json"
+_OF_STORE = ("show", "rm")  # commands that also take the names of artifacts, as they are when the shell asks
+_ARTIFACTS = {
+    "bash": '$(command ls "${CONCH_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/conch}/artifacts" 2>/dev/null)',
+    "fish": "(command ls $home[1]/artifacts 2>/dev/null)",
+}
+# Bash splits a word at each colon and replaces the last part only.
+_BASH = """\
 _conch() {{
-    local words word="${{COMP_WORDS[COMP_CWORD]}}"
+    local words line="${{COMP_LINE:0:COMP_POINT}}"
+    local word="${{line##*[ =]}}"
     case "$COMP_CWORD:${{COMP_WORDS[1]}}:${{COMP_WORDS[COMP_CWORD - 1]}}" in
-        1:*) words="{commands}" ;;
 {cases}
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word") $(compgen -f -- "$word"))
+    case "$COMP_WORDBREAKS" in
+        *:*) COMPREPLY=("${{COMPREPLY[@]#"${{word%"${{word##*:}}"}}"}}") ;;
+    esac
 }}
 complete -o filenames -F _conch conch
 """
+_FISH = """\
+function __conch_words
+    set -l typed (commandline -opc)
+    set -l command $typed[2]
+    set -l data $XDG_DATA_HOME ~/.local/share
+    set -l home $CONCH_HOME $data[1]/conch
+    switch (count $typed)":$command:$typed[-1]"
+{cases}
+    end
+end
+complete -c conch -a '(__conch_words)'
+"""
+_CASES = {
+    "bash": '        {pattern}) words="{words}" ;;',
+    "fish": "        case '{pattern}'\n            printf '%s\\n' {words}",
+}
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_BASH}",
+    "fish": _FISH,
+}
 
 
-def script(shell: str, helps: Mapping[str, str], others: Collection[str]) -> str:
-    """Return the script of a shell.
-
-    Args:
-        shell: bash or zsh, which reads the same script.
-        helps: the help text of each command.
-        others: commands of build_engines, whose help texts come from its processes.
-    """
-    with ThreadPoolExecutor() as readers:
-        listed = readers.submit(_output, "list", "--json")
-        texts = dict(helps) | dict(zip(others, readers.map(_output, others, ["--help"] * len(others)), strict=True))
-    names = {kind: [each["model_id"] or "" for each in found] for kind, found in json.loads(listed.result()).items()}
-    models = {name: ["demo", "demo-embedder", *names["models"]] for name in _OF_CATALOG}
-    models |= {name: names["artifacts"] for name in _OF_STORE}
-    cases = "\n".join(
-        f'        *:{pattern}) words="{" ".join(words)}" ;;'
-        for name, text in texts.items()
-        for pattern, words in _cases(name, text, models.get(name, []))
-    )
-    prefix = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return prefix + _SCRIPT.format(commands=" ".join(texts), cases=cases)
-
-
-def _cases(command: str, text: str, models: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the words behind each option that has few values, and then those at other places of a command."""
-    words = [*models, *_ACTION.findall(text), *dict.fromkeys(_FLAG.findall(text))]
-    for flag, values in _VALUES.findall(text):
-        if flag:
-            yield f"{command}:{flag.strip()}", values.split(",")
-        else:
-            words += values.split(",")
-    yield f"{command}:*", words
-
-
-def _output(*words: str) -> str:
-    command = [sys.executable, "-P", "-m", "build_engines", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+def script(shell: str) -> str:
+    """Return the script of bash, zsh or fish."""
+    kind = "fish" if shell == "fish" else "bash"
+    commands: Mapping[str, Mapping[str, list[str]]]
+    commands = json.loads(resources.files("frontend.cli").joinpath(WORDS).read_text(encoding="utf-8"))
+    cases = [("1:*", [*commands])]
+    for command, places in commands.items():
+        for flag, words in places.items():
+            names = [_ARTIFACTS[kind]] if command in _OF_STORE and not flag else []
+            cases.append((f"*:{command}:{flag or '*'}", [*names, *words]))
+    lines = (_CASES[kind].format(pattern=pattern, words=" ".join(words)) for pattern, words in cases)
+    return _SCRIPTS[shell].format(cases="\n".join(lines))

@@ -1,4 +1,4 @@
-"""The examples in the help of all commands, and the completion of a shell."""
+"""The command line: examples in its help, defaults, and mistakes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import argparse
 import io
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -143,31 +141,3 @@ def test_the_only_running_server_is_found(
 def test_stop_says_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", f"--home={tmp_path}"]) == 1
     assert capsys.readouterr().err == f"error: --home={tmp_path}: no server of this folder runs\n"
-
-
-def test_the_completion_knows_commands_options_values_and_files(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "frontend", "completion", "bash"]
-    script = tmp_path / "completion"
-    script.write_text(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-    (tmp_path / "model.gguf").touch()
-
-    def completed(*typed: str) -> set[str]:
-        line = " ".join(f"'{word}'" for word in ("conch", *typed))
-        program = (
-            f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(typed)}; _conch; printf '%s\\n' ${{COMPREPLY[@]}}"
-        )
-        done = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return set(done.stdout.split())
-
-    assert completed("") >= {"serve", "run", "chat", "doctor", "build", "plan", "keys"}
-    assert completed("ser") == {"serve"}
-    assert completed("chat", "--l") == {"--lines"}
-    assert completed("serve", "--triton-h") == {"--triton-http-port", "--triton-hang-s"}
-    assert completed("build", "demo", "--prec") == {"--precision"}
-    assert completed("serve", "mo") == {"model.gguf"}
-    assert completed("run", "dem") == {"demo", "demo-embedder"}
-    assert completed("plan", "nvidia/Llama") == {"nvidia/Llama-3.1-Nemotron-70B-Instruct-HF"}
-    assert completed("plan", "demo", "--gpu", "h1") == {"h100"}
-    assert completed("launch", "cl") == {"claude"}
-    assert completed("keys", "a") == {"add"}
-    assert completed("keys", "add", "--mo") == {"--model"}
