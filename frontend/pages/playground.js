@@ -447,6 +447,7 @@ function setUp() {
     const isOpen = document.body.classList.toggle("open");
     find("toggle").setAttribute("aria-expanded", String(isOpen));
   });
+  addEventListener("beforeunload", (event) => turns.length && event.preventDefault()); // the browser asks first
   addEventListener("scroll", () => (isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120));
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;

@@ -19,6 +19,8 @@ pytestmark = needs_chromium
 def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) -> None:
     with chromium() as browser:
         browser.open(stack.url)
+        leave = "return dispatchEvent(new Event('beforeunload', {cancelable: true}))"
+        assert browser.run(leave)
         browser.one("#temperature").send_keys("0")
         for _ in range(2):  # the second prompt is in the KV cache
             browser.press("New chat")
@@ -38,6 +40,7 @@ def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) ->
             done = subprocess.run([*command, copied], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             assert "The capital of France is Paris." in done.stdout
         browser.one("#memory", "KV cache in use")
+        assert not browser.run(leave)  # the conversation would be lost
         assert browser.messages() == []
 
 

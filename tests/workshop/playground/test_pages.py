@@ -426,6 +426,15 @@ def test_the_description_of_the_api_finds_a_field(browser: Browser, play: Play) 
     assert browser.messages() == []
 
 
+def test_an_endpoint_begins_beside_its_triangle_on_a_phone(browser: Browser, play: Play) -> None:
+    browser.resize(390, 900)
+    browser.open(f"{play(FakeTriton()).url}/docs")
+    browser.one("summary")
+    top = "getBoundingClientRect().top"
+    below = f"[...document.querySelectorAll('summary')].map((each) => each.querySelector('.method').{top} - each.{top})"
+    assert max(browser.run(f"return {below}")) < 25
+
+
 def test_the_type_of_a_field_leads_to_its_table(browser: Browser, play: Play) -> None:
     browser.open(f"{play(FakeTriton()).url}/docs")
     browser.one("#filter").send_keys("response_format")
