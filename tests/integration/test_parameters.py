@@ -495,7 +495,8 @@ def _reaches_the_template(api: Api, endpoint: str) -> None:
 
 @effect("reasoning_effort", "enable_thinking", "thinking_budget_tokens", "thinking_token_budget", "include_reasoning")
 def _switches_and_limits_the_thinking(api: Api, endpoint: str) -> None:
-    """test_thinking.py has more on a model that learned to think."""
+    """test_thinking.py has more."""
+    model = {"model": "demo-thinking"} if api.subject.model == "demo" else {}
     switches: dict[str, Any] = {
         "reasoning_effort": "high",
         "enable_thinking": True,
@@ -503,14 +504,14 @@ def _switches_and_limits_the_thinking(api: Api, endpoint: str) -> None:
         "thinking_token_budget": 1,
         "include_reasoning": False,
     }
-    ignored = api.ask(endpoint, max_tokens=1, **switches).headers.get("x-ignored-params")
+    ignored = api.ask(endpoint, max_tokens=1, **model, **switches).headers.get("x-ignored-params")
     if ignored is not None:  # the model does not think
         assert set(ignored.split(",")) == set(switches)
         return
 
     def thinking(**fields: Any) -> tuple[int, bool]:
         """Return the number of thinking tokens, and whether they are in the answer."""
-        answer = api.ask(endpoint, max_tokens=30, **fields)
+        answer = api.ask(endpoint, max_tokens=30, **model, **fields)
         num_tokens = answer.body["usage"]["completion_tokens_details"]["reasoning_tokens"]
         return num_tokens, "reasoning" in answer.choice["message"]
 
