@@ -24,10 +24,11 @@ _LOAD_FAILURE = re.compile(rf"(\S+) {LOAD_FAILURE} (.+)")
 _TRITON_LOAD_FAILURE = re.compile(
     r"(?:failed to load|Poll failed for model directory) '([^']+)'(?: version \d+)?: ([^\"\\]+)"
 )
+_NO_GPU = r"E\d{4} .*(?:CudaDriverHelper|CUDA driver)"
+_WITHOUT_GPU = re.compile(_NO_GPU)  # Triton's errors at each start on a machine without GPUs; not logged there
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 # Lines of Triton that name no cause: progress, tables, and that there is no GPU.
-_NO_CAUSE = re.compile(
-    r"[IW]\d{4} \d\d:|[+|]|$|E\d{4} .*(?:CudaDriverHelper|CUDA driver)|Error: Failed to initialize NVML"
-)
+_NO_CAUSE = re.compile(rf"[IW]\d{{4}} \d\d:|[+|]|$|{_NO_GPU}|Error: Failed to initialize NVML")
 _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it has read its command line by then
 # SIGABRT and SIGSEGV. After this line Triton prints its stack and ends, or waits for itself: its heap may be corrupt.
 _CRASH = re.compile(r"Signal \((?:6|11)\) received\.")
@@ -199,6 +200,8 @@ class Child:
                     self._hide(secret)
                     secret = b""
                 text = line.decode("utf-8", "replace").rstrip()
+                if _WITHOUT_GPU.match(text) and not _NVIDIA_DRIVER.exists():
+                    continue
                 self._last_lines.append(text)
                 pattern = _LOAD_FAILURE if LOAD_FAILURE in text else _TRITON_LOAD_FAILURE
                 if found := pattern.search(text):

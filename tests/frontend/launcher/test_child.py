@@ -93,6 +93,16 @@ def test_the_problem_is_the_last_line_that_may_name_a_cause(cause: str) -> None:
     assert ending.last_problem == (cause or "its log names no cause")
 
 
+@pytest.mark.parametrize(("driver", "num_lines"), [("missing", 1), ("", 2)])
+def test_a_machine_without_gpus_logs_no_error_about_them(
+    driver: str, num_lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.launcher.child._NVIDIA_DRIVER", tmp_path / driver)
+    lines: list[str] = []
+    ended("print('E1126 01:25:23.1 unable to create stream for demo: CUDA driver version is insufficient\\nb')", lines)
+    assert len(lines) == num_lines and lines[-1] == "[triton] b"
+
+
 def test_ended_stages_that_are_not_waited_for_are_found() -> None:
     source = "import os, signal, time\nif os.fork() == 0: os._exit(3)\n"
     source += "if os.fork() == 0: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
