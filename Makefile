@@ -184,7 +184,9 @@ $(VENV)/agents.stamp: $(VENV)/test.stamp $(addprefix $(AGENTS)/,requirements.txt
 $(VENV)/python.stamp:
 	@set -e; for python in $(CANDIDATES); do \
 		if reason=$$("$$python" -I frontend/launcher/libpython.py 2>&1); then \
-			echo "Python: $$python"; "$$python" -m venv --clear $(VENV); touch $@; exit 0; \
+			echo "Python: $$python"; \
+			error=$$("$$python" -m venv --clear $(VENV) 2>&1) || { echo "$$error" >&2; exit 1; }; \
+			touch $@; exit 0; \
 		fi; \
 		if [ "$(PYTHON)" ] || [ -x "$$python" ]; then echo "not usable: $$reason"; fi; \
 	done; \
