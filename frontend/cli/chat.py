@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
-from frontend.cli.conversation import CommandFailed, Conversation, completions
+from frontend.cli.conversation import CommandFailed, Conversation, completions, is_command
 from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.system.terminal_text import STEERING, unescaped
 
@@ -93,7 +93,7 @@ def chat(
             note("\nCtrl-D ends the conversation.")
             continue
         if text.strip():
-            has_failed |= not show(conversation.obey(text) if line.startswith("/") else conversation.ask(text))
+            has_failed |= not show(conversation.obey(text) if is_command(line) else conversation.ask(text))
     if is_interactive:
         note("")
     return int(has_failed and not is_interactive)

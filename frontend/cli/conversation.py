@@ -280,6 +280,11 @@ _COMMANDS: dict[str, tuple[_Command, str, str]] = {
 }
 
 
+def is_command(text: str) -> bool:
+    """Whether a text begins as a command; several lines only with a known one, since code may begin with a comment."""
+    return text.startswith("/") and ("\n" not in text.strip() or text.split()[0] in _COMMANDS)
+
+
 def completions(line: str, word: str) -> list[str]:
     """Return the commands, or the fields of /set, that the last word of a line begins."""
     words = {word: _COMMANDS, f"/set {word}": SETTINGS}.get(line, ()) if line.startswith("/") else ()

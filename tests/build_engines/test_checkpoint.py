@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from build_engines.checkpoint import read_chat_templates
+from build_engines.checkpoint import Checkpoint, read_chat_templates
 from build_engines.errors import BuildError
+from build_engines.model_source import DEMO
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from tests.build_engines.tiny_checkpoint import CHAT_TEMPLATE
 
@@ -50,3 +51,8 @@ def test_a_chat_template_in_another_encoding_is_refused(checkpoint: Path) -> Non
     (checkpoint / "chat_template.jinja").write_bytes(b"caf\xe9")
     with pytest.raises(BuildError, match=r"chat_template\.jinja: not UTF-8"):
         read_chat_templates(checkpoint)
+
+
+def test_the_demo_is_greedy_by_its_authors_default() -> None:
+    """At temperature 1 it wrote names of cities that do not exist."""
+    assert Checkpoint.load(DEMO / "checkpoint").sampling == {"temperature": 0.0}

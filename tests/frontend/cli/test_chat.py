@@ -85,6 +85,7 @@ def test_a_terminal_shows_markdown_as_it_is_meant(monkeypatch: pytest.MonkeyPatc
         (["", "  ", "one"], ["one"]),
         (["/exit", "one"], []),
         (["/nonsense", '/system """a', 'b"""'], []),
+        (["// pasted\nint x;", "/system pasted\nlines", "/nonsense\n"], ["// pasted\nint x;"]),
     ],
 )
 def test_a_text_may_have_several_lines(lines: list[str], asked: list[str]) -> None:
