@@ -496,7 +496,7 @@ def _reaches_the_template(api: Api, endpoint: str) -> None:
 @effect("reasoning_effort", "enable_thinking", "thinking_budget_tokens", "thinking_token_budget", "include_reasoning")
 def _switches_and_limits_the_thinking(api: Api, endpoint: str) -> None:
     """test_thinking.py has more."""
-    model = {"model": "demo-thinking"} if api.subject.model == "demo" else {}
+    model = {"model": "demo-thinking"} if api.get("/v1/models/demo-thinking").status == 200 else {}
     switches: dict[str, Any] = {
         "reasoning_effort": "high",
         "enable_thinking": True,
