@@ -49,6 +49,12 @@ def test_two_artifacts_of_one_model_are_refused(tmp_path: Path) -> None:
         render_artifacts(dict.fromkeys(folders, OPTIONS))
 
 
+def test_models_keep_the_order_in_which_they_are_named(tmp_path: Path) -> None:
+    folders = [write_artifact(tmp_path / name, name) for name in ("b", "a")]
+    files = render_artifacts(dict.fromkeys(folders, OPTIONS))
+    assert [test_render.parameters_in(files[f"{name}/config.pbtxt"]).position for name in ("b", "a")] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
