@@ -28,7 +28,12 @@ _FIELDS: Forms = {
     "tool_result": (("tool_use_id",), ("content", "is_error")),
 }
 _READ = {"text", "image", "document"}  # by a user, and by the model in the result of a tool
-_BLOCKS_OF_ROLES = {"user": {*_READ, "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
+_BLOCKS_OF_ROLES = {
+    "user": {*_READ, "tool_result"},
+    "assistant": {"text", "thinking", "tool_use"},
+    "system": {"text"},
+    "developer": {"text"},
+}
 
 
 def _blocks(value: Any) -> Any:
@@ -97,7 +102,7 @@ def _check_types(blocks: list[InputBlock] | tuple[()], allowed: set[str], owner:
 class InputMessage(Body):
     """One message of a conversation."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Literal["user", "assistant", "system", "developer"]
     content: Content
 
     @model_validator(mode="after")

@@ -22,8 +22,6 @@ from frontend.protocol.responses import (
 from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall, PlacedTool
 from frontend.triton.models import ModelName
 
-_SYSTEM = ("system", "developer")
-
 type _Placed = tuple[str, ResponseItem]  # an item and its place in the body
 
 
@@ -57,17 +55,11 @@ def responses_to_chat(body: InputTokensRequest, name: ModelName) -> ChatCompleti
 
 
 def _messages(body: InputTokensRequest) -> Iterator[ChatMessage]:
-    """Yield the messages of the chat. All instructions before the conversation are one: many templates take no more."""
-    items = [(f"input[{index}]", item) for index, item in enumerate(body.input) if not item.is_skipped]
-    num_system = next((index for index, (_, item) in enumerate(items) if item.role not in _SYSTEM), len(items))
-    system: list[ContentPart] = []
     if body.instructions is not None:
-        system.append(PlacedPart(type="text", text=body.instructions, source="instructions"))
-    for place, item in items[:num_system]:
-        system += _content(f"{place}.content", item.content or ())
-    if system:
-        yield ChatMessage(role="system", content=system)
-    for turn in _turns(items[num_system:]):
+        text = PlacedPart(type="text", text=body.instructions, source="instructions")
+        yield ChatMessage(role="system", content=[text])
+    items = [(f"input[{index}]", item) for index, item in enumerate(body.input) if not item.is_skipped]
+    for turn in _turns(items):
         place, item = turn[0]
         if _is_of_model(item):
             yield _assistant(turn)

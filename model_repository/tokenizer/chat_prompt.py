@@ -15,6 +15,7 @@ from model_repository.errors import InvalidRequest
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tokenizer.plain_text import MarkedText
+from model_repository.tokenizer.role_order import RoleOrder
 from model_repository.tokenizer.text_limit import TextLimit
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.tool_messages import (
@@ -31,7 +32,7 @@ from model_repository.tool_formats import PLAIN, TOOL_FORMATS
 
 type _Encoded = tuple[Sequence[int], Thinking | None]
 
-_ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that few templates know
+_ROLES = {"function": "tool"}  # OpenAI's role that few templates know
 
 
 class ChatEncoder:
@@ -54,7 +55,7 @@ class ChatEncoder:
         templates = {template for template in (self._template, self._tool_template) if template is not None}
         self._without_tools = {template for template in templates if not writes_tools(template)}
         self._without_calls = {template for template in templates if not _writes_calls(template)}
-        self._has_system_role = self._template is not None and _writes_system_role(self._template)
+        self._role_orders = {template: RoleOrder(template) for template in templates}
         self._has_pairs = self._template is not None and writes_pairs(self._template)
 
     def encode_pair(self, query: str, document: str, limit: TextLimit, owner: str) -> Sequence[int] | None:
@@ -119,6 +120,7 @@ class ChatEncoder:
         if prompt.continue_final_message and "tool_calls" in messages[-1]:
             raise InvalidRequest("the last message calls tools: there is no text to go on", "continue_final_message")
         messages, tools = self._with_tools(messages, tools, template)
+        messages = self._role_orders[template].rewritten(messages)
         variables = {**prompt.template_kwargs, "messages": messages, "tools": tools or None}
         protected, mark = self._marked_text.protect(variables)
         try:
@@ -141,7 +143,7 @@ class ChatEncoder:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return messages and tools as the template takes them; what it would leave out becomes text of messages."""
         if self._tool_format is PLAIN:
-            return messages_with_plain_tools(messages, tools, has_system_role=self._has_system_role), []
+            return messages_with_plain_tools(messages, tools), []
         if self._tool_format.has_messages:
             messages = messages_with_single_calls(messages)
         if self._tool_format.history_id:
@@ -149,8 +151,7 @@ class ChatEncoder:
         if template in self._without_calls:
             messages = messages_with_calls_as_text(messages, self._tool_format)
         if template in self._without_tools:
-            has_system_role = self._has_system_role
-            return messages_with_tool_prompt(messages, tools, self._tool_format, has_system_role=has_system_role), []
+            return messages_with_tool_prompt(messages, tools, self._tool_format), []
         return messages, tools
 
     def _thinking(self, rendered: str, *, is_new: bool) -> Thinking | None:
@@ -251,11 +252,6 @@ def _pair_messages(query: str, document: str) -> tuple[dict[str, str], ...]:
     Source: sentence-transformers' CrossEncoder, and vLLM's score templates.
     """
     return ({"role": "query", "content": query}, {"role": "document", "content": document})
-
-
-def _writes_system_role(template: ChatTemplate) -> bool:
-    text = secrets.token_hex()
-    return template.writes(text, [{"role": "system", "content": text}, {"role": "user", "content": "a"}]) is True
 
 
 def writes_tools(template: ChatTemplate) -> bool:

@@ -96,13 +96,14 @@ def messages_with_tool_prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     tool_format: ToolFormat,
-    *,
-    has_system_role: bool = True,
 ) -> list[dict[str, Any]]:
-    """Describe tools in the system message, or in the first user text if the template refuses a system role."""
+    """Describe tools in the system message."""
     described = [dict(message) for message in messages]
     if tools:
-        _describe(tool_prompt(tools, tool_format), described, "system" if has_system_role else "user")
+        text = tool_prompt(tools, tool_format)
+        if not described or described[0]["role"] not in ("system", "developer"):
+            described.insert(0, {"role": "system", "content": ""})
+        described[0]["content"] = "\n\n".join(filter(None, [described[0]["content"], text]))
     return described
 
 
@@ -120,7 +121,7 @@ def messages_with_calls_as_text(messages: Sequence[Mapping[str, Any]], tool_form
 
 
 def messages_with_plain_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, has_system_role: bool = True
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Rewrite a conversation with tools for a template without tools.
 
@@ -140,21 +141,7 @@ def messages_with_plain_tools(
         else:
             plain.append(message)
         is_after_result = is_result
-    return messages_with_tool_prompt(plain, tools, PLAIN, has_system_role=has_system_role)
-
-
-def _describe(description: str, messages: list[dict[str, Any]], role: str) -> None:
-    if role == "user":
-        place = next((index for index, message in enumerate(messages) if message["role"] == "user"), None)
-        texts = [description] if place is None else [description, messages[place]["content"]]
-    else:
-        place = 0 if messages and messages[0]["role"] in ("system", "developer") else None
-        texts = [description] if place is None else [messages[place]["content"], description]
-    content = "\n\n".join(filter(None, texts))
-    if place is None:
-        messages.insert(0, {"role": role, "content": content})
-    else:
-        messages[place] = {**messages[place], "content": content}
+    return messages_with_tool_prompt(plain, tools, PLAIN)
 
 
 def _json_text(arguments: Any) -> str:

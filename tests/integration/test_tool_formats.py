@@ -1,6 +1,7 @@
 """Calls in the formats of other models on the real stack: the demo model, which never learned them, by its grammar.
 
-One model has the format's tokens, and a template that the build detects and that takes ids of its own form only.
+One model has the format's tokens, and a template that the build detects. It takes only ids of its own form, and only as
+the first message one of the system.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import pytest
 from openai import OpenAI
 
@@ -31,6 +33,7 @@ NAMED = [
     "qwen_xml",
 ]
 TEMPLATE = """{% for message in messages %}{{ message.content }}
+{% if message.role == "system" and not loop.first %}{{ raise_exception('not first') }}{% endif %}
 {% for call in message.tool_calls %}{% if call.id | length != 9 %}{{ raise_exception('id') }}{% endif %}
 [TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}
 {{ tools | tojson }}"""
@@ -80,3 +83,25 @@ def test_the_marks_of_a_format_in_a_message_are_text(client: OpenAI, role: str) 
     server = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
     tokens: list[str] = server.post("/tokenize", body=asked, cast_to=dict)["token_strs"]
     assert "[TOOL_CALLS]" in "".join(tokens) and not {"[TOOL_CALLS]", "[ARGS]"} & {*tokens}
+
+
+def test_later_instructions_are_answered_where_a_template_takes_only_the_first(client: OpenAI) -> None:
+    first, hi, later, bye = (
+        "Be nice.",
+        {"role": "user", "content": "Hi"},
+        "Be brief.",
+        {"role": "user", "content": "Bye"},
+    )
+    items: list[Any] = [hi, {"role": "developer", "content": later}, bye]
+    fields: dict[str, Any] = {"model": DETECTED}
+    chat = client.chat.completions.create(
+        **fields, messages=[{"role": "system", "content": first}, *items], max_tokens=1
+    )
+    response = client.responses.create(**fields, instructions=first, input=items, max_output_tokens=1)
+    url = str(client.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
+        message = claude.messages.create(**fields, system=first, messages=items, max_tokens=1)
+    assert chat.usage is not None and response.usage is not None
+    usage = message.usage
+    num_tokens = {usage.input_tokens + (usage.cache_read_input_tokens or 0), response.usage.input_tokens}
+    assert num_tokens == {chat.usage.prompt_tokens}

@@ -122,10 +122,9 @@ def of_model(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 def test_a_conversation_is_the_prompt_of_its_chat(
     instructions: str | None, system: list[tuple[str, str]], turns: list[tuple[Any, Any]]
 ) -> None:
-    parts = [text_pair(text)[1] for text in ([] if instructions is None else [instructions])]
-    parts += [text_pair(text)[1] for _, text in system]
     items: list[Any] = [{"role": role, "content": text} for role, text in system]
-    messages = [{"role": "system", "content": parts}] if parts else []
+    messages = [] if instructions is None else [{"role": "system", "content": instructions}]
+    messages += items
     for user, model in turns:
         items += user[0] + model[0]
         messages += user[1] + model[1]

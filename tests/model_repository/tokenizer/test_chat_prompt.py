@@ -362,7 +362,6 @@ def test_a_malformed_call_is_refused_with_its_place(calls: Any, message: str) ->
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
         ({"role": "function", "content": "x"}, {"role": "tool", "content": "x"}),
         ({"role": "tool", "content": "x"}, {"role": "tool", "content": "x"}),
         # A template without calls would write "None".

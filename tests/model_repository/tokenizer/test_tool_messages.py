@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_repository.tokenizer.tool_messages import messages_with_plain_tools, messages_with_single_calls, tool_prompt
+from model_repository.tokenizer.tool_messages import messages_with_plain_tools, messages_with_single_calls
 from model_repository.tool_formats import PLAIN
 
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
@@ -12,17 +12,6 @@ NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 
 def call(name: str, arguments: Any) -> dict[str, Any]:
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def test_tools_are_described_before_the_first_user_text_where_a_system_role_is_refused() -> None:
-    messages = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
-    assert messages_with_plain_tools(messages, [NOW], has_system_role=False) == [
-        {"role": "assistant", "content": "Hello"},
-        {"role": "user", "content": f"{tool_prompt([NOW], PLAIN)}\n\nHi"},
-    ]
-    assert messages_with_plain_tools([], [NOW], has_system_role=False) == [
-        {"role": "user", "content": tool_prompt([NOW], PLAIN)}
-    ]
 
 
 def test_calls_become_messages_of_their_own_with_their_results_behind_them() -> None:
