@@ -68,7 +68,7 @@ class APIError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     headers: Mapping[str, str] = {}
-    index: int = 0  # of the completion that failed, in its request
+    index: int | None = None  # of the completion that failed, in its request
 
     def __init__(
         self,
@@ -84,11 +84,6 @@ class APIError(Exception):
         self.code = code or type(self).code
         if headers is not None:
             self.headers = headers
-
-    def blame(self, old_param: str, param: str) -> None:
-        """Name a field by its place in the body, if this is the stages' error of it."""
-        if self.param == old_param:
-            self.param, self.message = param, param + self.message.removeprefix(old_param)
 
     @property
     def detail(self) -> str | Sequence[Mapping[str, Any]]:
@@ -295,13 +290,8 @@ class NotFinite(ServerError):
     headers: Mapping[str, str] = {"x-should-retry": "false"}
 
     def __init__(self) -> None:
-        super().__init__(
-            "The model's numbers for this input are not finite: its file is damaged, or its precision is too small."
-        )
-
-    def blame(self, old_param: str, param: str) -> None:
-        """Name the input, which no error of the stages names."""
-        self.param, self.message = param, f"{param}: {self.message}"
+        rule = "the model's numbers for it are not finite: the model's file is damaged, or its precision is too small"
+        super().__init__(f"prompt: {rule}", param="prompt")
 
 
 class EngineFailed(ServerError):

@@ -147,7 +147,7 @@ class FakeTriton(TritonClient):
         self.stage_errors: dict[str, APIError] = {}  # of what is asked of the tokenizer or the detokenizer itself
         self.busy: set[str] = set()  # stages that execute other requests
         self.num_looks = 0
-        self.checked: list[GenerationRequest] = []
+        self.checked: list[tuple[int, GenerationRequest]] = []
         self.ending: APIError | None = None  # raised by what waits when `end_all` is called
         self.waited_for: set[asyncio.Event] = set()
         self.calls: list[str] = []  # unload, load, abort, with their subjects
@@ -210,7 +210,7 @@ class FakeTriton(TritonClient):
             raise self.snapshot_error
         return self.models
 
-    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
+    async def check(self, ensemble: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Note them, or refuse them."""
         self.checked += requests
         if self.check_error is not None:

@@ -9,10 +9,11 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from frontend.errors import InvalidRequest, UnsupportedValue, shown
+from frontend.errors import APIError, InvalidRequest, UnsupportedValue, shown
 from frontend.handlers.bodies import read_body
 from frontend.protocol.body import ModelBody
 from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
+from frontend.translate.places import Places
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
 from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS
@@ -29,6 +30,7 @@ class Call[Request: ModelBody]:
     Args:
         headers: for the answer.
         ignored: the places of fields without effect. Keywords of schemas come later, from the tokenizer stage.
+        places: of the body's parts, for errors.
     """
 
     request: web.Request
@@ -36,6 +38,7 @@ class Call[Request: ModelBody]:
     name: ModelName
     headers: Mapping[str, str]
     ignored: Sequence[str]
+    places: Places
 
 
 async def answer_call[Request: ModelBody](
@@ -63,23 +66,33 @@ async def answer_call[Request: ModelBody](
         rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
         raise UnsupportedValue(f"model={shown(body.model)}: {rule}", param="model")
     ignored += ignored_fields(body, name)
-    headers = ignored_header(request, ignored)
+    refuse_ignored(request, ignored)
+    headers = ignored_header(ignored)
     if is_counted and (limits := request.app.get(LIMITS)) is not None:
         await limits.count_request(request, name.model.id)
-    return await handler(Call(request, body, name, headers, ignored))
+    call = Call(request, body, name, headers, ignored, Places(body))
+    try:
+        return await handler(call)
+    except APIError as exc:
+        call.places.blame(exc)
+        raise
 
 
-def ignored_header(request: web.Request, places: Sequence[str]) -> dict[str, str]:
-    """Return the header with the places of ignored parts of a body: one line of bounded length.
+def refuse_ignored(request: web.Request, places: Sequence[str]) -> None:
+    """Refuse ignored parts of a body if the server is told to.
 
     Raises:
-        InvalidRequest: the server refuses such fields.
+        InvalidRequest: there is one.
     """
-    if not places:
-        return {}
-    if request.app[SETTINGS].strict_extra:
+    if places and request.app[SETTINGS].strict_extra:
         rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
         raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
+
+
+def ignored_header(places: Sequence[str]) -> dict[str, str]:
+    """Return the header with the places of ignored parts of a body: one line of bounded length."""
+    if not places:
+        return {}
     listed = [quote(place[:MAX_PLACE_CHARS], safe="[].$") for place in places[:MAX_IGNORED_PLACES]]
     num_shown = sum(num_chars <= MAX_IGNORED_CHARS for num_chars in itertools.accumulate(map(len, listed)))
     return {IGNORED_PARAMS: ",".join(listed[:num_shown] + ["..."] * (num_shown < len(places)))}

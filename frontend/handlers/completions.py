@@ -35,7 +35,6 @@ from frontend.request_context import (
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
-from frontend.translate.places import blaming
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.chunk_queue import Announced
@@ -101,10 +100,9 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
     [generation, *_] = await chat_generations(call, max_prompt_tokens)
-    with blaming(call.body):
-        answered = await call.request.app[TRITON].tokenize(
-            call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
-        )
+    answered = await call.request.app[TRITON].tokenize(
+        call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
+    )
     return len(answered.token_ids)
 
 
@@ -118,8 +116,8 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
         num_chars = await _prompt_lengths(request, completion, name)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
-            with blaming(completion):
-                await request.app[TRITON].check(name.model_id, admitted.generations[::num_per_prompt])
+            numbered = list(enumerate(admitted.generations))
+            await request.app[TRITON].check(name.model_id, numbered[::num_per_prompt])
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
 
 
@@ -176,6 +174,7 @@ class Completion(Generation[Reply]):
                 if not response.prepared:
                     raise
                 error = exc if isinstance(exc, APIError) else unexpected(exc, self._facts)
+                self._call.places.blame(error)
                 self._facts.fail(error)
                 try:
                     await response.write_eof(unwritten + encoder.failure(error))

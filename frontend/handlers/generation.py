@@ -11,9 +11,9 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.errors import GenerationTimeout, InvalidRequest, NotFinite
+from frontend.errors import GenerationTimeout
 from frontend.fan_out import merged
-from frontend.handlers.call import Call, ignored_header
+from frontend.handlers.call import Call, ignored_header, refuse_ignored
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.request_context import (
     FACTS,
@@ -25,7 +25,6 @@ from frontend.request_context import (
 )
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
-from frontend.translate.places import blaming, client_places
 from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
 from model_repository.contract.output import GenerationChunk
@@ -65,26 +64,15 @@ async def answer_each(
     num_prompts: int,
     to_requests: Callable[[], Sequence[GenerationRequest]],
     reply: WholeReply,
-    place_of: Callable[[int], str],
-    place_of_error: Callable[[int], str] | None = None,
 ) -> web.StreamResponse:
     """Answer a body of many prompts, each with a generation of its own.
 
     Args:
         to_requests: makes a request for each prompt. These are larger than the body, so they have memory first.
-        place_of: returns the place of a prompt in the body, for the error of one.
-        place_of_error: the same, for numbers that are not finite; None: the same function.
     """
     await call.request.app[LARGE_ANSWERS].expect_vectors(call.request, call.name, num_prompts)
     async with admitted_to(call, to_requests()) as admitted:
-        try:
-            return await Generation(call, admitted, reply).whole()
-        except InvalidRequest as exc:
-            exc.blame("prompt", place_of(exc.index))
-            raise
-        except NotFinite as exc:
-            exc.blame("", (place_of_error or place_of)(exc.index))
-            raise
+        return await Generation(call, admitted, reply).whole()
 
 
 class Generation[Writer: WholeReply]:
@@ -104,8 +92,7 @@ class Generation[Writer: WholeReply]:
     async def _chunks(self) -> AsyncIterator[Chunks]:
         generations, running = self._admitted
         async with merged(itertools.starmap(running, enumerate(generations)), len(generations)) as chunks:
-            with blaming(self._call.body):
-                yield chunks
+            yield chunks
 
     def _new_headers(self, announced: Announced) -> Mapping[str, str]:
         """Return the header of ignored places, complete now; empty if another completion has brought it.
@@ -116,8 +103,9 @@ class Generation[Writer: WholeReply]:
         if self._has_keywords:
             return {}
         self._has_keywords = True
-        keywords = client_places(announced.ignored_keywords, self._call.body)
-        complete = ignored_header(self._request, [*self._call.ignored, *keywords])
+        refuse_ignored(self._request, announced.ignored_keywords)
+        keywords = map(self._call.places.of, announced.ignored_keywords)
+        complete = ignored_header([*self._call.ignored, *keywords])
         self._headers |= complete
         return complete
 

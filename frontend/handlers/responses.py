@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 
 from aiohttp import web
 
-from frontend.errors import InvalidRequest
 from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, num_prompt_tokens
@@ -26,22 +23,20 @@ async def create_response(call: Call[ResponsesRequest]) -> web.StreamResponse:
     """POST /v1/responses."""
     chat = await _chat_call(call)
     reply = ResponsesReply(call.body, chat.body, call.name, int(time.time()))
-    with _errors_name_input():
-        return await answer_chat(chat, reply, _max_prompt_tokens(call))
+    return await answer_chat(chat, reply, _max_prompt_tokens(call))
 
 
 async def count_input_tokens(call: Call[InputTokensRequest]) -> web.Response:
     """POST /v1/responses/input_tokens."""
     chat = await _chat_call(call)
-    with _errors_name_input():
-        num_tokens = await num_prompt_tokens(chat, _max_prompt_tokens(call))
+    num_tokens = await num_prompt_tokens(chat, _max_prompt_tokens(call))
     answer: InputTokens = {"object": "response.input_tokens", "input_tokens": num_tokens}
     return json_response(answer, headers=call.headers)
 
 
 async def _chat_call(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> Call[ChatCompletionRequest]:
-    chat = await work_on_body(call.request, responses_to_chat, call.body, call.name)
-    return Call(call.request, chat, call.name, call.headers, call.ignored)
+    chat = await work_on_body(call.request, responses_to_chat, call.body, call.name, call.places)
+    return Call(call.request, chat, call.name, call.headers, call.ignored, call.places)
 
 
 def _max_prompt_tokens(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> int | None:
@@ -51,13 +46,3 @@ def _max_prompt_tokens(call: Call[InputTokensRequest] | Call[ResponsesRequest]) 
     window = call.name.model.parameters.context_window
     limit = call.body.max_output_tokens if isinstance(call.body, ResponsesRequest) else None
     return max(window - (limit or window // _SHARE_OF_ANSWER), 0)
-
-
-@contextlib.contextmanager
-def _errors_name_input() -> Iterator[None]:
-    """Let errors name the field of this API that has the messages."""
-    try:
-        yield
-    except InvalidRequest as exc:
-        exc.blame("messages", "input")
-        raise

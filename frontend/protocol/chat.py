@@ -60,10 +60,6 @@ class ContentPart(Body):
         ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
     ] = None
 
-    def place(self, default: str) -> str:
-        """Return the place of the part's value in the client's body."""
-        return default
-
     @field_validator("type", mode="before")
     @classmethod
     def _refuse_other_types(cls, value: Any) -> Any:
@@ -79,15 +75,6 @@ class ContentPart(Body):
             if getattr(self, name):
                 raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         return self
-
-
-class PlacedPart(ContentPart):
-    """A part with its place in a body of another API."""
-
-    source: str
-
-    def place(self, default: str) -> str:
-        return self.source
 
 
 def _content_parts(value: Any) -> Any:
@@ -331,7 +318,7 @@ class ChatCompletionRequest(GenerationBody):
         for index, message in enumerate(self.messages):
             for number, part in enumerate(message.content or ()):
                 if part.image_url is not None:
-                    yield part.place(f"messages[{index}].content[{number}].image_url.url"), part.image_url.url
+                    yield f"messages[{index}].content[{number}].image_url.url", part.image_url.url
 
     def may_call(self) -> bool:
         """Whether the answer may have calls of tools."""
@@ -354,3 +341,8 @@ class ChatCompletionRequest(GenerationBody):
     def offered_tools(self) -> list[ToolDefinition]:
         """Return the tools in `tools` or `functions`."""
         return [*(tool.definition for tool in self.tools or ()), *(self.functions or ())]
+
+    def named_tools(self) -> list[tuple[int, ToolDefinition]]:
+        """Return the tools that the prompt names, each with its number in `tools` or `functions`."""
+        allowed = self.tool_choice and self.tool_choice.allowed_tools and self.tool_choice.types()
+        return [each for each in enumerate(self.offered_tools()) if allowed is None or each[1].name in allowed]

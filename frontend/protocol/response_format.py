@@ -54,12 +54,6 @@ class ResponseFormat(Body):
             raise broken_rule("schema", '`schema` is allowed only with type "json_object"')
         return self
 
-    def places(self) -> tuple[str, str]:
-        """Return the places of the format and of its schema in the client's body."""
-        return "response_format", "response_format.schema" if self.json_schema is None else (
-            "response_format.json_schema.schema"
-        )
-
     def structured_output(self) -> StructuredOutput | None:
         """Return the constraint on the completion."""
         match self.type:
@@ -76,15 +70,6 @@ class ResponseFormat(Body):
                 return choice_output(self.choice or [])
             case _:
                 return StructuredOutput(OutputFormat.GRAMMAR, self.grammar or self.ebnf or "")
-
-
-class PlacedFormat(ResponseFormat):
-    """A format with its place in a body of another API, where `schema` is a part of it."""
-
-    source: str
-
-    def places(self) -> tuple[str, str]:
-        return self.source, f"{self.source}.schema"
 
 
 class StructuredOutputs(Body):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -93,21 +92,6 @@ class Tool(TypedBody):
         definition = self.function or self.custom
         assert definition is not None, "the fields are checked"
         return definition
-
-    def places(self, default: str) -> Mapping[str, str]:
-        """Return the places in the client's body of parts of the tool, by their names in it; the whole has no name."""
-        return {"": default}
-
-
-class PlacedTool(Tool):
-    """A tool with the places of its parts in a body of another API."""
-
-    shared = ("type", "sources")
-
-    sources: dict[str, str]
-
-    def places(self, default: str) -> Mapping[str, str]:
-        return self.sources
 
 
 class FunctionChoice(Body):

@@ -1,88 +1,124 @@
-"""The places of schemas, grammars and tools in the client's body, for those that the stages name."""
+"""The places of a request's parts in the client's body, for errors and for the header of ignored parts."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
-from frontend.errors import APIError, InvalidRequest
-from frontend.protocol.body import Body
+from frontend.errors import APIError
+from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import GenerationBody
-from frontend.protocol.tools import ToolDefinition
+from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
+from frontend.translate.embeddings import place_of
+from frontend.translate.scores import place_of_longer
 
 _FORM = "response_format"  # the stages' errors of any form have this param
 _SCHEMA = "schema"  # the stages' name of its schema
+_PARTS = {"tools": "tools[", _FORM: _SCHEMA}  # behind these params, the stages name a part
+_PARTS_OF_TOOLS = ("", ".function", ".function.parameters", ".custom", ".custom.format.grammar")
+_PATH = re.compile(r"\w+(?:\[\d+\]|\.\w+)*")
 _PLACE = re.compile(r"[^:\s]+(?=: )")
 
 
-def offered_tools(chat: ChatCompletionRequest) -> list[tuple[ToolDefinition, Mapping[str, str]]]:
-    """Return the tools that the prompt names, in its order, with the places of their parts; see `Tool.places`."""
-    tools: list[tuple[ToolDefinition, Mapping[str, str]]] = [
-        (tool.definition, tool.places(f"tools[{index}]")) for index, tool in enumerate(chat.tools or ())
-    ]
-    tools += [(function, {"function": f"functions[{index}]"}) for index, function in enumerate(chat.functions or ())]
-    if chat.tool_choice is not None and chat.tool_choice.allowed_tools is not None:
-        allowed = chat.tool_choice.types()
-        tools = [each for each in tools if each[0].name in allowed]
-    return tools
+class Places:
+    """The places of parts in the client's body, by their places in the chat that it means, or by the stages' names.
+
+    A translation of a body to a chat writes the places of its parts. Other places are the same in both.
+    """
+
+    def __init__(self, body: ModelBody) -> None:
+        self._places: dict[str, str] = {}
+        self.add(body)
+
+    def __setitem__(self, ours: str, theirs: str) -> None:
+        self._places[ours] = theirs
+
+    def add(self, body: ModelBody) -> None:
+        """Add the stages' names of a body's parts; the places of a translated one are known."""
+        self._places |= [(ours, self.of(place)) for ours, place in _stages_names(body)]
+
+    def of(self, place: str) -> str:
+        """Return the client's place of a part."""
+        return "".join(self._split(place))
+
+    def blame(self, error: APIError) -> None:
+        """Name the client's place in an error."""
+        if error.param is None:
+            return
+        param, rest = error.param, error.message.removeprefix(error.param)
+        part = rest.removeprefix(": ")
+        if part.startswith(_PARTS.get(param, "\0")):
+            error.message = self.of(part)
+            found = _PLACE.match(error.message)
+            error.param = self._split(part)[0] if found is None else found[0]
+            return
+        if param == "prompt" and (numbered := f"{param}[{error.index}]") in self._places:
+            param = numbered
+        error.param = self.of(param)
+        if rest != error.message:
+            error.message = error.param + rest
+
+    def _split(self, place: str) -> tuple[str, str]:
+        """Return the client's place of the longest known beginning, and the rest: it is the same for the client."""
+        path = found[0] if (found := _PATH.match(place)) else ""
+        while path and path not in self._places:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        if not path:
+            return "", place
+        # The parts of a message have other names in other APIs.
+        return self._places[path], "" if path.startswith("messages") else place.removeprefix(path)
 
 
-def client_places(found: Iterable[str], body: Body) -> list[str]:
-    """Return the places in the client's body of parts of its generation request."""
-    places = _places(body)
-    prefixes = [(place, _prefix(place, places)) for place in found]
-    return [place if ours is None else places[ours] + place.removeprefix(ours) for place, ours in prefixes]
-
-
-@contextlib.contextmanager
-def blaming(body: Body) -> Iterator[None]:
-    """Name the client's places in the stages' errors of schemas, grammars and tools that the block raises."""
-    try:
-        yield
-    except InvalidRequest as exc:
-        _blame(exc, body)
-        raise
-
-
-def _blame(error: APIError, body: Body) -> None:
-    if error.param is None or not (error.param == _FORM or error.param.startswith("tools")):
-        return
-    is_tool = error.param.startswith("tools")
-    places = {ours: theirs for ours, theirs in _places(body).items() if ours.startswith("tools") == is_tool}
-    text = error.message
-    if error.param in (_FORM, "tools"):
-        text = text.removeprefix(f"{error.param}: ")
-    ours = _prefix(text, places)
-    if ours is not None:
-        error.message = places[ours] + text.removeprefix(ours)
-        found = _PLACE.match(error.message)
-        error.param = places[ours] if found is None else found[0]
-    elif _FORM in places:
-        error.blame(_FORM, places[_FORM])
-
-
-def _places(body: Body) -> dict[str, str]:
-    """Return the client's places by the stages' own."""
-    places: dict[str, str] = {}
-    if isinstance(body, ChatCompletionRequest):
-        for number, (_, parts) in enumerate(offered_tools(body)):
-            for part, place in parts.items():
-                places[f"tools[{number}]{'.' if part else ''}{part}"] = place
+def _stages_names(body: ModelBody) -> Iterator[tuple[str, str]]:
+    """Yield the names of a body's parts in the stages, each with its place in the body."""
+    match body:
+        case ChatCompletionRequest():
+            yield from _of_chat(body)
+        case CompletionRequest() if len(body.prompt) > 1:
+            num_drawn = body.best_of or body.n or 1
+            yield from _of_prompts(f"prompt[{index // num_drawn}]" for index in range(len(body.prompt) * num_drawn))
+        case EmbeddingRequest() | ClassifyRequest():
+            yield from _of_prompts(place_of("input", body.input, index) for index in range(len(body.input)))
+        case RerankRequest() | ScoreRequest():
+            yield from _of_prompts(place_of_longer(body, pair, index) for index, pair in enumerate(body.pairs()))
+    if isinstance(body, CompletionRequest):
+        yield "tokens", "prompt"
     if isinstance(body, GenerationBody):
-        if body.structured_outputs is not None:
-            places |= {_FORM: "structured_outputs", _SCHEMA: "structured_outputs.json"}
-        elif body.response_format is not None:
-            places[_FORM], places[_SCHEMA] = body.response_format.places()
+        yield from _of_fields(body)
+
+
+def _of_prompts(places: Iterable[str]) -> Iterator[tuple[str, str]]:
+    return ((f"prompt[{index}]", place) for index, place in enumerate(places))
+
+
+def _of_chat(chat: ChatCompletionRequest) -> Iterator[tuple[str, str]]:
+    yield from dict.fromkeys(("prompt", "images"), "messages").items()
+    yield from ((f"images[{index}]", place) for index, (place, _) in enumerate(chat.image_urls()))
+    for number, (index, _) in enumerate(chat.named_tools()):
+        if chat.functions:
+            yield f"tools[{number}].function", f"functions[{index}]"
         else:
-            places |= {_FORM: "regex" if body.regex is not None else "ebnf"}
-    return places
+            yield from ((f"tools[{number}]{part}", f"tools[{index}]{part}") for part in _PARTS_OF_TOOLS)
+    if chat.function_call is not None:
+        yield "tool_choice", "function_call"
+    is_vllms = chat.thinking_budget_tokens is None
+    yield "thinking_budget", "thinking_token_budget" if is_vllms else "thinking_budget_tokens"
 
 
-def _prefix(text: str, places: Mapping[str, str]) -> str | None:
-    """Return the longest of our places that a text begins with; None: it begins with no place."""
-    found = [
-        ours for ours in places if text.startswith(ours) and text[len(ours) : len(ours) + 1] in ("", ".", "[", ":")
-    ]
-    return max(found, key=len, default=None)
+def _of_fields(body: GenerationBody) -> Iterator[tuple[str, str]]:
+    if body.max_completion_tokens is not None:
+        yield "max_tokens", "max_completion_tokens"
+    for ours, llama_cpp in (("mirostat_target", "mirostat_tau"), ("mirostat_lr", "mirostat_eta")):
+        if getattr(body, ours) is None:
+            yield ours, llama_cpp
+    if body.structured_outputs is not None:
+        yield _FORM, "structured_outputs"
+        yield _SCHEMA, "structured_outputs.json"
+    elif body.response_format is not None:
+        named = body.response_format.json_schema
+        yield _SCHEMA, f"{_FORM}.schema" if named is None else f"{_FORM}.json_schema.schema"
+    else:
+        yield _FORM, "regex" if body.regex is not None else "ebnf"

@@ -16,7 +16,6 @@ from frontend.protocol.fields import GenerationBody
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
 from frontend.translate.images import image_from_data_uri, images_from_data_uris
-from frontend.translate.places import offered_tools
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract.request import (
@@ -97,16 +96,17 @@ def completion_to_requests(
     )
     images = images_from_data_uris(completion.images or ())
     requests: list[GenerationRequest] = []
-    for text_or_ids in completion.prompt:
+    for index, text_or_ids in enumerate(completion.prompt):
+        place = f"prompt[{index}]" if len(completion.prompt) > 1 else "prompt"
         prompt: Prompt
         if isinstance(text_or_ids, list):
             # Truncated before it is sent: a body may have millions of ids.
             num_kept = num_kept_tokens(params, len(text_or_ids), name.model.parameters.context_window)
-            check_num_tokens(num_kept, "prompt", name.model)
+            check_num_tokens(num_kept, place, name.model)
             prompt = TokenPrompt(tuple(text_or_ids[-num_kept:]))
         else:
             if completion.truncate_prompt_tokens is None:
-                check_prompt_size(text_or_ids, "prompt", name.model)
+                check_prompt_size(text_or_ids, place, name.model)
             prompt = TextPrompt(text_or_ids, completion.suffix or "")
         request = GenerationRequest(prompt=prompt, params=params, images=images, request_id=request_id)
         requests += _repeated(request, num_drawn)
@@ -320,12 +320,12 @@ def _structured_output(body: GenerationBody) -> StructuredOutput | None:
 
 
 def _tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    tools = offered_tools(chat)
+    tools = chat.named_tools()
     if not tools:
         return None
     choice = chat.tool_choice or chat.function_call or ToolChoice(type="auto")
     return ToolUse(
-        tools=tuple(tool.as_tool() for tool, _ in tools),
+        tools=tuple(tool.as_tool() for _, tool in tools),
         choice=choice.words(),
         # The deprecated form has one call at most.
         is_parallel=chat.parallel_tool_calls is not False and not chat.functions,
@@ -370,7 +370,7 @@ def _images(chat: ChatCompletionRequest, name: ModelName, may_fetch: bool) -> tu
     for index, message in enumerate(chat.messages if images else ()):
         for number, part in enumerate(message.content or ()):
             if IMAGE_MARKER in (part.text or ""):
-                place = part.place(f"messages[{index}].content[{number}].text")
+                place = f"messages[{index}].content[{number}].text"
                 rule = f"`{IMAGE_MARKER}` is the place of an image: a text beside images must not have it"
                 raise InvalidRequest(f"{place}: {rule}", param=place)
     return images

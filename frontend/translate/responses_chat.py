@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from frontend.protocol.chat import ChatCompletionRequest, ChatMessage, ContentPart, ImageUrl, PlacedPart
-from frontend.protocol.reading import error_from_validation
-from frontend.protocol.response_format import PlacedFormat
+from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.responses import (
     CALLS,
     InputTokensRequest,
@@ -19,63 +15,75 @@ from frontend.protocol.responses import (
     ResponseTool,
     name_in,
 )
-from frontend.protocol.tools import PastCustomCall, PastFunctionCall, PastToolCall, PlacedTool
+from frontend.translate.placed_chat import Placed, PlacedMessages, chat_from
+from frontend.translate.places import Places
 from frontend.triton.models import ModelName
 
-type _Placed = tuple[str, ResponseItem]  # an item and its place in the body
+# The places of a chat's fields.
+_PLACES = {
+    "messages": "input",
+    "n": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "logprobs": "include",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
+
+type _PlacedItem = tuple[str, ResponseItem]  # with its place in the body
 
 
-def responses_to_chat(body: InputTokensRequest, name: ModelName) -> ChatCompletionRequest:
+def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places) -> ChatCompletionRequest:
     """Return the chat that a request means. Without a limit the answer may fill the context window, as OpenAI's does.
 
+    Args:
+        places: gets those of the chat's parts.
+
     Raises:
-        APIError: a rule of chats is broken.
+        InvalidRequest: a rule of chats is broken.
     """
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"model": body.model, "reasoning_effort": body.effort}
     if isinstance(body, ResponsesRequest):
         names = ("temperature", "top_p", "stream", "service_tier")
-        fields = {each: getattr(body, each) for each in names}
+        fields |= {each: getattr(body, each) for each in names}
         limit = body.max_output_tokens
         if limit is None:
             limit, fields["context_length_exceeded_behavior"] = name.model.parameters.context_window, "truncate"
         fields["max_completion_tokens"] = limit
         if body.has_logprobs:
             fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    try:
-        return ChatCompletionRequest(
-            model=body.model,
-            messages=list(_messages(body)),
-            reasoning_effort=body.effort,
-            **fields,
-            **_tool_fields(body),
-            **_format_fields(body),
-        )
-    except ValidationError as exc:
-        raise error_from_validation(exc) from exc
+    for ours, theirs in _PLACES.items():
+        places[ours] = theirs
+    fields["messages"] = messages = PlacedMessages(places)
+    _write_messages(body, messages)
+    chat = chat_from(fields | _tool_fields(body, places) | _format_fields(body), places)
+    if body.truncation == "auto":  # turns are left out with their images, and the engine numbers the others
+        for index, _ in enumerate(chat.image_urls()):
+            places[f"images[{index}]"] = "input"
+    return chat
 
 
-def _messages(body: InputTokensRequest) -> Iterator[ChatMessage]:
+def _write_messages(body: InputTokensRequest, messages: PlacedMessages) -> None:
     if body.instructions is not None:
-        text = PlacedPart(type="text", text=body.instructions, source="instructions")
-        yield ChatMessage(role="system", content=[text])
+        messages.write("system", "instructions", [({"type": "text", "text": body.instructions}, "instructions")])
     items = [(f"input[{index}]", item) for index, item in enumerate(body.input) if not item.is_skipped]
     for turn in _turns(items):
         place, item = turn[0]
         if _is_of_model(item):
-            yield _assistant(turn)
+            _write_assistant(turn, messages)
         elif item.role is not None:
-            yield ChatMessage(role=item.role, content=_content(f"{place}.content", item.content or ()))
+            messages.write(item.role, place, _content(f"{place}.content", item.content or ()))
         else:
-            parts = _content(f"{place}.output", item.output or ())
-            yield ChatMessage(role="tool", tool_call_id=item.call_id, content=parts)
+            messages.write("tool", place, _content(f"{place}.output", item.output or ()), tool_call_id=item.call_id)
 
 
-def _turns(items: Iterable[_Placed]) -> Iterator[list[_Placed]]:
+def _turns(items: Iterable[_PlacedItem]) -> Iterator[list[_PlacedItem]]:
     """Yield what the model wrote in one turn together, thinking, text and calls, and each other item alone.
 
     Behind a text, thinking or another text begins a new turn, but not while calls wait for their results.
     """
-    turn: list[_Placed] = []
+    turn: list[_PlacedItem] = []
     types: set[str] = set()  # of the turn's items
     for placed in items:
         goes_on = placed[1].type in CALLS or bool(types & {*CALLS}) or "message" not in types
@@ -92,42 +100,45 @@ def _is_of_model(item: ResponseItem) -> bool:
     return item.type == "reasoning" or item.type in CALLS or item.role == "assistant"
 
 
-def _assistant(turn: Sequence[_Placed]) -> ChatMessage:
-    parts: list[ContentPart] = []
+def _write_assistant(turn: Sequence[_PlacedItem], messages: PlacedMessages) -> None:
+    parts: list[Placed] = []
     for place, item in turn:
         if item.type == "message":
             parts += _content(f"{place}.content", item.content or ())
-    calls = [_past_call(item) for _, item in turn if item.type in CALLS]
+    calls = [(_past_call(item), f"{place}.name") for place, item in turn if item.type in CALLS]
     thoughts = "\n\n".join(filter(None, (item.thinking() for _, item in turn if item.type == "reasoning")))
-    return ChatMessage(
-        role="assistant", content=parts or None, reasoning_content=thoughts or None, tool_calls=calls or None
-    )
+    messages.write("assistant", turn[0][0], parts, calls, reasoning_content=thoughts or None)
 
 
-def _past_call(item: ResponseItem) -> PastToolCall:
-    identity, name = item.call_id or "", name_in(item.namespace, item.name or "")
+def _past_call(item: ResponseItem) -> dict[str, Any]:
+    name = name_in(item.namespace, item.name or "")
     if item.type == "function_call":
-        function = PastFunctionCall(name=name, arguments=item.arguments or "")
-        return PastToolCall(id=identity, function=function)
-    return PastToolCall(id=identity, type="custom", custom=PastCustomCall(name=name, input=item.input or ""))
+        called = {"type": "function", "function": {"name": name, "arguments": item.arguments}}
+    else:
+        called = {"type": "custom", "custom": {"name": name, "input": item.input}}
+    return {"id": item.call_id, **called}
 
 
-def _content(place: str, parts: Iterable[ResponsePart]) -> list[ContentPart]:
-    placed: list[ContentPart] = []
+def _content(place: str, parts: Iterable[ResponsePart]) -> list[Placed]:
+    placed: list[Placed] = []
     for index, part in enumerate(parts):
         where = f"{place}[{index}]"
         if part.image_url is not None:
-            url = ImageUrl(url=part.image_url)
-            placed.append(PlacedPart(type="image_url", image_url=url, source=f"{where}.image_url"))
+            placed.append(({"type": "image_url", "image_url": {"url": part.image_url}}, f"{where}.image_url"))
         elif part.refusal is not None:
-            placed.append(PlacedPart(type="refusal", refusal=part.refusal, source=f"{where}.refusal"))
+            placed.append(({"type": "refusal", "refusal": part.refusal}, f"{where}.refusal"))
         else:
-            placed.append(PlacedPart(type="text", text=part.text, source=f"{where}.text"))
+            placed.append(({"type": "text", "text": part.text}, f"{where}.text"))
     return placed
 
 
-def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
-    tools = [_tool(name, tool, place) for name, _, tool, place in body.offered_tools()]
+def _tool_fields(body: InputTokensRequest, places: Places) -> dict[str, Any]:
+    tools: list[dict[str, Any]] = []
+    for name, _, tool, place in body.offered_tools():
+        ours = f"tools[{len(tools)}]"
+        places[ours] = places[f"{ours}.{tool.type}"] = place
+        places[f"{ours}.custom.format.grammar"] = f"{place}.format"
+        tools.append(_tool(name, tool))
     choice = body.tool_choice
     if not tools and (choice is None or choice.type in ("auto", "none")):
         return {}
@@ -144,15 +155,14 @@ def _tool_fields(body: InputTokensRequest) -> dict[str, Any]:
     return fields | {"tool_choice": value}
 
 
-def _tool(name: str, tool: ResponseTool, place: str) -> PlacedTool:
-    sources = {"function": place, "custom": place, "custom.format.grammar": f"{place}.format"}
+def _tool(name: str, tool: ResponseTool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": name, "description": tool.description}
     if tool.type == "function":
         described |= {"parameters": tool.parameters, "strict": tool.strict}
     elif tool.format is not None and tool.format.type == "grammar":
         grammar = {"syntax": tool.format.syntax, "definition": tool.format.definition}
         described |= {"format": {"type": "grammar", "grammar": grammar}}
-    return PlacedTool.model_validate({"type": tool.type, tool.type: described, "sources": sources})
+    return {"type": tool.type, tool.type: described}
 
 
 def _format_fields(body: InputTokensRequest) -> dict[str, Any]:
@@ -162,5 +172,4 @@ def _format_fields(body: InputTokensRequest) -> dict[str, Any]:
     if form.type == "json_object":
         return {"response_format": {"type": "json_object"}}
     schema = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
-    placed = {"type": "json_schema", "json_schema": schema, "source": "text.format"}
-    return {"response_format": PlacedFormat.model_validate(placed)}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}

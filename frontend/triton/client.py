@@ -91,23 +91,24 @@ class TritonClient:
         """
         return await self.repository.snapshot(self._adapters)
 
-    async def check(self, ensemble: str, requests: Sequence[GenerationRequest]) -> None:
-        """Have the tokenizer stage check requests without generating a token.
+    async def check(self, ensemble: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        """Have the tokenizer stage check numbered requests without generating a token.
 
         Raises:
             APIError: one of them would be refused, or Triton did not answer.
         """
         for batch in itertools.batched(requests, MAX_BATCH_REQUESTS):
-            payload = pack(RequestBatch("", tuple(enumerate(batch))))
+            payload = pack(RequestBatch("", batch))
             answer = await self._call_tokenizer(ensemble, REQUEST_BATCH, payload, ENGINE_REQUESTS)
             with understood("of a tokenizer"):
                 answered = unpack(EngineRequestBatch, answer[SIGNATURE_BYTES:], ENGINE_REQUESTS.name)
-                items = [item for _, item in answered.items]
-                if len(items) != len(batch):
+                if len(answered.items) != len(batch):
                     raise ValueError("another number of requests")
-            for item in items:
+            for number, item in answered.items:
                 if isinstance(item, str):
-                    raise error_from_message(item)
+                    error = error_from_message(item)
+                    error.index = number
+                    raise error
 
     async def tokenize(
         self, ensemble: str, prompt: Prompt, *, add_special_tokens: bool, sender: str = "", has_strings: bool = False

@@ -253,8 +253,8 @@ class ReplicaPool:
             raise errors[0] if errors else TritonUnreachable()  # a DNS name has no address yet
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
-    async def check(self, model_id: str, requests: Sequence[GenerationRequest]) -> None:
-        """Have the tokenizer stage check requests without generating a token.
+    async def check(self, model_id: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        """Have the tokenizer stage check numbered requests without generating a token.
 
         Raises:
             APIError: one of them would be refused, or no replica answered.

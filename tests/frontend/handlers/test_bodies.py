@@ -86,13 +86,15 @@ async def test_a_text_that_no_tokenizer_fits_into_the_window_is_refused_before_i
     assert (await http.post("/v1/completions", json=COMPLETION | {"prompt": "a" * 2048 * 256})).status == 200
 
 
-@pytest.mark.parametrize("ids", [[1] * 2049, [[1], [1] * 2049]], ids=["a prompt", "one of two"])
-async def test_more_token_ids_than_the_window_has_are_refused_with_their_number(serve: Serve, ids: list[Any]) -> None:
+@pytest.mark.parametrize(("ids", "place"), [([1] * 2049, "prompt"), ([[1], [1] * 2049], "prompt[1]")])
+async def test_more_token_ids_than_the_window_has_are_refused_with_their_number(
+    serve: Serve, ids: list[Any], place: str
+) -> None:
     triton = FakeTriton(chunks("x"))
     http = await serve(triton)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"prompt": ids}))
-    assert (error["status"], error["param"], error["code"]) == (400, "prompt", ContextLengthExceeded.code)
-    assert error["message"] == f"prompt: {prompt_too_long(2048, '2049 tokens')}"
+    assert (error["status"], error["param"], error["code"]) == (400, place, ContextLengthExceeded.code)
+    assert error["message"] == f"{place}: {prompt_too_long(2048, '2049 tokens')}"
     error = await error_of(await http.post("/detokenize", json={"model": DEMO.id, "tokens": [1] * 2049}))
     assert (error["status"], error["param"]) == (400, "tokens")
     assert (triton.requests, triton.detokenized) == ([], [])

@@ -63,7 +63,8 @@ async def test_an_error_before_the_first_chunk_is_a_status(
 ) -> None:
     http = await serve(FakeTriton([InvalidRequest("prompt: too long", param="prompt")]))
     error = await error_of(await http.post(path, json=body | {"stream": stream}))
-    assert (error["status"], error["param"], error["code"]) == (400, "prompt", "invalid_value")
+    param = "prompt" if "prompt" in body else "messages"
+    assert (error["status"], error["param"], error["code"]) == (400, param, "invalid_value")
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
@@ -164,11 +165,13 @@ async def test_each_prompt_of_a_list_is_checked_before_its_stream_begins(serve: 
         await http.post("/v1/completions", json=alone)
     assert triton.checked == []
     await http.post("/v1/completions", json=body | {"stream": True})
-    assert [each.prompt for each in triton.checked] == [TextPrompt("a"), TextPrompt("b")]
+    assert [(number, each.prompt) for number, each in triton.checked] == [(0, TextPrompt("a")), (2, TextPrompt("b"))]
     triton.requests.clear()
-    triton.check_error = ContextLengthExceeded("too long", param="prompt")
+    triton.check_error = ContextLengthExceeded("prompt: too long", param="prompt")
+    triton.check_error.index = 2
     error = await error_of(await http.post("/v1/completions", json=body | {"stream": True}))
     assert (error["status"], error["code"]) == (400, "context_length_exceeded")
+    assert (error["param"], error["message"]) == ("prompt[1]", "prompt[1]: too long")
     assert triton.requests == []
 
 

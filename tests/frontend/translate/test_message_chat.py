@@ -14,6 +14,7 @@ from frontend.errors import APIError
 from frontend.protocol.messages import MessagesRequest
 from frontend.settings import Settings
 from frontend.translate.message_chat import messages_to_chat
+from frontend.translate.places import Places
 from frontend.translate.requests import chat_to_requests, ignored_fields
 from frontend.triton.models import ModelName
 from model_repository.contract.request import GenerationRequest
@@ -34,8 +35,13 @@ PNG = "data:image/png;base64,eA=="
 
 def of_messages(name: ModelName = THINKER, *, has_billing_header: bool = False, **fields: Any) -> GenerationRequest:
     body = read(MessagesRequest, MESSAGE | fields)[0]
-    translated = messages_to_chat(body, name, has_billing_header=has_billing_header)
-    return only(chat_to_requests(translated, name, Settings().request_defaults()))
+    places = Places(body)
+    try:
+        translated = messages_to_chat(body, name, has_billing_header, places)
+        return only(chat_to_requests(translated, name, Settings().request_defaults()))
+    except APIError as exc:
+        places.blame(exc)
+        raise
 
 
 def of_chat(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
@@ -192,7 +198,7 @@ def test_a_field_means_that_of_the_chat(fields: dict[str, Any], chat_fields: dic
 def test_the_stop_sequence_is_left_out_whatever_the_servers_default() -> None:
     body = read(MessagesRequest, MESSAGE)[0]
     defaults = Settings(include_stop_str_in_output=True).request_defaults()
-    [request] = chat_to_requests(messages_to_chat(body, PLAIN, has_billing_header=False), PLAIN, defaults)
+    [request] = chat_to_requests(messages_to_chat(body, PLAIN, False, Places(body)), PLAIN, defaults)
     assert not request.params.include_stop
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from frontend.errors import APIError
 from frontend.protocol.responses import ResponsesRequest, sealed_thinking
 from frontend.settings import Settings
+from frontend.translate.places import Places
 from frontend.translate.requests import chat_to_requests, ignored_fields
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.triton.models import ModelName
@@ -40,7 +41,12 @@ CUSTOM = {
 
 def of_responses(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
     body = read(ResponsesRequest, RESPONSE | {"max_output_tokens": 9} | fields)[0]
-    return only(chat_to_requests(responses_to_chat(body, name), name, Settings().request_defaults()))
+    places = Places(body)
+    try:
+        return only(chat_to_requests(responses_to_chat(body, name, places), name, Settings().request_defaults()))
+    except APIError as exc:
+        places.blame(exc)
+        raise
 
 
 # A part of a conversation in both forms.

@@ -15,6 +15,7 @@ from frontend import errors
 from frontend.errors import APIError
 from frontend.protocol.response_objects import ResponseStreamEvent
 from frontend.protocol.responses import ResponsesRequest, opened_thinking
+from frontend.translate.places import Places
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.models import ModelName
@@ -38,7 +39,7 @@ OURS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def reply_to(**fields: Any) -> ResponsesReply:
     body = read(ResponsesRequest, RESPONSE | fields)[0]
-    return ResponsesReply(body, responses_to_chat(body, NAME), NAME, 1)
+    return ResponsesReply(body, responses_to_chat(body, NAME, Places(body)), NAME, 1)
 
 
 def events_of(reply: ResponsesReply, chunks: Sequence[GenerationChunk]) -> list[dict[str, Any]]:
@@ -174,7 +175,7 @@ def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
     assert item.type == "function_call" and (item.namespace, item.name) == ("maps", "get_weather")
     asked = read(ResponsesRequest, RESPONSE | {"tools": [space], "input": [item.to_dict()]})
     assert asked[1] == ["tools[0].description", "tools[0].tools[1]"]
-    [message] = responses_to_chat(asked[0], NAME).messages
+    [message] = responses_to_chat(asked[0], NAME, Places(asked[0])).messages
     assert message.tool_calls is not None and message.tool_calls[0].function is not None
     assert message.tool_calls[0].function.name == "maps__get_weather"
 

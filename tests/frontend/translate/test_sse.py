@@ -17,6 +17,7 @@ from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.message_reply import MessageReply
+from frontend.translate.places import Places
 from frontend.translate.reply import Reply
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
@@ -44,7 +45,7 @@ def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> byte
 def responses_reply() -> ResponsesReply:
     body = read(ResponsesRequest, RESPONSE | {"stream": True})[0]
     name = ModelName(requested='a "model"', model=DEMO)
-    return ResponsesReply(body, responses_to_chat(body, name), name, 1)
+    return ResponsesReply(body, responses_to_chat(body, name, Places(body)), name, 1)
 
 
 def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -239,20 +240,31 @@ async def test_a_prompt_is_tokenized_by_the_models_own_stage(
 async def test_a_request_is_checked_by_the_models_own_stage(server: FakeTritonServer, client: TritonClient) -> None:
     server.tokenizer_answer = ENCODED
     request = replace(REQUEST, request_id="a/1")
-    await client.check("demo", [request])
-    assert server.tokenized == [("demo__tokenizer", RequestBatch("", ((0, request),)))]
+    await client.check("demo", [(3, request)])
+    assert server.tokenized == [("demo__tokenizer", RequestBatch("", ((3, request),)))]
     message = PromptTooLong("the prompt has 9 tokens", "text_input").message()
     for refusal in (EngineRequestBatch("", ((0, message),)), message):  # an item, or of the whole batch
         server.tokenizer_answer = refusal
         with pytest.raises(errors.ContextLengthExceeded, match=r"^prompt: the prompt has 9 tokens"):
-            await client.check("demo", [request])
+            await client.check("demo", [(3, request)])
+
+
+async def test_the_error_of_a_check_has_the_number_of_the_request(
+    server: FakeTritonServer, client: TritonClient
+) -> None:
+    refused = PromptTooLong("the prompt has 9 tokens", "text_input").message()
+    server.tokenizer_answer = EngineRequestBatch("", (*ENCODED.items, (3, refused)))
+    with pytest.raises(errors.ContextLengthExceeded) as caught:
+        await client.check("demo", [(0, REQUEST), (3, REQUEST)])
+    assert caught.value.index == 3
 
 
 async def test_many_requests_are_checked_in_few_calls(server: FakeTritonServer, client: TritonClient) -> None:
     server.tokenizer_answer = EngineRequestBatch("", ENCODED.items * MAX_BATCH_REQUESTS)
-    await client.check("demo", [REQUEST] * 4 * MAX_BATCH_REQUESTS)
-    batch = RequestBatch("", tuple((number, REQUEST) for number in range(MAX_BATCH_REQUESTS)))
-    assert server.tokenized == [("demo__tokenizer", batch)] * 4
+    numbered = [(number, REQUEST) for number in range(4 * MAX_BATCH_REQUESTS)]
+    await client.check("demo", numbered)
+    batches = [RequestBatch("", batch) for batch in itertools.batched(numbered, MAX_BATCH_REQUESTS)]
+    assert server.tokenized == [("demo__tokenizer", batch) for batch in batches]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +276,7 @@ async def test_a_check_that_is_answered_with_garbage_has_failed(
 ) -> None:
     server.tokenizer_answer = answer
     with pytest.raises(errors.BadAnswer):
-        await client.check("demo", [REQUEST])
+        await client.check("demo", [(0, REQUEST)])
 
 
 @pytest.mark.parametrize("has_special_tokens", [True, False])
@@ -281,7 +293,7 @@ async def test_token_ids_that_are_refused_are_the_clients_mistake(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
     server.script = [InvalidRequest("9 is no token", "output_batch").message()]
-    with pytest.raises(errors.InvalidRequest, match=r"^9 is no token"):
+    with pytest.raises(errors.InvalidRequest, match=r"^tokens: 9 is no token"):
         await client.detokenize("demo", [9], has_special_tokens=True)
 
 
