@@ -22,6 +22,7 @@ from frontend.gateway.install import install_gateway
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
 from frontend.handlers.image_urls import image_fetcher
 from frontend.handlers.large_answers import LARGE_ANSWERS, LargeAnswers
+from frontend.handlers.models import is_for_anthropic
 from frontend.reference.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
@@ -162,7 +163,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         error = unexpected(exc, request[FACTS])
     facts = request[FACTS]
     facts.fail(error)
-    if _OF_ANTHROPIC.fullmatch(request.path):
+    if _OF_ANTHROPIC.fullmatch(request.path) or (is_for_anthropic(request) and "/models" in request.path):
         status, headers = message_error_head(error, facts.request_id)
         return json_response(message_error(error, facts.request_id), status=status, headers=headers)
     return json_response(error.envelope(), status=error.status, headers=error.headers)

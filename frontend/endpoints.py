@@ -211,12 +211,17 @@ ENDPOINTS = (
         answer=answers.Classifications,
         example={"model": "classifier", "input": "This was fun."},
     ),
-    Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.ModelList),
+    Endpoint(
+        path="/v1/models",
+        summary="List the models",
+        ask=models.list_models,
+        answer=answers.AnyModelList,
+    ),
     Endpoint(
         path="/v1/models/{id}",
         summary="One model, alias or adapter",
         ask=models.get_model,
-        answer=answers.ModelCard,
+        answer=answers.AnyModel,
     ),
     Endpoint(
         path="/tokenize",

@@ -3,34 +3,85 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version as distribution_version
 from typing import Any
 
 from aiohttp import web
 
-from frontend.errors import APIError, Draining, ModelNotFound, Overloaded
-from frontend.protocol.answers import ModelCard, ModelList, Version
+from frontend.errors import APIError, Draining, InvalidRequest, ModelNotFound, Overloaded, shown
+from frontend.protocol.answers import MessageModel, MessageModelList, ModelCard, ModelList, Version
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.triton.models import ModelName, in_order
 from model_repository.model_parameters import API_SAMPLING
 
+_PAGE, _MAX_PAGE = 20, 1000  # models of a page for clients of Anthropic: the default and the largest number
+
 
 async def list_models(request: web.Request) -> web.Response:
-    """GET /v1/models."""
-    names = request[FACTS].caller.visible(await request.app[MODELS].names())
-    answer: ModelList = {"object": "list", "data": [_card(name) for name in in_order(names.values())]}
+    """GET /v1/models: all models, or a page of them for clients of Anthropic."""
+    visible = request[FACTS].caller.visible(await request.app[MODELS].names())
+    names = in_order(visible.values())
+    if is_for_anthropic(request):
+        return json_response(_page(request, names))
+    answer: ModelList = {"object": "list", "data": [_card(name) for name in names]}
     return json_response(answer)
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}: 404 also for a model that the key does not allow."""
     requested, caller = request.match_info["id"], request[FACTS].caller
+    card = _anthropic_card if is_for_anthropic(request) else _card
     if not caller.models:
-        return json_response(_card(await request.app[MODELS].get(requested)))
+        return json_response(card(await request.app[MODELS].get(requested)))
     names = caller.visible(await request.app[MODELS].names())
     if requested not in names:
         raise ModelNotFound(requested)
-    return json_response(_card(names[requested]))
+    return json_response(card(names[requested]))
+
+
+def is_for_anthropic(request: web.Request) -> bool:
+    """Whether a client of Anthropic asks: the same paths have OpenAI's form for others."""
+    return "anthropic-version" in request.headers
+
+
+def _page(request: web.Request, names: Sequence[ModelName]) -> MessageModelList:
+    """Return the page of models that the query asks for.
+
+    Raises:
+        InvalidRequest: the query breaks a rule.
+    """
+    limit = request.query.get("limit", str(_PAGE))
+    if not re.fullmatch("[1-9][0-9]{0,3}", limit) or int(limit) > _MAX_PAGE:
+        raise InvalidRequest(f"limit={shown(limit)}: must be an integer from 1 to {_MAX_PAGE}", param="limit")
+    places = {name.requested: place for place, name in enumerate(names)}
+    after, before = (request.query.get(field) for field in ("after_id", "before_id"))
+    if after is not None and before is not None:
+        raise InvalidRequest("before_id: excludes after_id", param="before_id")
+    for field, model_id in (("after_id", after), ("before_id", before)):
+        if model_id is not None and model_id not in places:
+            raise InvalidRequest(f"{field}={shown(model_id)}: no model of this server", param=field)
+    start = 0 if after is None else places[after] + 1
+    end = len(names) if before is None else places[before]
+    page = names[start:end][: int(limit)] if before is None else names[start:end][-int(limit) :]
+    return {
+        "data": [_anthropic_card(name) for name in page],
+        "has_more": len(page) < end - start,
+        "first_id": page[0].requested if page else None,
+        "last_id": page[-1].requested if page else None,
+    }
+
+
+def _anthropic_card(name: ModelName) -> MessageModel:
+    created = datetime.fromtimestamp(name.model.parameters.created, UTC)
+    return {
+        "type": "model",
+        "id": name.requested,
+        "display_name": name.requested,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+    }
 
 
 def _card(name: ModelName) -> ModelCard:

@@ -524,6 +524,28 @@ class ModelList(TypedDict):
     data: list[ModelCard]
 
 
+class MessageModel(TypedDict):
+    """One model in /v1/models, in Anthropic's form."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+
+
+class MessageModelList(TypedDict):
+    """A page of /v1/models in Anthropic's form."""
+
+    data: list[MessageModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+type AnyModel = ModelCard | MessageModel  # the second one for the header `anthropic-version`
+type AnyModelList = ModelList | MessageModelList
+
+
 class Tokenization(TypedDict):
     """The answer of /tokenize."""
 

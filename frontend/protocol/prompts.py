@@ -27,12 +27,12 @@ def prompts_of(limit: int) -> PlainValidator:
         if isinstance(value, list) and value and isinstance(value[0], str | list):
             if len(value) > limit:
                 raise PydanticCustomError("too_long", f"{len(value)} values are more than {limit}")
-            for item in value:
+            for index, item in enumerate(value):
                 if type(item) is not type(value[0]):
                     raise PydanticCustomError("prompt_type", "the values must be all texts or all lists of token ids")
-                _check(item)
+                _check(item, {"index": index} if len(value) > 1 else {})
             return value
-        _check(value)
+        _check(value, {})
         return [value]
 
     return PlainValidator(
@@ -44,12 +44,12 @@ def prompts_of(limit: int) -> PlainValidator:
     )
 
 
-def _check(value: Any) -> None:
+def _check(value: Any, place: dict[str, Any]) -> None:
     if not isinstance(value, str | list):
         raise PydanticCustomError(
-            "prompt_type", "Input should be a string, a list of token ids, or a list of one of these"
+            "prompt_type", "Input should be a string, a list of token ids, or a list of one of these", place
         )
     if not value:
-        raise PydanticCustomError("prompt_empty", f"the {'text' if isinstance(value, str) else 'list'} is empty")
+        raise PydanticCustomError("prompt_empty", f"the {'text' if isinstance(value, str) else 'list'} is empty", place)
     if isinstance(value, list) and (set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_INT32):
-        raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0")
+        raise PydanticCustomError("token_ids", "Input should be a list of token ids, integers of at least 0", place)

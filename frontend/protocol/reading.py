@@ -120,7 +120,7 @@ def _is_neutral(value: Any, neutrals: tuple[Any, ...]) -> bool:
 
 def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
     """Return the error for a body that breaks its model; `status` is that of a broken schema."""
-    errors = exc.errors(include_url=False)
+    errors = [_with_index(error) for error in exc.errors(include_url=False)]
     first = next((error for error in errors if error["type"] == "unsupported_value"), errors[0])
     if first["type"] == "broken_rule":
         param = _place((*first["loc"], *filter(None, [first["ctx"]["param"]])))
@@ -139,6 +139,12 @@ def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
         {"loc": ["body", *error["loc"]], "msg": error["msg"], "type": error["type"]} for error in errors[:MAX_DETAILS]
     ]
     return ValidationFailed(message, param=param, code=_code(first["type"]), details=details, status=status)
+
+
+def _with_index(error: Any) -> Any:
+    """Return an error about an item of a list with the item's place and value."""
+    index = error.get("ctx", {}).get("index")
+    return error if index is None else {**error, "loc": (*error["loc"], index), "input": error["input"][index]}
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

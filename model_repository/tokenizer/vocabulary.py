@@ -132,7 +132,9 @@ class Vocabulary:
         """
         query, document = self._plain.encode_batch([first, second], add_special_tokens=False)
         pair = self._tokenizer.post_process(query, document)
-        inside = "".join(map(str, pair.special_tokens_mask)).strip("1")
+        has_texts = query.ids and document.ids  # a blank text has no tokens
+        known = pair if has_texts else self._tokenizer.encode("a", "a")
+        inside = "".join(map(str, known.special_tokens_mask)).strip("1")
         if "1" not in inside:
             raise Unsupported("this model's tokenizer has no token between the texts of a pair", "model")
         return pair

@@ -99,3 +99,11 @@ async def test_a_token_count_is_that_of_the_prompt(claude: anthropic.AsyncAnthro
     await claude.messages.create(**MESSAGE | {"system": "Be nice."})
     assert triton.tokenized == [(triton.requests[-1].prompt, True)]
     assert counted.input_tokens > 0
+
+
+async def test_models_are_listed_in_the_clients_own_type(claude: anthropic.AsyncAnthropic) -> None:
+    [model] = [each async for each in claude.models.list(limit=1)]
+    assert (model.id, model.display_name, model.type, model.created_at.year) == (DEMO.id, DEMO.id, "model", 2023)
+    assert await claude.models.retrieve(DEMO.id) == model
+    with pytest.raises(anthropic.NotFoundError):
+        await claude.models.retrieve("other")

@@ -115,3 +115,9 @@ async def test_a_prompt_that_is_refused_is_named_as_in_the_body(serve: Serve, pa
     answer = await (await serve(triton)).post(path, json={"model": DEMO.id, "input": "hi"})
     error = (await answer.json())["error"]
     assert (answer.status, error["param"], error["message"]) == (400, "input", "input: too long")
+
+
+async def test_an_error_in_a_begun_stream_names_the_field_of_the_body(serve: Serve) -> None:
+    triton = FakeTriton([GenerationChunk(text="a"), ContextLengthExceeded("messages: too long", param="messages")])
+    answer = await (await serve(triton)).post("/v1/responses", json={"model": DEMO.id, "input": "hi", "stream": True})
+    assert '"message":"input: too long","param":"input"' in await answer.text()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import pytest
+
 from frontend.errors import TritonUnreachable
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of
@@ -37,6 +39,52 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     for card in cards:
         assert await (await http.get(f"/v1/models/{card['id']}")).json() == card
     assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
+
+
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.mark.parametrize(
+    ("query", "ids", "has_more"),
+    [
+        ({}, "abcde", False),
+        ({"limit": "2"}, "ab", True),
+        ({"limit": "2", "after_id": "b"}, "cd", True),
+        ({"limit": "2", "after_id": "c"}, "de", False),
+        ({"after_id": "e"}, "", False),
+        ({"limit": "2", "before_id": "d"}, "bc", True),
+        ({"limit": "2", "before_id": "c"}, "ab", False),
+    ],
+)
+async def test_a_client_of_anthropic_gets_pages_of_models(
+    serve: Serve, query: dict[str, str], ids: str, has_more: bool
+) -> None:
+    http = await serve(FakeTriton(models=[served_model(name) for name in "abcde"]))
+    page = await (await http.get("/v1/models", params=query, headers=ANTHROPIC)).json()
+    assert "".join(each["id"] for each in page["data"]) == ids
+    first, last = (ids[0], ids[-1]) if ids else (None, None)
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (has_more, first, last)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"limit": "0"}, "limit"),
+        ({"limit": "1001"}, "limit"),
+        ({"limit": "a"}, "limit"),
+        ({"after_id": "x"}, "after_id"),
+        ({"before_id": "x"}, "before_id"),
+        ({"before_id": "a", "after_id": "a"}, "before_id"),
+    ],
+)
+async def test_a_page_that_is_not_there_is_refused_in_anthropics_form(
+    serve: Serve, query: dict[str, str], field: str
+) -> None:
+    http = await serve(FakeTriton(models=[served_model("a")]))
+    answer = await http.get("/v1/models", params=query, headers=ANTHROPIC)
+    error = await answer.json()
+    assert (answer.status, error["type"], error["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert error["error"]["message"].startswith(field)
 
 
 async def test_models_have_the_users_order_and_those_that_generate_come_first(serve: Serve) -> None:

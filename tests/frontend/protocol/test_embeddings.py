@@ -22,7 +22,21 @@ def test_one_body_may_have_two_thousand_inputs(value: Any) -> None:
 @pytest.mark.parametrize("value", ["", [], [""], ["a", ""], [[]], None, 5, ["a", 5], [1, "a"], [[1], [-1]], [True]])
 def test_an_empty_input_and_one_of_another_type_are_refused(value: Any) -> None:
     error = refusal(EmbeddingRequest, EMBEDDING | {"input": value})
-    assert (error.status, error.param) == (400, "input")
+    place = "input[1]" if value in (["a", ""], [[1], [-1]]) else "input"
+    assert (error.status, error.param) == (400, place)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (["a", ""], "input[1]='': the text is empty"),
+        ([[1], []], "input[1]=[]: the list is empty"),
+        ([[1], [-1]], "input[1]=[-1]: Input should be a list of token ids, integers of at least 0"),
+    ],
+)
+def test_a_bad_input_of_a_list_is_named_by_its_place(value: list[Any], message: str) -> None:
+    error = refusal(EmbeddingRequest, EMBEDDING | {"input": value})
+    assert (error.param, error.message) == ("input[1]", message)
 
 
 @pytest.mark.parametrize(("value", "rule"), [("", "the text is empty"), ([], "the list is empty")])

@@ -400,6 +400,7 @@ def pair_pieces(first: str, second: str, **params: Any) -> str:
 
 def test_a_pair_has_the_tokenizers_tokens_around_its_texts() -> None:
     assert pair_pieces("the fox", "runs") == "[CLS] the fox [SEP] run ##s [SEP]"
+    assert pair_pieces("the fox", " ") == "[CLS] the fox [SEP] [SEP]"
 
 
 def test_a_text_of_a_pair_cannot_end_the_pair() -> None:
@@ -475,7 +476,8 @@ def test_a_tokenizer_without_tokens_for_pairs_is_named() -> None:
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
     stage = TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=None), DEMO_BYTES, parameters)
     rule = "model: this model's tokenizer has no token between the texts of a pair"
-    assert refusal(request(PairPrompt(("a", "b"))), Unsupported, stage) == rule
+    for text in ("b", " "):
+        assert refusal(request(PairPrompt(("a", text))), Unsupported, stage) == rule
 
 
 @pytest.mark.parametrize("texts", [("a",), ("a", "b", "c"), ("a", "")], ids=str)
