@@ -132,6 +132,18 @@ def reduced(items: list[Any], served: Collection[str | None]) -> list[Any]:
     ]
 
 
+def known_type(value: str, served: Collection[str | None], skipped: Collection[str]) -> str:
+    """Return the type of an object. Those of skipped types are listed, and all others refused.
+
+    Raises:
+        PydanticCustomError: the type is neither served nor skipped.
+    """
+    if value not in served and value not in skipped:
+        known = ", ".join(sorted(filter(None, (*served, *skipped))))
+        raise PydanticCustomError("unsupported_value", "not supported here, expected one of {known}", {"known": known})
+    return value
+
+
 def value_by_two_names(body: Body, name: str, other_name: str) -> Any:
     """Return the value of a field that has two names; None: it is set by neither.
 

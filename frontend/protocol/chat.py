@@ -152,7 +152,7 @@ def _num_parts(owner: Any) -> int:
     if not isinstance(owner, dict):
         return 0
     lists = [parts for name in ("content", "output", "summary") if isinstance(parts := owner.get(name), list)]
-    return sum(len(parts) + sum(map(_num_parts, parts)) for parts in lists)
+    return sum(len(parts) + sum(map(_num_parts, parts)) for parts in lists) + _num_parts(owner.get("source"))
 
 
 def past_thinking(messages: Iterable[ChatMessage]) -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
+from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, known_type, reduced
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.request import MAX_STOP_WORDS
@@ -26,6 +26,24 @@ _FIELDS: Forms = {
     "thinking": (("thinking",), ("signature",)),
     "tool_use": (("id", "name", "input"), ()),
     "tool_result": (("tool_use_id",), ("content", "is_error")),
+}
+# Skipped and listed, each with the reason.
+_SKIPPED = {
+    "redacted_thinking": "only Anthropic's servers can read it",
+    "server_tool_use": "a call by Anthropic's servers, which have used its result in the text behind it",
+    **dict.fromkeys(
+        (
+            "bash_code_execution_tool_result",
+            "code_execution_tool_result",
+            "text_editor_code_execution_tool_result",
+            "tool_search_tool_result",
+            "web_fetch_tool_result",
+            "web_search_tool_result",
+        ),
+        "the result of such a call",
+    ),
+    **dict.fromkeys(("mcp_tool_use", "mcp_tool_result"), "a call by Anthropic's servers, and its result"),
+    "tool_reference": "the name of a tool that was found: the model knows all tools of the request",
 }
 _READ = {"text", "image", "document"}  # by a user, and by the model in the result of a tool
 _BLOCKS_OF_ROLES = {
@@ -45,22 +63,24 @@ def _blocks(value: Any) -> Any:
 
 
 class BlockSource(TypedBody):
-    """The bytes of an image, its URL, or the text of a document."""
+    """The bytes of an image, its URL, or the text or the blocks of a document."""
 
     forms: ClassVar[Forms] = {
         "base64": (("media_type", "data"), ()),
         "url": (("url",), ()),
         "text": (("data",), ("media_type",)),
+        "content": (("content",), ()),
     }
 
-    type: Literal["base64", "url", "text"]
+    type: Literal["base64", "url", "text", "content"]
+    content: Content | None = None
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
 
 
 class InputBlock(TypedBody):
-    """A piece of a message's content. Types that are not served, such as `server_tool_use`, are skipped and listed."""
+    """A piece of a message's content. Some types, such as `server_tool_use`, are skipped and listed."""
 
     forms = _FIELDS
 
@@ -78,12 +98,22 @@ class InputBlock(TypedBody):
 
     @property
     def is_skipped(self) -> bool:
-        return self.type not in _FIELDS
+        return self.type in _SKIPPED
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str) -> str:
+        return known_type(value, _FIELDS, _SKIPPED)
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if self.source is not None and (self.source.type == "text") != (self.type == "document"):
-            raise broken_rule("source.type", "an image has base64 or a url, and only documents of text are supported")
+        if self.source is not None and (self.source.type in ("text", "content")) != (self.type == "document"):
+            raise broken_rule(
+                "source.type", "an image has base64 or a url, and only documents of text or content are supported"
+            )
+        for index, block in enumerate((self.source and self.source.content) or ()):
+            if block.type not in ("text", "image"):
+                raise broken_rule(f"source.content[{index}].type", "a document has texts and images")
         _check_types(self.content or (), _READ, "a tool's result")
         return self
 

@@ -22,6 +22,7 @@ from frontend.settings import Settings
 
 MAX_VALUES = 2**20  # values of a body: enough for a prompt of a million token ids
 MAX_JSON_DEPTH = 128  # lists and objects; the serializers of later stages have limits of their own
+_MAX_SHOWN = 160  # characters of a value before its rule
 MAX_NAMES = 20_000  # members of objects; also the limit of lists and objects
 
 
@@ -128,7 +129,11 @@ def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
     param = _place(first["loc"])
     has_value = first["type"] != "missing"
     rule = "must not be empty" if first["type"] == "too_short" and not first["input"] else first["msg"]
-    message = f"{param}={shown(first['input'])}: {rule}" if has_value else f"{param}: {rule}"
+    message = f"{param}: {rule}"
+    if has_value:
+        value = shown(first["input"])
+        is_long = len(value) > _MAX_SHOWN  # the rule must not stand behind the beginning of a list
+        message = f"{message}, not {value[:_MAX_SHOWN]}..." if is_long else f"{param}={value}: {rule}"
     if first["type"] == "int_type" and isinstance(first["input"], float) and abs(first["input"]) >= 2**63:
         message += " of 64 bits"  # orjson reads longer ones as floats
     elif first["input"] == -1 and param in ("max_tokens", "max_completion_tokens"):  # no limit in LM Studio

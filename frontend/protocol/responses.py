@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, reduced
+from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, known_type, reduced
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.fields import CACHE_HINTS
 from frontend.protocol.tools import Definition, FunctionName
@@ -35,6 +35,38 @@ _ITEMS: Forms = {
     "function_call_output": (("call_id", "output"), ()),
     "custom_tool_call": (("call_id", "name", "input"), ("namespace",)),
     "custom_tool_call_output": (("call_id", "output"), ()),
+}
+# Skipped and listed, each with the reason.
+_SKIPPED = {
+    "item_reference": "see `InputTokensRequest`",
+    **dict.fromkeys(
+        (
+            "code_interpreter_call",
+            "file_search_call",
+            "image_generation_call",
+            "mcp_approval_request",
+            "mcp_approval_response",
+            "mcp_call",
+            "mcp_list_tools",
+            "tool_search_call",
+            "tool_search_output",
+            "web_search_call",
+        ),
+        "a call by OpenAI's servers, which have used its result in the text behind it",
+    ),
+    **dict.fromkeys(
+        (
+            "apply_patch_call",
+            "apply_patch_call_output",
+            "computer_call",
+            "computer_call_output",
+            "local_shell_call",
+            "local_shell_call_output",
+            "shell_call",
+            "shell_call_output",
+        ),
+        "a call of a tool that is offered by OpenAI's servers only, and its result",
+    ),
 }
 CALLS = ("function_call", "custom_tool_call")
 _THOUGHTS = {"summary_text", "reasoning_text"}
@@ -77,7 +109,7 @@ type Parts = Annotated[
 
 
 class ResponseItem(TypedBody):
-    """An item of the conversation. Types that are not served, such as `web_search_call`, are skipped and listed."""
+    """An item of the conversation. Some types, such as `web_search_call`, are skipped and listed."""
 
     forms = _ITEMS
     shared = ("type", "id", "status", "phase")
@@ -97,9 +129,14 @@ class ResponseItem(TypedBody):
     input: str | None = None
     output: Parts | None = None
 
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str) -> str:
+        return known_type(value, _ITEMS, _SKIPPED)
+
     @property
     def is_skipped(self) -> bool:
-        return self.type not in _ITEMS
+        return self.type in _SKIPPED
 
     def thinking(self) -> str:
         """Return the model's thinking in an item of reasoning; empty: there is none that is readable."""

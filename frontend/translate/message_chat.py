@@ -121,6 +121,10 @@ def _parts(blocks: Iterable[tuple[str, InputBlock]]) -> list[Placed]:
             parts.append(({"type": "text", "text": block.text}, f"{place}.text"))
         elif block.source is not None and block.source.type == "text":
             parts.append(({"type": "text", "text": block.source.data}, f"{place}.source.data"))
+        elif block.source is not None and block.source.content is not None:
+            parts += _parts(
+                (f"{place}.source.content[{number}]", each) for number, each in enumerate(block.source.content)
+            )
         elif block.source is not None:
             source = block.source
             is_url = source.type == "url"

@@ -49,6 +49,13 @@ def result(*blocks: Any) -> dict[str, Any]:
         (user({"type": "image", "source": {"type": "text", "data": "a"}}), "messages[0].content[0].source.type"),
         (user({"type": "document", "source": DATA}), "messages[0].content[0].source.type"),
         (
+            user({"type": "document", "source": {"type": "content", "content": [result()]}}),
+            "messages[0].content[0].source.content[0].type",
+        ),
+        (user(TEXT, {"type": "container_upload", "file_id": "f"}), "messages[0].content[1].type"),
+        (user(result({"type": "search_result", "content": [TEXT]})), "messages[0].content[0].content[0].type"),
+        (user({"type": "unheard_of"}), "messages[0].content[0].type"),
+        (
             user(result({"type": "tool_use", "id": "t", "name": "f", "input": {}})),
             "messages[0].content[0].content[0].type",
         ),
@@ -76,7 +83,6 @@ def test_a_broken_rule_is_refused_with_its_place(fields: dict[str, Any], place: 
     ("fields", "places"),
     [
         (user(TEXT | {"cache_control": {"type": "ephemeral"}}), ["messages[0].content[0].cache_control"]),
-        (user(TEXT, {"type": "container_upload", "file_id": "f"}), ["messages[0].content[1]"]),
         (assistant({"type": "redacted_thinking", "data": "x"}, TEXT), ["messages[0].content[0]"]),
         (
             assistant({"type": "web_search_tool_result", "tool_use_id": "t", "content": {"type": "x"}}, TEXT),
@@ -94,3 +100,9 @@ def test_a_broken_rule_is_refused_with_its_place(fields: dict[str, Any], place: 
 )
 def test_unknown_parts_are_listed(fields: dict[str, Any], places: list[str]) -> None:
     assert read(MessagesRequest, MESSAGE | fields)[1] == places
+
+
+def test_a_type_that_nobody_knows_is_refused_with_those_that_are() -> None:
+    message = refusal(MessagesRequest, MESSAGE | user({"type": "search_result"})).message
+    assert message.startswith("messages[0].content[0].type='search_result': not supported here, expected one of ")
+    assert "document, image" in message and "server_tool_use" in message

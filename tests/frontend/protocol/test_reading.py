@@ -190,3 +190,11 @@ def test_only_the_first_bad_item_of_a_list_is_checked(model: type[Body], fields:
 def test_a_thousand_bad_values_make_a_short_answer() -> None:
     error = refusal(CompletionRequest, COMPLETION | {"logit_bias": {f"x{number}": 1 for number in range(1000)}})
     assert (error.param, len(error.detail)) == ("logit_bias.x0", MAX_DETAILS)
+
+
+def test_the_rule_stands_before_a_long_value() -> None:
+    """129 tools were shown before the limit."""
+    tool = {"type": "function", "function": {"name": "f", "description": "a" * 80}}
+    message = refusal(ChatCompletionRequest, CHAT | {"tool_choice": [tool] * 9}).message
+    assert message.startswith("tool_choice: Input should be ")
+    assert ", not [{" in message and len(message) < 300

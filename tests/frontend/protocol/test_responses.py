@@ -49,6 +49,12 @@ def part(**fields: Any) -> dict[str, Any]:
         (part(type="input_text", text="a", image_url="b"), "input[0].content[0].image_url"),
         (part(type="input_image", file_id="f"), "input[0].content[0].image_url"),
         (part(type="input_file", file_id="f"), "input[0].content[0].type"),
+        (
+            item(type="function_call_output", call_id="c", output=[{"type": "input_file", "file_id": "f"}]),
+            "input[1].output[0].type",
+        ),
+        (item(type="compaction_trigger"), "input[1].type"),
+        (item(type="unheard_of"), "input[1].type"),
         (part(type="reasoning_text", text="a"), "input[0].content[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [CUSTOM | {"parameters": {}}]}, "tools[0].parameters"),

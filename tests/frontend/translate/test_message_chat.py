@@ -294,3 +294,12 @@ def test_parts_that_the_model_does_not_read_are_listed() -> None:
     body = read(MessagesRequest, MESSAGE | fields | {"messages": messages})[0]
     assert ignored_fields(body, PLAIN) == ["thinking", "output_config.effort", "messages[0].content[0]"]
     assert ignored_fields(body, THINKER) == []
+
+
+def test_the_blocks_of_a_document_are_parts_of_the_message() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    blocks = [{"type": "text", "text": "a"}, image]
+    for content, parts in ((blocks, blocks), ("a", blocks[:1])):
+        document = {"type": "document", "source": {"type": "content", "content": content}}
+        of_document = of_messages(messages=[{"role": "user", "content": [document]}])
+        assert of_document == of_messages(messages=[{"role": "user", "content": parts}])
