@@ -291,7 +291,8 @@ class NotFinite(ServerError):
 
     def __init__(self) -> None:
         rule = "the model's numbers for it are not finite: the model's file is damaged, or its precision is too small"
-        super().__init__(f"prompt: {rule}", param="prompt")
+        super().__init__(f"prompt: {rule}")
+        self.param = "prompt"
 
 
 class EngineFailed(ServerError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from frontend.errors import APIError
+from frontend.errors import APIError, NotFinite
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
@@ -13,12 +13,13 @@ from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.translate.embeddings import place_of
-from frontend.translate.scores import place_of_longer
+from frontend.translate.scores import place_of_longer, place_of_second
 
 _FORM = "response_format"  # the stages' errors of any form have this param
 _SCHEMA = "schema"  # the stages' name of its schema
 _PARTS = {"tools": "tools[", _FORM: _SCHEMA}  # behind these params, the stages name a part
 _PARTS_OF_TOOLS = ("", ".function", ".function.parameters", ".custom", ".custom.format.grammar")
+_PAIR = "pair"  # of texts; what is wrong with one is wrong with both
 _PATH = re.compile(r"\w+(?:\[\d+\]|\.\w+)*")
 _PLACE = re.compile(r"[^:\s]+(?=: )")
 
@@ -55,8 +56,9 @@ class Places:
             found = _PLACE.match(error.message)
             error.param = self._split(part)[0] if found is None else found[0]
             return
-        if param == "prompt" and (numbered := f"{param}[{error.index}]") in self._places:
-            param = numbered
+        if param == "prompt":
+            names = (_PAIR, param) if isinstance(error, NotFinite) else (param,)
+            param = next((each for name in names if (each := f"{name}[{error.index}]") in self._places), param)
         error.param = self.of(param)
         if rest != error.message:
             error.message = error.param + rest
@@ -83,7 +85,9 @@ def _stages_names(body: ModelBody) -> Iterator[tuple[str, str]]:
         case EmbeddingRequest() | ClassifyRequest():
             yield from _of_prompts(place_of("input", body.input, index) for index in range(len(body.input)))
         case RerankRequest() | ScoreRequest():
-            yield from _of_prompts(place_of_longer(body, pair, index) for index, pair in enumerate(body.pairs()))
+            for index, pair in enumerate(body.pairs()):
+                yield f"prompt[{index}]", place_of_longer(body, pair, index)
+                yield f"{_PAIR}[{index}]", place_of_second(body, index)
     if isinstance(body, CompletionRequest):
         yield "tokens", "prompt"
     if isinstance(body, GenerationBody):

@@ -76,6 +76,11 @@ def place_of_longer(body: RerankRequest | ScoreRequest, pair: tuple[str, str], i
     return place_of("text_1", body.text_1, index) if is_first else place_of("text_2", body.text_2, index)
 
 
+def place_of_second(body: RerankRequest | ScoreRequest, index: int) -> str:
+    """Return the place in the body of a pair's second text, which tells it from most others."""
+    return f"documents[{index}]" if isinstance(body, RerankRequest) else place_of("text_2", body.text_2, index)
+
+
 class _Reply[Request: ScoringBody](EncoderReply[Request]):
     def __init__(self, body: Request, name: ModelName) -> None:
         super().__init__(body, name, "score")

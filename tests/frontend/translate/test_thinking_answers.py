@@ -14,6 +14,7 @@ from frontend.output_parser.parser import MAX_HELD
 from frontend.protocol.responses import ResponsesRequest
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.message_reply import MessageReply
+from frontend.translate.places import Places
 from frontend.translate.responses_chat import responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.chunk_queue import joined
@@ -92,7 +93,7 @@ def of_responses(name: ModelName, chunks: list[GenerationChunk], tools: list[Any
     body = read(ResponsesRequest, RESPONSE | fields)[0]
 
     def reply() -> ResponsesReply:
-        return ResponsesReply(body, responses_to_chat(body, name), name, 1)
+        return ResponsesReply(body, responses_to_chat(body, name, Places(body)), name, 1)
 
     whole: Any = written(reply().whole([joined(chunks)]))
     events = test_responses_reply.events_of(reply(), chunks)
