@@ -35,6 +35,18 @@ class ToolFormat:
     has_messages: bool = False  # a call is a message with a head, see `reasoning_formats.head_at`, and the only one
     special_tokens: tuple[str, ...]
     history_id: str = ""  # of calls in a conversation: a format of `name` and `number`; empty: the client's ids
+    other_forms: tuple[ToolFormat, ...] = ()  # in which models write calls of their own accord, where text is allowed
+
+    @property
+    def is_trigger_special(self) -> bool:
+        """Whether the trigger has a special token. Another one begins calls at the start of a line only."""
+        return any(token in self.trigger for token in self.special_tokens)
+
+    def with_bare_calls(self, marker: str) -> ToolFormat:
+        """Return the format with another form: calls without their outer marker, which begin at the inner one."""
+        before_name = self.before_name[self.before_name.index(marker) :]
+        bare = replace(self, trigger=marker, before_calls="", before_name=before_name)
+        return replace(self, other_forms=(bare,))
 
     def calls_text(self, calls: Iterable[tuple[str, str]]) -> str:
         """Write calls, each a name and its arguments as JSON text, in this format."""
@@ -73,7 +85,7 @@ QWEN_XML = replace(
     before_arguments=">\n",
     notation=Notation(before_key="<parameter=", after_key=">\n", after_value="\n</parameter>\n"),
     after_arguments="</function>\n</tool_call>",
-)
+).with_bare_calls("<function=")
 # Source: the chat templates of GLM-4.5 and GLM-4.6, in llama.cpp's models/templates.
 GLM = replace(
     HERMES,
@@ -104,7 +116,7 @@ MINIMAX_M2 = ToolFormat(
     between_calls="",
     after_calls="</minimax:tool_call>",
     special_tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
-)
+).with_bare_calls('<invoke name="')
 # For a template without tools: `messages_with_plain_tools` describes them in words.
 PLAIN = replace(HERMES, name="plain")
 # Source: the chat templates of Llama 3.1 and 3.2; "; " between calls as in vLLM's parser of that name.
@@ -117,6 +129,11 @@ LLAMA3_JSON = ToolFormat(
     after_arguments="}",
     between_calls="; ",
     special_tokens=("<|python_tag|>",),
+)
+_TYPED_JSON = replace(LLAMA3_JSON, before_name='{"type": "function", "name": "')
+LLAMA3_JSON = replace(
+    LLAMA3_JSON,
+    other_forms=(_TYPED_JSON, replace(LLAMA3_JSON, before_calls="[", between_calls=", ", after_calls="]")),
 )
 # These tokens contain U+FF5C and U+2581, which resemble a bar and an underscore.
 _CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END = (
@@ -134,7 +151,7 @@ DEEPSEEK = ToolFormat(
     between_calls="\n",
     after_calls=_CALLS_END,
     special_tokens=(_CALLS_BEGIN, _CALL_BEGIN, _SEP, _CALL_END, _CALLS_END),
-)
+).with_bare_calls(_CALL_BEGIN)
 # Source: the chat template of DeepSeek-V3.1, in llama.cpp's models/templates.
 DEEPSEEK_V31 = replace(
     DEEPSEEK,
@@ -143,7 +160,7 @@ DEEPSEEK_V31 = replace(
     before_arguments=_SEP,
     after_arguments=_CALL_END,
     between_calls="",
-)
+).with_bare_calls(_CALL_BEGIN)
 # Source: the chat template of DeepSeek-V3.2, in llama.cpp's models/templates. The token has U+FF5C for bars.
 _DSML = "\uff5cDSML\uff5c"
 DEEPSEEK_V32 = ToolFormat(
@@ -162,7 +179,7 @@ DEEPSEEK_V32 = ToolFormat(
     between_calls="",
     after_calls=f"</{_DSML}function_calls>",
     special_tokens=(_DSML,),
-)
+).with_bare_calls(f"<{_DSML}invoke")
 # Source: the chat templates of DeepSeek-V4, in llama.cpp's models/templates.
 DEEPSEEK_V4 = replace(
     DEEPSEEK_V32,
@@ -170,7 +187,7 @@ DEEPSEEK_V4 = replace(
     trigger=f"<{_DSML}tool_calls>",
     before_calls=f"<{_DSML}tool_calls>\n",
     after_calls=f"</{_DSML}tool_calls>",
-)
+).with_bare_calls(f"<{_DSML}invoke")
 # Source: the chat template of Gemma 4, in llama.cpp's models/templates.
 GEMMA4 = ToolFormat(
     name="gemma4",
@@ -196,6 +213,13 @@ LLAMA4 = ToolFormat(
     after_calls="]",
     special_tokens=("<|python_start|>",),
 )
+LLAMA4 = replace(
+    LLAMA4,
+    other_forms=(
+        replace(_TYPED_JSON, answer_prefix=LLAMA4.answer_prefix),
+        replace(LLAMA3_JSON, answer_prefix=LLAMA4.answer_prefix, other_forms=()),
+    ),
+)
 # Source: the chat template of LFM2.5-8B-A1B, in llama.cpp's models/templates.
 LFM2 = replace(
     LLAMA4,
@@ -205,6 +229,7 @@ LFM2 = replace(
     before_calls="<|tool_call_start|>[",
     after_calls="]<|tool_call_end|>",
     special_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    other_forms=(),
 )
 # Source: the chat templates of Devstral-Small-2507 and Ministral-3-14B, in llama.cpp's models/templates. The versions
 # are those of mistral-common's tokenizers.
@@ -255,7 +280,7 @@ KIMI_K2 = ToolFormat(
         *("<|tool_call_end|>", "<|tool_calls_section_end|>"),
     ),
     history_id="functions.{name}:{number}",  # the template writes it in place of the name
-)
+).with_bare_calls("<|tool_call_begin|>")
 # Source: the chat templates of Granite 3.2 and 3.3. Granite 4 has Hermes' format.
 GRANITE = replace(
     MISTRAL_V3,

@@ -39,7 +39,7 @@ class OutputParser:
     Args:
         tool_format: a name in `model_repository.tool_formats`; empty: there are no calls.
         reasoning_format: None: there is no thinking.
-        schemas: JSON schemas of arguments, by the name of the tool.
+        schemas: JSON schemas of arguments, by the name of the offered tool.
         custom_names: tools whose arguments are a text, `{"input": "..."}`, which is decoded.
     """
 
@@ -70,7 +70,7 @@ class OutputParser:
         self._arguments: ArgumentsReader = ObjectReader("")
         self._deltas: list[OutputDelta] = []
         self._num_calls = self._num_ended = 0
-        self._step = self._read_head if self._syntax.heads and not self._has_markers else self._read_content
+        self._step = self._read_first if self._syntax.first_heads else self._read_content
 
     @property
     def has_called(self) -> bool:
@@ -115,7 +115,7 @@ class OutputParser:
         if self._is_thinking and not self._is_quote:
             self._finish_thinking(is_cut=is_cut)
         is_lost = is_cut and len(self._buffer) > 1
-        is_head = self._step in (self._read_head, self._read_next)
+        is_head = self._step in (self._read_first, self._read_head, self._read_next)
         if self._step == self._read_content or (is_head and not is_lost):
             self._add_text(self._white + self._buffer)
         elif self._step == self._read_arguments and self._syntax.notation is None:
@@ -246,16 +246,27 @@ class OutputParser:
             self._step = self._read_head
         return bool(self._buffer)
 
+    def _read_first(self) -> bool:
+        syntaxes = [each for each in (self._syntax, self._syntax.other) if each is not None]
+        for syntax in syntaxes:
+            if any(head.match(self._buffer) for head in syntax.first_heads):
+                self._syntax = syntax
+                break
+        else:
+            if any(head.is_begun(self._buffer) for syntax in syntaxes for head in syntax.first_heads):
+                return False
+        return self._read_call(self._syntax.first_heads, num_rejected=0)
+
     def _read_head(self) -> bool:
         # Without a call the marker's first character is content; the search continues after it.
-        return self._read_call(self._syntax.heads, num_rejected=1)
+        return self._read_call((*self._syntax.heads, *self._syntax.bare_heads), num_rejected=1)
 
     def _read_next(self) -> bool:
         return self._read_call(self._syntax.next_heads, num_rejected=0)
 
     def _read_call(self, heads: Sequence[Form], num_rejected: int) -> bool:
         for head in heads:
-            if found := head.match(self._buffer):
+            if (found := head.match(self._buffer)) and self._may_call(head, found["name"]):
                 self._begin_call(found["name"])
                 self._buffer, self._white = self._buffer[found.end() :], ""
                 self._arguments = self._reader(found["name"])
@@ -263,10 +274,15 @@ class OutputParser:
                 return True
         if any(head.is_begun(self._buffer) for head in heads):
             return False
-        self._add_text(self._white + self._buffer[:num_rejected])
-        self._buffer, self._white = self._buffer[num_rejected:], ""
+        rejected, self._buffer = self._white + self._buffer[:num_rejected], self._buffer[num_rejected:]
+        certain = rejected.rstrip(WHITE) if self._has_markers else rejected
+        self._add_text(certain)
+        self._white = rejected[len(certain) :]
         self._step = self._read_content
         return True
+
+    def _may_call(self, head: Form, name: str) -> bool:
+        return name in self._schemas or head not in (*self._syntax.bare_heads, *self._syntax.first_heads)
 
     def _begin_call(self, name: str) -> None:
         is_custom = name in self._custom_names

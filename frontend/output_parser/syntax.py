@@ -30,7 +30,6 @@ from model_repository.tool_formats import (
     PHI4,
     PLAIN,
     QWEN_XML,
-    ToolFormat,
 )
 
 WHITE = " \t\r\n"
@@ -80,13 +79,16 @@ def _beginning(pieces: Sequence[str]) -> str:
 class Syntax:
     """The calls of a format. The parser accepts more forms than the format writes."""
 
-    markers: re.Pattern[str] | None  # begin calls; None: calls only at the start of the answer
+    markers: re.Pattern[str] | None  # begin calls; None: there are none behind text
     heads: tuple[Form, ...]  # up to the arguments
     next_heads: tuple[Form, ...] = ()  # of a call without marker that follows another
+    bare_heads: tuple[Form, ...] = ()  # of a call without its outer marker; name an offered tool, else they are text
+    first_heads: tuple[Form, ...] = ()  # the same, of a call without any marker that begins the answer
     notation: Notation | None = None  # of the arguments; None: JSON
     tails: tuple[Form, ...] = ()  # from the arguments to the end of the call; empty: they end it
     end_marker: str = ""  # also ends a call whose arguments are incomplete
     closings: tuple[Form, ...] = ()  # after the calls; not content
+    other: Syntax | None = None  # that of an answer that begins in its form
 
     def marker_start(self, text: str, begin: int = 0) -> int:
         """Return the start of a marker, or of its possible beginning at the end of the text; else the text's length.
@@ -106,12 +108,30 @@ def _markers(*markers: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-def _objects(*leads: str) -> tuple[Form, ...]:
+def _objects(*leads: str, first: str = "") -> tuple[Form, ...]:
     """Return the forms of a JSON object with the call, behind each lead.
 
-    The name must come first: without it the arguments cannot stream.
+    The name must come before the arguments: without it they cannot stream.
+
+    Args:
+        first: a member before the name.
     """
-    return tuple(Form(f'{lead}{{ "name" : "@" , "{key}" : $') for lead in leads for key in ("arguments", "parameters"))
+    keys = ("arguments", "parameters")
+    return tuple(Form(f'{lead}{{ {first}"name" : "@" , "{key}" : $') for lead in leads for key in keys)
+
+
+def _llama_json(prefix: str) -> Syntax:
+    firsts = [f" {each}{bracket}" for each in ("", f"{prefix} ") for bracket in ("", "[ ")]
+    nexts = [f" {between}{each}" for between in ("", "; ", ", ") for each in ("", f"{prefix} ")]
+    typed = '"type" : "function" , '
+    return Syntax(
+        markers=None,
+        heads=(),
+        next_heads=_objects(*nexts) + _objects(*nexts, first=typed),
+        first_heads=_objects(*firsts) + _objects(*firsts, first=typed),
+        tails=(Form(" }"),),
+        closings=(Form("]"), Form("<|python_end|>")),
+    )
 
 
 _CALL, _CALL_END = HERMES.special_tokens
@@ -122,36 +142,43 @@ _HERMES = Syntax(
     end_marker=_CALL_END,
     closings=(Form(_CALL_END),),
 )
-_LLAMA3_HEADS = _objects(" ", " ; ", f" {LLAMA3_JSON.answer_prefix} ", f" ; {LLAMA3_JSON.answer_prefix} ")
-_LLAMA3_JSON = Syntax(markers=None, heads=_LLAMA3_HEADS, next_heads=_LLAMA3_HEADS, tails=(Form(" }"),))
 _QWEN_XML = replace(
     _HERMES,
+    markers=_markers(_CALL, "\n<function="),
     heads=(Form(f"{_CALL} <function=%>"),),
+    next_heads=(Form("<function=%>"),),
+    bare_heads=(Form("\n <function=%>"),),
+    first_heads=(Form(" <function=%>"),),
     notation=QWEN_XML.notation,
-    tails=(Form(f" </function> {_CALL_END}"),),
+    tails=(Form(" </function>"),),
 )
 _GLM = replace(_HERMES, heads=(Form(f"{_CALL} % ^"),), notation=GLM.notation, tails=(Form(f" {_CALL_END}"),))
 _MINIMAX_HEAD = '<invoke name="%"> '
 _MINIMAX_M2 = Syntax(
-    markers=_markers(MINIMAX_M2.trigger),
+    markers=_markers(MINIMAX_M2.trigger, f"\n{MINIMAX_M2.before_name}"),
     heads=(Form(f"{MINIMAX_M2.trigger} {_MINIMAX_HEAD}"),),
     next_heads=(Form(_MINIMAX_HEAD),),
+    bare_heads=(Form(f"\n {_MINIMAX_HEAD}"),),
+    first_heads=(Form(f" {_MINIMAX_HEAD}"),),
     notation=MINIMAX_M2.notation,
     tails=(Form(" </invoke>"),),
     closings=(Form(MINIMAX_M2.after_calls),),
 )
-_LLAMA4_HEADS = tuple(Form(f"{lead}[ %( ") for lead in (" ", f" {LLAMA4.answer_prefix} "))
 _LLAMA4 = Syntax(
     markers=None,
-    heads=_LLAMA4_HEADS,
+    heads=(),
     next_heads=(Form(", %( "),),
+    first_heads=tuple(Form(f"{lead}[ %( ") for lead in (" ", f" {LLAMA4.answer_prefix} ")),
     notation=LLAMA4.notation,
     closings=(Form("]"), Form("<|python_end|>")),
+    other=_llama_json(LLAMA4.answer_prefix),
 )
 _LFM2 = replace(
     _LLAMA4,
     markers=_markers(LFM2.trigger),
     heads=(Form(f"{LFM2.trigger} [ %( "),),
+    first_heads=(),
+    other=None,
     closings=(Form(f"] {LFM2.special_tokens[1]}"),),
 )
 _GEMMA4 = Syntax(
@@ -162,32 +189,34 @@ _GEMMA4 = Syntax(
 )
 
 
-def _dsml(tool_format: ToolFormat) -> Syntax:
-    head = f'{tool_format.before_name}%"> '
-    return Syntax(
-        markers=_markers(tool_format.trigger),
-        heads=(Form(f"{tool_format.trigger} {head}"),),
-        next_heads=(Form(head),),
-        notation=tool_format.notation,
-        tails=(Form(f" {tool_format.after_arguments.rstrip()}"),),
-        closings=(Form(tool_format.after_calls),),
-    )
-
-
+_DSML = (DEEPSEEK_V32, DEEPSEEK_V4)  # only their outer markers differ, and either model may write both
+_INVOKE = f'{DEEPSEEK_V32.before_name}%"> '
+_DEEPSEEK_V32 = Syntax(
+    markers=_markers(*(each.trigger for each in _DSML), DEEPSEEK_V32.before_name),
+    heads=tuple(Form(f"{each.trigger} {_INVOKE}") for each in _DSML),
+    next_heads=(Form(_INVOKE),),
+    bare_heads=(Form(_INVOKE),),
+    notation=DEEPSEEK_V32.notation,
+    tails=(Form(f" {DEEPSEEK_V32.after_arguments.rstrip()}"),),
+    closings=tuple(Form(each.after_calls) for each in _DSML),
+)
 _BLOCKS_BEGIN, _BLOCK, _, _BLOCK_END, _BLOCKS_END = DEEPSEEK.special_tokens
 _BLOCK_HEAD = f"{DEEPSEEK.before_name}@ ```json $"
 _DEEPSEEK = Syntax(
     markers=_markers(_BLOCKS_BEGIN, _BLOCK),
-    heads=(Form(f"{_BLOCKS_BEGIN} {_BLOCK_HEAD}"), Form(_BLOCK_HEAD)),
+    heads=(Form(f"{_BLOCKS_BEGIN} {_BLOCK_HEAD}"),),
+    next_heads=(Form(_BLOCK_HEAD),),
+    bare_heads=(Form(_BLOCK_HEAD),),
     tails=(Form(f" ``` {_BLOCK_END}"), Form(f" {_BLOCK_END}")),
     end_marker=_BLOCK_END,
     closings=(Form(_BLOCKS_END),),
 )
 _V31_HEAD = f"{_BLOCK} @{DEEPSEEK_V31.before_arguments} $"
 _DEEPSEEK_V31 = Syntax(
-    markers=_markers(_BLOCKS_BEGIN),
+    markers=_markers(_BLOCKS_BEGIN, _BLOCK),
     heads=(Form(f"{_BLOCKS_BEGIN} {_V31_HEAD}"),),
     next_heads=(Form(_V31_HEAD),),
+    bare_heads=(Form(_V31_HEAD),),
     tails=(Form(f" {_BLOCK_END}"),),
     end_marker=_BLOCK_END,
     closings=(Form(_BLOCKS_END),),
@@ -197,15 +226,15 @@ _MISTRAL_V13 = Syntax(
     heads=(Form(f"{MISTRAL_V13.before_name}@{MISTRAL_V13.before_arguments} $"),),
 )
 _V11_ID = f"{MISTRAL_V11.before_number}#"
-_MISTRAL_V11 = replace(
-    _MISTRAL_V13, heads=(Form(f"{MISTRAL_V11.before_name}@{_V11_ID}{MISTRAL_V11.before_arguments} $"),)
-)
+_V11_HEAD = Form(f"{MISTRAL_V11.before_name}@{_V11_ID}{MISTRAL_V11.before_arguments} $")
+_MISTRAL_V11 = replace(_MISTRAL_V13, heads=(_V11_HEAD,), bare_heads=_MISTRAL_V13.heads)
 _SECTION, _, _KIMI_ARGUMENTS, _KIMI_CALL_END, _SECTION_END = KIMI_K2.special_tokens
 _KIMI_HEAD = f"{KIMI_K2.before_name}@{KIMI_K2.before_number}# {_KIMI_ARGUMENTS} $"
 _KIMI_K2 = Syntax(
-    markers=_markers(_SECTION),
+    markers=_markers(_SECTION, KIMI_K2.before_name),
     heads=(Form(f"{_SECTION} {_KIMI_HEAD}"),),
     next_heads=(Form(_KIMI_HEAD),),
+    bare_heads=(Form(_KIMI_HEAD),),
     tails=(Form(f" {_KIMI_CALL_END}"),),
     end_marker=_KIMI_CALL_END,
     closings=(Form(_SECTION_END),),
@@ -238,9 +267,9 @@ SYNTAXES: Mapping[str, Syntax] = {
     LLAMA4.name: _LLAMA4,
     LFM2.name: _LFM2,
     GEMMA4.name: _GEMMA4,
-    DEEPSEEK_V32.name: _dsml(DEEPSEEK_V32),
-    DEEPSEEK_V4.name: _dsml(DEEPSEEK_V4),
-    LLAMA3_JSON.name: _LLAMA3_JSON,
+    DEEPSEEK_V32.name: _DEEPSEEK_V32,
+    DEEPSEEK_V4.name: _DEEPSEEK_V32,
+    LLAMA3_JSON.name: _llama_json(LLAMA3_JSON.answer_prefix),
     DEEPSEEK.name: _DEEPSEEK,
     DEEPSEEK_V31.name: _DEEPSEEK_V31,
     MISTRAL_V3.name: _MISTRAL_V3,

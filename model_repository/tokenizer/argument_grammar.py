@@ -135,8 +135,8 @@ class ArgumentGrammar:
         for value in ("", 0):
             before, after = map(re.escape, self._notation.key("\0", value).split("\0"))
             others = "|".join(map(re.escape, listed))
-            is_other = f" & ~/{_in_slashes(f'{before}({others}){after}')}/" if others else ""
-            heads.append(self._named(f"/{_in_slashes(before + NAME + after)}/{is_other}", is_terminal=True))
+            is_other = f" & ~/{in_slashes(f'{before}({others}){after}')}/" if others else ""
+            heads.append(self._named(f"/{in_slashes(before + NAME + after)}/{is_other}", is_terminal=True))
         return self._values(schema, *heads)
 
     def _values(self, schema: object, text_head: str, other_head: str) -> str:
@@ -232,8 +232,8 @@ class ArgumentGrammar:
         rules = [f"({pattern})" for pattern in schema.get("patterns", ())]
         if schema.keys() & {"minLength", "maxLength"}:
             rules.append(rf"(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
-        text = " & ".join(f"/{_in_slashes(rule)}/" for rule in rules or [r"(.|\n)*"])
-        text = f"{text} & ~/(.|\\n)*{_in_slashes(re.escape(notation.text_end.strip()))}(.|\\n)*/"
+        text = " & ".join(f"/{in_slashes(rule)}/" for rule in rules or [r"(.|\n)*"])
+        text = f"{text} & ~/(.|\\n)*{in_slashes(re.escape(notation.text_end.strip()))}(.|\\n)*/"
         ended = self._named(f"{self._named(text, is_terminal=True)} {literal(notation.text_end)}", is_lazy=True)
         return f"{literal(notation.quote)} {ended} {literal(notation.after_value.removeprefix(notation.text_end))}"
 
@@ -320,7 +320,7 @@ def _either(expressions: Iterable[str]) -> str:
     return different[0] if len(different) == 1 else f"({' | '.join(different)})" if different else ""
 
 
-def _in_slashes(expression: str) -> str:
+def in_slashes(expression: str) -> str:
     return _ESCAPES.sub(
         lambda found: {"/": r"\x2f", r"\/": r"\x2f", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0]), expression
     )

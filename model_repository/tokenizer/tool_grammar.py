@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from model_repository.contract.request import ToolUse
 from model_repository.errors import InvalidRequest
-from model_repository.notations import NAME
-from model_repository.tokenizer.argument_grammar import ArgumentGrammar, literal
+from model_repository.notations import NAME, Notation
+from model_repository.tokenizer.argument_grammar import ArgumentGrammar, in_slashes, literal
 from model_repository.tool_formats import ToolFormat
 
 MAX_CALLS = 16  # calls of one answer: a repetitive model should end before max_tokens
@@ -20,8 +21,10 @@ _NAME = re.compile(r'[^"\\\x00-\x1f\x7f\ud800-\udfff]{1,256}')
 _NAME_IN_HEAD = re.compile(r"[^\s<]+")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANNOTATIONS = ("$schema", "title", "description")
+_WHITE = r"[ \t\r\n]*"
+_AROUND = re.compile(r" ?([\[{:,]) ?")
 
-
+type _Tool = tuple[str, dict[str, Any], str]  # name, schema and the schema's place
 type PrepareSchema = Callable[[object, str, bool], dict[str, Any]]
 
 
@@ -46,71 +49,129 @@ def tool_grammar(
     if not tools:
         return None
     is_repeatable = tool_use.is_parallel and not tool_format.has_messages and tool_use.choice in ("auto", "required")
-    next_call = f"{literal(tool_format.between_calls + tool_format.before_name)} call"
-    more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if is_repeatable else ""
-    alternatives = " | ".join(f"tool_{number}" for number in range(len(tools)))
-    rules = [
-        f"more: {more} {literal(tool_format.after_calls)}",
-        f"call: ({alternatives}) {literal(tool_format.after_arguments)}",
-    ]
-    number_rule = ""
-    if tool_format.before_number:
-        rules.append(f"NUMBER: /[0-9]{{{tool_format.num_digits},5}}/")
-        number_rule = f"{literal(tool_format.before_number)} NUMBER "
-    opening = tool_format.before_calls + tool_format.before_name
-    first_call = f"{literal(opening)} call"
-    if tool_format.notation is not None:
-        grammar = ArgumentGrammar(tool_format.notation)
-        arguments = [grammar.arguments(schema, place) for _, schema, place in tools]
-        rules += grammar.rules
-        if not tool_format.trigger:
-            # The opening alone may begin a text, so the lexer must not end there.
-            heads = (literal(f"{opening}{name}{tool_format.before_arguments}") for name, _, _ in tools)
-            firsts = " | ".join(f"{head} {each}" for head, each in zip(heads, arguments, strict=True))
-            first_call = f"({firsts}) {literal(tool_format.after_arguments)}"
+    is_free = tool_use.choice == "auto" and content is None
+    rules: list[str] = []
+    calls: dict[Notation | None, _Calls] = {}
+    forms = []
+    for number, each in enumerate([tool_format, *(tool_format.other_forms if is_free else ())]):
+        if each.notation not in calls:
+            calls[each.notation] = _Calls(f"call_{len(calls)}", tools, each, rules)
+        forms.append(_Form(each, number, calls[each.notation], is_repeatable=is_repeatable))
+        rules.append(forms[-1].more())
+    first_call = forms[0].first_call()
+    if tool_format.has_messages:
+        start = _messages(first_call, content, is_forced=tool_use.choice != "auto")
+    elif is_free:
+        start = _free_start(forms)
+    elif content is not None and tool_use.choice == "auto":
+        start = [f"start: content | {first_call} more_0", f"content: {content}"]
     else:
-        rules += [f"arguments_{number}: %json {json.dumps(schema)}" for number, (_, schema, _) in enumerate(tools)]
-        arguments = [f"arguments_{number}" for number in range(len(tools))]
-    for number, ((name, _, _), each) in enumerate(zip(tools, arguments, strict=True)):
-        before = literal(tool_format.before_arguments)
-        if tool_format.has_messages:  # the model writes both
-            before = f'" "? {literal(tool_format.before_arguments.removeprefix(" "))}'
-        head = f"{literal(name)} {number_rule}{before}"
-        rules.append(f"tool_{number}: {head} {each}")
-    if tool_format.other_before_name:
-        others = (
-            f"{literal(tool_format.other_before_name + name + tool_format.other_before_arguments)} {each}"
-            for (name, _, _), each in zip(tools, arguments, strict=True)
-        )
-        first_call = f"({first_call} | {' | '.join(others)})"
-    start = _start(tool_format, content, first_call, is_forced=tool_use.choice != "auto")
+        start = [f"start: {first_call} more_0"]
     return "\n".join([*start, *rules]) + "\n"
 
 
-def _start(tool_format: ToolFormat, content: str | None, first_call: str, *, is_forced: bool) -> list[str]:
-    if tool_format.has_messages:
-        return _messages(first_call, content, is_forced=is_forced)
-    if is_forced:
-        return [f"start: {first_call} more"]
-    if content is not None:
-        return [f"start: content | {first_call} more", f"content: {content}"]
-    if tool_format.trigger:
-        # `head` is lazy and ends at the first trigger, so text behind a trigger never matches TEXT.
-        opening = (tool_format.before_calls + tool_format.before_name).removeprefix(tool_format.trigger)
-        return [
-            f"start: TEXT | head {literal(opening)} call more",
-            f"head[lazy]: TEXT {literal(tool_format.trigger)}",
-            r"TEXT: /(.|\n)*/",
-        ]
-    prefix, head = re.escape(tool_format.answer_prefix), re.escape(tool_format.before_name[:1])
-    if tool_format.notation is not None:
-        head = (
-            re.escape(tool_format.before_calls) + NAME.replace("/", r"\x2f") + re.escape(tool_format.before_arguments)
-        )
-    return [
-        f"start: TEXT | {literal(tool_format.answer_prefix)}? {first_call} more",
-        rf"TEXT: /(.|\n)*/ & ~/[ \t\r\n]*{head}(.|\n)*/ & ~/(.|\n)*{prefix}(.|\n)*/",
-    ]
+class _Calls:
+    """The rules of calls from the name on, which the forms with the same arguments share.
+
+    Args:
+        rule: their name.
+        rules: get them.
+    """
+
+    def __init__(self, rule: str, tools: Sequence[_Tool], tool_format: ToolFormat, rules: list[str]) -> None:
+        self.rule = rule
+        self.names = [name for name, _, _ in tools]
+        if tool_format.notation is None:
+            rules += [f"arguments_{number}: %json {json.dumps(schema)}" for number, (_, schema, _) in enumerate(tools)]
+            self.arguments = [f"arguments_{number}" for number in range(len(tools))]
+        else:
+            grammar = ArgumentGrammar(tool_format.notation)
+            self.arguments = [grammar.arguments(schema, place) for _, schema, place in tools]
+            rules += grammar.rules
+        number_rule = ""
+        if tool_format.before_number:
+            rules.append(f"NUMBER: /[0-9]{{{tool_format.num_digits},5}}/")
+            number_rule = f"{literal(tool_format.before_number)} NUMBER "
+        before_arguments = literal(tool_format.before_arguments)
+        if tool_format.has_messages:  # the model writes both
+            before_arguments = f'" "? {literal(tool_format.before_arguments.removeprefix(" "))}'
+        for number, (name, each) in enumerate(zip(self.names, self.arguments, strict=True)):
+            rules.append(f"{rule}_{number}: {literal(name)} {number_rule}{before_arguments} {each}")
+        alternatives = " | ".join(f"{rule}_{number}" for number in range(len(tools)))
+        rules.append(f"{rule}: ({alternatives}) {literal(tool_format.after_arguments)}")
+
+    def behind(self, before_name: str, before_arguments: str) -> str:
+        """Return the expression of calls whose heads are one literal each."""
+        heads = (literal(f"{before_name}{name}{before_arguments}") for name in self.names)
+        return " | ".join(f"{head} {each}" for head, each in zip(heads, self.arguments, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The rules of calls in one form."""
+
+    format: ToolFormat
+    number: int
+    calls: _Calls
+    _: KW_ONLY
+    is_repeatable: bool
+
+    def more(self) -> str:
+        """Return the rule of what follows the first call."""
+        each = self.format
+        next_call = f"{literal(each.between_calls + each.before_name)} {self.calls.rule}"
+        more = f"({next_call}){{0,{MAX_CALLS - 1}}}" if self.is_repeatable else ""
+        return f"more_{self.number}: {more} {literal(each.after_calls)}"
+
+    def first_call(self) -> str:
+        each = self.format
+        opening = each.before_calls + each.before_name
+        if each.trigger or each.has_messages:
+            first_call = f"{literal(opening)} {self.calls.rule}"
+        else:
+            # The opening alone may begin a text, so the lexer must not end there.
+            firsts = self.calls.behind(opening, each.before_arguments)
+            first_call = f"({firsts}) {literal(each.after_arguments)}"
+        if each.other_before_name:
+            first_call = f"({first_call} | {self.calls.behind(each.other_before_name, each.other_before_arguments)})"
+        return first_call
+
+    def triggered(self) -> tuple[str, str]:
+        """Return a rule, and the expression of text with a first call behind it.
+
+        `head` is lazy and ends at the first trigger, so text behind a trigger never matches TEXT.
+        """
+        each, number = self.format, self.number
+        lead = "TEXT" if each.is_trigger_special else r"/((.|\n)*\n)?/"
+        opening = (each.before_calls + each.before_name).removeprefix(each.trigger)
+        rule = f"head_{number}[lazy]: {lead} {literal(each.trigger)}"
+        return rule, f"head_{number} {literal(opening)} {self.calls.rule}"
+
+    def beginning(self) -> str:
+        """Return the expression of a beginning of calls without a trigger."""
+        each = self.format
+        if each.notation is not None:
+            name = NAME.replace("/", r"\x2f")
+            return f"{re.escape(each.before_calls)}{name}{re.escape(each.before_arguments)}"
+        opening = _AROUND.sub(rf"{_WHITE}\\\1{_WHITE}", each.before_calls + each.before_name)
+        return f'{opening}({"|".join(map(in_slashes, map(re.escape, self.calls.names)))})"'
+
+
+def _free_start(forms: Sequence[_Form]) -> list[str]:
+    """Return the rules of a text, or of a text up to calls and the calls."""
+    rules, starts, beginnings = [], ["TEXT"], []
+    for form in forms:
+        prefix = form.format.answer_prefix
+        if form.format.trigger:
+            head, first_call = form.triggered()
+            rules.append(head)
+        else:
+            first_call = f"{literal(prefix) + '? ' if prefix else ''}{form.first_call()}"
+            beginnings.append(rf"{_WHITE}{form.beginning()}(.|\n)*")
+            beginnings += [rf"(.|\n)*{re.escape(prefix)}(.|\n)*"] if prefix else []
+        starts.append(f"{first_call} more_{form.number}")
+    text = "".join(f" & ~/{each}/" for each in dict.fromkeys(beginnings))
+    return [f"start: {' | '.join(starts)}", *rules, rf"TEXT: /(.|\n)*/{text}"]
 
 
 def grammar_of_messages(content: str) -> str:
@@ -143,10 +204,8 @@ def _messages(call: str, content: str | None, *, is_forced: bool) -> list[str]:
     ]
 
 
-def _offered_tools(
-    tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema
-) -> list[tuple[str, dict[str, Any], str]]:
-    """Return name and schema of each tool that may be called, and the schema's place."""
+def _offered_tools(tool_use: ToolUse, tool_format: ToolFormat, prepare_schema: PrepareSchema) -> list[_Tool]:
+    """Return the tools that may be called."""
     offered = []
     for number, tool in enumerate(tool_use.tools):
         place, function = f"tools[{number}].function", tool["function"]

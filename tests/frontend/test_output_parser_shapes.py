@@ -219,7 +219,23 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
         ),
         prose("Qwen3-Coder", "Write <tool_call>, then <function=f>."),
         prose("Qwen3-Coder", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
-        prose("vLLM qwen3coder", "<function=f>\n</function>"),
+        # Without the outer marker, a call begins a line and names an offered tool.
+        shape("Ollama's issue 16686", "<function=f>\n</function>", "", F),
+        shape(
+            "Ollama's issue 16686",
+            "I look.\n\n<function=f>\n<parameter=text>\n*.md\n</parameter>\n</function>\n</tool_call>",
+            "I look.",
+            ended("f", '{"text": "*.md"}'),
+        ),
+        shape(
+            "vllm-mlx's pull 597",
+            "<function=f>\n</function>\n<function=g>\n</function>\n</tool_call>",
+            "",
+            F,
+            G,
+        ),
+        prose("Qwen3-Coder", "```\n<function=example>\n<parameter=text>\na\n</parameter>\n</function>\n```"),
+        prose("Qwen3-Coder", "Write <function=f>\n<parameter=text>\na\n</parameter>\n</function>. "),
         shape("Qwen3-Coder", "Yes.\n\n<tool_call>\n<function=get_we", "Yes.", is_cut=True),
         shape(
             "Qwen3-Coder",
@@ -329,7 +345,9 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
             G,
         ),
         prose("MiniMax-M2", "<minimax:tool_call> begins calls, <invoke> one."),
-        prose("MiniMax-M2", '<invoke name="f">\n</invoke>'),
+        shape("MiniMax-M2", 'Yes.\n<invoke name="f">\n</invoke>\n</minimax:tool_call>', "Yes.", F),
+        prose("MiniMax-M2", '<invoke name="example">\n</invoke>'),
+        prose("MiniMax-M2", 'Write <invoke name="f"> and </invoke>.'),
         shape("MiniMax-M2", 'Yes.\n<minimax:tool_call>\n<invoke name="get', "Yes.", is_cut=True),
         shape(
             "MiniMax-M2",
@@ -389,7 +407,9 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
                 OSLO,
                 F,
             ),
-            prose("DeepSeek-V3.2", '<|DSML|function_calls>\n<|DSML|invoke name="f">\n</|DSML|invoke>'),
+            shape("DeepSeek-V3.2", '<|DSML|function_calls>\n<|DSML|invoke name="f">\n</|DSML|invoke>', "", F),
+            shape("DeepSeek-V4", 'Yes.\n<|DSML|invoke name="f">\n</|DSML|invoke>\n</|DSML|tool_calls>', "Yes.", F),
+            prose("DeepSeek-V4", 'Write <|DSML|invoke name="example"> or <|DSML|invoke name=.'),
         ]
     ),
     "gemma4": [
@@ -459,6 +479,15 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
                 '"object": {"a": {"b": [true]}}}',
             ),
         ),
+        *(
+            shape("vLLM's issue 46863", f'{lead}{{{kind}"name": "f", "parameters": {CITY}}}{end}', "", ended("f", CITY))
+            for kind in ("", '"type": "function", ')
+            for lead, end in (("", ""), ("<|python_start|>", "<|python_end|>"), ("[", "]"))
+        ),
+        prose("Llama 4", '{"name": "Ann", "parameters": {}}'),
+        prose("Llama 4", '{"name": "f", "age": 3}'),
+        prose("Llama 4", "[example(1)]"),
+        prose("vLLM's issue 22917", "I look.\n\n[f()]"),  # nothing tells it from code
         prose("Llama 4", "[1, 2] are numbers."),
         prose("Llama 4", "I call [f()]."),
         prose("Llama 4", "[See f](there)"),
@@ -471,7 +500,14 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
         shape("vLLM llama3_json", f'{{"name": "f", "parameters": {SPREAD}}}', "", ended("f", SPREAD)),
         shape("vLLM llama3_json", '{"name": "f", "parameters": {}} ; {"name": "g", "parameters": {}}', "", F, G),
         shape("Llama 4", '{"name": "f", "parameters": {}}{"name": "g", "parameters": {}}', "", F, G),
-        prose("Llama-3.1", '<|python_tag|>{"type": "function", "name": "f", "parameters": {}}'),
+        *(
+            shape("Llama-3.1", f'{lead}{{"type": "function", "name": "f", "parameters": {{}}}}', "", F)
+            for lead in ("", "<|python_tag|>")
+        ),
+        shape("Llama 4", '[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]', "", F, G),
+        prose("Llama-3.1", '{"name": "Ann", "parameters": {}}'),
+        prose("Llama-3.1", '{"type": "function", "function": {"name": "f", "parameters": {}}}'),
+        prose("Llama-3.1", '[{"name": "Ann"}, {"name": "f"}]'),
         prose("Llama-3.1", '<|python_tag|>brave_search.call(query="Oslo")'),
         prose("vLLM llama3_json", 'So: {"name": "f", "parameters": {}} And then?'),
         prose("vLLM llama3_json", '{"parameters": {}}'),
@@ -572,7 +608,9 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
                 "",
                 ended("f", '{"a": 1'),
             ),
-            prose("DeepSeek-V3.1", "<|tool_calls_begin|> begins calls."),
+            shape("DeepSeek-V3.1", "Yes.<|tool_call_begin|>f<|tool_sep|>{}<|tool_call_end|>", "Yes.", F),
+            prose("DeepSeek-V3.1", "<|tool_call_begin|>example<|tool_sep|>{}<|tool_call_end|>"),
+            prose("DeepSeek-V3.1", "<|tool_calls_begin|> begins calls, <|tool_call_begin|> one."),
             prose("DeepSeek-V3.1", "<|tool_calls_begin|><|tool_call_begin|>f<|tool_sep|>[1]"),
             shape("DeepSeek-V3.1", "Yes.<|tool_calls_begin|><|tool_call_begin|>get_we", "Yes.", is_cut=True),
             shape(
@@ -627,6 +665,8 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
             G,
         ),
         shape("Mistral-Small-3.2", f"[TOOL_CALLS]f[CALL_ID]call00000[ARGS]{TRAPS}", "", ended("f", TRAPS)),
+        shape("Mistral-Small-3.2 without an id", f"[TOOL_CALLS]get_weather[ARGS]{CITY}", "", OSLO),
+        prose("Mistral-Small-3.2", "Write [TOOL_CALLS]f, then [ARGS]{}."),
         prose("Mistral-Small-3.2", "[TOOL_CALLS]f[CALL_ID]call00000 {}"),
         shape("Mistral-Small-3.2", "Yes.[TOOL_CALLS]f[CALL_ID]call0", "Yes.", is_cut=True),
     ],
@@ -685,6 +725,11 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
         shape("Kimi-K2", "<|tool_calls_section_begin|>" + kimi_call("f:0", "{}"), "", F),
         prose("vLLM kimi_k2", kimi(kimi_call("f.0", "{}"))),
         prose("vLLM kimi_k2", kimi("")),
+        shape("vLLM's pull 32216", f"Hi {kimi_call('f:0', '{}')}", "Hi", F),
+        shape(
+            "vLLM's pull 32216", f"{kimi_call('f:0', '{}')}{kimi_call('g:1', '{}')}<|tool_calls_section_end|>", "", F, G
+        ),
+        prose("Kimi-K2", kimi_call("example:0", "{}")),
         prose("Kimi-K2", "<|tool_calls_section_begin|> is a token, <|tool_call_begin|> too."),
         shape("Kimi-K2", "Yes.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0", "Yes.", is_cut=True),
         shape(
@@ -741,7 +786,7 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
     ("format_name", "shape"),
     [pytest.param(name, row, id=f"{name}-{row.source}") for name, rows in SHAPES.items() for row in rows],
 )
-@pytest.mark.parametrize("piece_size", [0, 1])
+@pytest.mark.parametrize("piece_size", [0, 1, 3])
 def test_answers_of_models_are_read(format_name: str, shape: Shape, piece_size: int) -> None:
     parsed = parse_tool_calls(format_name, shape.text, is_cut=shape.is_cut, piece_size=piece_size, schemas=SCHEMAS)
     assert parsed == (shape.content, list(shape.calls))

@@ -24,7 +24,7 @@ from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tokenizer.tool_grammar import MAX_CALLS, tool_grammar
 from model_repository.tool_formats import HARMONY, HERMES, LLAMA3_JSON, PLAIN, TOOL_FORMATS, ToolFormat
 from tests.model_repository.structured_output.acceptance import accepts
-from tests.parsed_calls import parse_tool_calls
+from tests.parsed_calls import ToolCall, parse_tool_calls
 
 FORMATS = [tool_format for tool_format in TOOL_FORMATS.values() if tool_format is not PLAIN]
 # Tokens across the borders of the grammar's literals.
@@ -140,15 +140,17 @@ def test_every_answer_is_text_and_valid_calls(tool_format: ToolFormat, choice: s
             text = re.sub(f"(^|assistant){tool_format.other_before_name}", rf"\1{tool_format.before_name}", text)
             text = text.replace(tool_format.other_before_arguments, tool_format.before_arguments)
             text = re.sub(r"(?<! )<\|constrain", " <|constrain", text)
-        written = tool_format.calls_text((call.name, call.arguments) for call in calls) if calls else ""
+        pairs = [(call.name, call.arguments) for call in calls]
+        texts = [form.calls_text(pairs) for form in (tool_format, *tool_format.other_forms)] if calls else [""]
+        written = next(each for each in texts if text.endswith(each))
         lead = text.removesuffix(written)
-        assert lead + written == text
         if tool_format.has_messages:
             assert choice == "auto" or (calls and not content)
         elif choice == "auto":
             assert not tool_format.trigger or tool_format.trigger not in lead
             assert content == (lead.rstrip(" \t\r\n") if calls else text) or lead == tool_format.answer_prefix
         else:
+            assert written == texts[0]
             assert calls and not lead
         if choice == "function:get":
             assert [call.name for call in calls] == ["get"]
@@ -258,11 +260,48 @@ def test_a_call_in_messages_follows_thinking_and_with_auto_texts_to_the_user() -
     assert allowed(content='"12"') == [True] * 3 + [False] * 6
 
 
-def test_llamas_answer_is_a_call_by_its_first_character() -> None:
+OTHER_FORMS = [(each, form) for each in FORMATS for form in each.other_forms]
+
+
+@pytest.mark.parametrize(("tool_format", "form"), OTHER_FORMS, ids=[each.name for each, _ in OTHER_FORMS])
+def test_a_call_of_another_form_is_held_to_its_schema_where_text_is_allowed(
+    tool_format: ToolFormat, form: ToolFormat
+) -> None:
+    lead = "I look.\n" if form.trigger else ""
+    valid, wrong = (lead + form.calls_text([("get", arguments)]) for arguments in ('{"n": 1}', '{"n": "a"}'))
+    output = grammar(tool_format)
+    assert accepts(output, valid) and not accepts(output, wrong)
+    assert not any(accepts(grammar(tool_format, choice=choice), valid) for choice in ("required", "function:get"))
+    for piece_size in (0, 1, 3):
+        content, calls = parse_tool_calls(tool_format.name, valid, piece_size=piece_size, schemas=SCHEMAS)
+        assert (content, calls) == (lead.rstrip(), [ToolCall("get", '{"n": 1}', True)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen_xml", "Write <function=now>\n</function> in a line."),
+        ("minimax_m2", 'Write <invoke name="now">\n</invoke> in a line.'),
+        ("deepseek", "A tool call begins with its token."),
+        ("llama4", "Links:\n[now](there)\n[now()]"),
+        ("llama4", '{"name": "Ann", "parameters": {}}'),
+        ("llama3_json", '{"name": "Ann", "parameters": {}}'),
+        ("llama3_json", '{"type": "function", "function": {"name": "now"}}'),
+        ("llama3_json", '[{"name": "Ann"}, {"name": "now"}]'),
+    ],
+)
+def test_a_text_that_only_mentions_a_marker_is_text(name: str, text: str) -> None:
+    assert accepts(grammar(TOOL_FORMATS[name]), text)
+    assert parse_tool_calls(name, text, piece_size=1, schemas=SCHEMAS) == (text, [])
+
+
+def test_llamas_answer_is_a_call_by_the_name_of_a_tool() -> None:
     output = grammar(LLAMA3_JSON)
     call = LLAMA3_JSON.calls_text([("now", "{}")])
-    texts = [f"<|python_tag|>{call}", "<|python_tag|>print(1)", '{"a": 1}', f" {call}", f"So: {call}", "<b>{}</b>"]
-    assert [accepts(output, text) for text in texts] == [True, False, False, False, True, True]
+    texts = [f"<|python_tag|>{call}", '{"a": 1}', f"So: {call}", "<b>{}</b>"]
+    assert all(accepts(output, text) for text in texts)
+    wrong = ["<|python_tag|>print(1)", f" {call}", '{"name": "now", "age": 3}', '{ "name" :"now"}', f"[{call}"]
+    assert not any(accepts(output, text) for text in wrong)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +335,7 @@ def test_names_are_written_exactly() -> None:
         names = [name for name in every_name if tool_format.notation is None or re.fullmatch(NAME, name)]
         if tool_format.has_messages:
             names = [name for name in names if not set(" <") & set(name)]
-        output = grammar(tool_format, map(tool, names))
+        output = grammar(tool_format, map(tool, names), choice="required")
         for name in [*names, "a.", "b"]:
             text = tool_format.calls_text([(name, "{}")])
             assert accepts(output, text) == (name in names)
