@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -28,6 +29,8 @@ from model_repository.tokenizer.tool_messages import messages_with_history_ids
 from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, detect_tool_format
 
 _CHAT_TEMPLATE = "chat_template.jinja"
+_CALL_TAG = re.compile(r"<[^\s<>{}'\"]*(?:call|invoke|function)[^\s<>{}'\"]*>", re.IGNORECASE)
+_THINKING_END = re.compile(r"</[^\s<>{}'\"]*think[^\s<>{}'\"]*>", re.IGNORECASE)
 _CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {}}}
 _CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
@@ -145,10 +148,22 @@ def _written_call(template: ChatTemplate, history_id: str, name: str, key: str) 
         return ""
 
 
-def has_unknown_tool_calls(folder: Path) -> bool:
-    """Whether the chat templates of a tokenizer's folder take tools, but no known format of calls is theirs."""
-    template = ChatTemplate(_tool_template(folder), {})
-    return detected_tool_call_format(folder) == PLAIN.name and writes_tools(template)
+def unknown_marks(folder: Path) -> dict[str, str]:
+    """Return texts of the chat templates in a tokenizer's folder that no known format has: of tool calls, of thinking.
+
+    The text of calls is empty if the template takes tools, but has no mark of a call.
+    """
+    templates, marks = read_chat_templates(folder), {}
+    source = _tool_template(folder)
+    template = ChatTemplate(source, dict.fromkeys(SPECIAL_TOKEN_NAMES, ""))
+    if detected_tool_call_format(folder) == PLAIN.name and writes_tools(template):
+        name = f"f{secrets.token_hex()}"
+        before, written, _ = _written_call(template, "", name, name).partition(name)
+        tags = " ".join(dict.fromkeys(_CALL_TAG.findall(source)))
+        marks["tool calls"] = before.splitlines()[-1].strip() if written and before.strip() else tags
+    if not detected_reasoning_format(folder) and (found := _THINKING_END.findall("\n".join(templates.values()))):
+        marks["thinking"] = " ".join(dict.fromkeys(found))
+    return marks
 
 
 def _tool_template(folder: Path) -> str:

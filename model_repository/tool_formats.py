@@ -297,6 +297,15 @@ PHI4 = replace(
     after_calls="]<|/tool_call|>",
     special_tokens=("<|tool_call|>", "<|/tool_call|>"),
 )
+# Source: the chat templates of Nemotron Nano v2 and Llama 3.3 Nemotron Super v1.5, in llama.cpp's models/templates.
+NEMOTRON = replace(
+    GRANITE,
+    name="nemotron",
+    trigger="<TOOLCALL>",
+    before_calls="<TOOLCALL>[",
+    after_calls="]</TOOLCALL>",
+    special_tokens=("<TOOLCALL>", "</TOOLCALL>"),
+)
 # Source: the chat template of gpt-oss, and docs/format.md of openai/harmony. The template writes one call of a message.
 HARMONY = ToolFormat(
     name="harmony",
@@ -313,7 +322,21 @@ HARMONY = ToolFormat(
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
     for tool_format in (
-        *(HERMES, QWEN_XML, GLM, GLM47, MINIMAX_M2, LLAMA3_JSON, LLAMA4, LFM2, GEMMA4, GRANITE, PHI4, KIMI_K2),
+        *(
+            HERMES,
+            QWEN_XML,
+            GLM,
+            GLM47,
+            MINIMAX_M2,
+            LLAMA3_JSON,
+            LLAMA4,
+            LFM2,
+            GEMMA4,
+            GRANITE,
+            PHI4,
+            NEMOTRON,
+            KIMI_K2,
+        ),
         *(DEEPSEEK, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V4, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13),
         *(HARMONY, PLAIN),
     )
@@ -331,6 +354,7 @@ _TEMPLATE_MARKS = (
     (KIMI_K2, (KIMI_K2.trigger,)),
     (GRANITE, (GRANITE.trigger, "a JSON list")),
     (PHI4, PHI4.special_tokens),
+    (NEMOTRON, (NEMOTRON.trigger,)),
     (GEMMA4, (GEMMA4.trigger, '<|"|>')),
     (LFM2, (LFM2.trigger,)),
     (LFM2, ("<|tool_list_start|>",)),  # that of LFM2-8B-A1B, which writes no calls
@@ -340,8 +364,8 @@ _TEMPLATE_MARKS = (
     (QWEN_XML, (QWEN_XML.trigger, "<function=", "<parameter=")),
     (LLAMA4, ("[func_name1(",)),
     (HARMONY, ("<|start|>", "<|channel|>")),
-    (HERMES, (HERMES.trigger,)),
 )
+_HERMES_ARGUMENTS = re.compile(r'\\?"arguments\\?"\s*:')  # other formats have its markers, too
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
 
 
@@ -350,4 +374,6 @@ def detect_tool_format(chat_template: str) -> str:
     for tool_format, marks in _TEMPLATE_MARKS:
         if all(mark in chat_template for mark in marks):
             return tool_format.name
+    if HERMES.trigger in chat_template and _HERMES_ARGUMENTS.search(chat_template):
+        return HERMES.name
     return LLAMA3_JSON.name if _LLAMA3_MARKERS.search(chat_template) else PLAIN.name

@@ -33,7 +33,7 @@ from build_engines.serving import Serving, check_id, check_names_differ, names_o
 from build_engines.signals import ended_by_signals
 from build_engines.store import find, link, newest_complete
 from build_engines.tensorrt_llm.options import RUNTIME
-from build_engines.text_files import broken_template, has_unknown_tool_calls
+from build_engines.text_files import broken_template, unknown_marks
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
 from model_repository.system.command_parser import did_you_mean
@@ -195,9 +195,16 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
             place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
             rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
             print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
-        elif each.tool_call_format is None and has_unknown_tool_calls(artifact_dir / "tokenizer"):
-            rule = "tools are described in words (plain); --tool-call-format names another format"
-            print(f"warning: {each.model} has an unknown format of tool calls: {rule}", file=sys.stderr)
+            continue
+        for kind, marks in unknown_marks(artifact_dir / "tokenizer").items():
+            if kind == "thinking":
+                rule = "thinking is part of the answer"
+            elif each.tool_call_format is None:
+                rule = "tools are described in words (plain); --tool-call-format names another format"
+            else:
+                continue
+            shown = f", {marks}" if marks else ""
+            print(f"warning: {each.model} has an unknown format of {kind}{shown}: {rule}", file=sys.stderr)
     return served
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
-from build_engines.checkpoint import named_sampling, read_chat_templates, read_config, whole_number
+from build_engines.checkpoint import named_sampling, read_config, whole_number
 from build_engines.commands.build import fault_of_templates
 from build_engines.commands.list import TOO_LARGE, assignments, on_gpus, weights_text
 from build_engines.commands.plan import add_catalog_option
@@ -24,7 +24,7 @@ from build_engines.model_source import model_id_of, on_this_cpu
 from build_engines.progress import size_text
 from build_engines.render import ServeOptions, demand_of
 from build_engines.store import Stored, find
-from build_engines.text_files import detected_tool_call_format
+from build_engines.text_files import detected_tool_call_format, unknown_marks
 from model_repository.model_parameters import Task
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.home import add_home
@@ -109,7 +109,14 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
         yield "tools", manifest.tool_call_format
         yield "thinking", manifest.reasoning_format
         yield "images", "yes" if manifest.has_images else ""
-        yield "chat template", fault_of_templates(folder / "tokenizer") or "yes"
+        yield from _of_templates(folder / "tokenizer")
+
+
+def _of_templates(folder: Path) -> Facts:
+    fault = fault_of_templates(folder)
+    yield "chat template", fault or "yes"
+    for kind, marks in unknown_marks(folder).items() if fault is None else ():
+        yield f"unknown {kind}", marks or "yes"
 
 
 def _of_entry(entry: ModelEntry) -> Facts:
@@ -152,7 +159,7 @@ def _of_hub(reference: HubReference, digests: Digests) -> Facts:
         generation = read_json(folder / "generation_config.json", is_optional=True)
         yield "defaults", ", ".join(assignments(named_sampling(generation)))
         yield "tools", detected_tool_call_format(folder)
-        yield "chat template", "yes" if "default" in read_chat_templates(folder) else "no chat template"
+        yield from _of_templates(folder)
 
 
 def _architecture(name: str, num_weights: int) -> str:

@@ -27,9 +27,11 @@ from model_repository.tool_formats import (
     MISTRAL_V3,
     MISTRAL_V11,
     MISTRAL_V13,
+    NEMOTRON,
     PHI4,
     PLAIN,
     QWEN_XML,
+    ToolFormat,
 )
 
 WHITE = " \t\r\n"
@@ -251,8 +253,15 @@ _GRANITE = replace(
     markers=_markers(GRANITE.trigger),
     heads=_objects(f"{GRANITE.trigger} [ "),
 )
-_PHI4_END = PHI4.special_tokens[1]
-_PHI4 = replace(_GRANITE, end_marker=_PHI4_END, closings=(Form(f"] {_PHI4_END}"), Form(_PHI4_END)))
+
+
+def _ended_list(tool_format: ToolFormat) -> Syntax:
+    begin, end = tool_format.special_tokens
+    closings = (Form(f"] {end}"), Form(end))
+    heads = _objects(f"{begin} [ ")
+    return replace(_GRANITE, markers=_markers(begin), heads=heads, end_marker=end, closings=closings)
+
+
 _END = REASONING_FORMATS["harmony"].end
 _HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END)
 HEADLESS = replace(_HARMONY, markers=_markers(*HARMONY.special_tokens))  # a message whose head cannot be read
@@ -277,6 +286,7 @@ SYNTAXES: Mapping[str, Syntax] = {
     MISTRAL_V13.name: _MISTRAL_V13,
     KIMI_K2.name: _KIMI_K2,
     GRANITE.name: _GRANITE,
-    PHI4.name: _PHI4,
+    PHI4.name: _ended_list(PHI4),
+    NEMOTRON.name: _ended_list(NEMOTRON),
     HARMONY.name: _HARMONY,
 }

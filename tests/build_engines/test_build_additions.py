@@ -72,7 +72,7 @@ def tool_checkpoint(checkpoint: Path) -> Path:
     description = json.loads((checkpoint / "tokenizer.json").read_text())
     description["added_tokens"][0]["content"] = "<tool_call>"
     (checkpoint / "tokenizer.json").write_text(json.dumps(description))
-    (checkpoint / "chat_template.jinja").write_text("{{ '<tool_call>' }}")
+    (checkpoint / "chat_template.jinja").write_text("""{{ '<tool_call>{"name": f, "arguments": a}' }}""")
     return checkpoint
 
 
@@ -174,7 +174,11 @@ CALLS = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}CALL{%
         ('"parameters": {"tool_name": "{{ c.function.name }}"}', "plain"),
         ("<tool_call>{{ c.function.name }}{% for k in c.function.arguments %}<arg_key>{{ k }}{% endfor %}", "glm47"),
         ("<tool_call>{{ c.function.name }}\n{% for k in c.function.arguments %}<arg_key>{{ k }}{% endfor %}", "glm"),
-        ("{{ raise_exception('no') }}<tool_call>", "hermes"),
+        ("""{{ raise_exception('no') }}<tool_call>{"name": f, "arguments": a}""", "hermes"),
+        (
+            '<TOOLCALL>[{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments }}}]</TOOLCALL>',
+            "nemotron",
+        ),
     ],
 )
 def test_a_suggested_format_must_be_that_of_the_calls_that_the_template_writes(

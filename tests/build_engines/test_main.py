@@ -63,18 +63,35 @@ def test_a_model_without_a_usable_chat_template_is_built_with_a_warning(
         assert "chat requests are refused; put chat_template.jinja" in said
 
 
-def test_a_template_with_an_unknown_format_of_calls_is_named(
+def test_marks_of_calls_and_thinking_that_no_format_has_are_named(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint)]
     arguments += ["--home", str(tmp_path)]
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    for tools, is_unknown in (("", False), ("[!CALL] {{ tools | tojson }}", True), ("<tool_call>{{ tools }}", False)):
-        (checkpoint / "chat_template.jinja").write_text(tools + template)
+    hermes = """{{ '<tool_call>{"name": f, "arguments": a}' }}"""
+    minimax_m3 = """{%- set ns = ']<]minimax[>[' %}{{ ns ~ '<tool_call>' ~ ns ~ '<invoke name="f">' if tools }}"""
+    written = f"{minimax_m3}\n{{{{ ns ~ '<invoke name=\"' ~ m.tool_calls[0].function.name ~ '\">' if m.tool_calls }}}}"
+    for template, calls, thinking in (
+        ("", None, None),
+        ("[!CALL]", "", None),
+        (hermes, None, None),
+        (minimax_m3, ", <tool_call>", None),
+        (written, ', ]<]minimax[>[<invoke name="', None),
+        ("<mm:think>{{ '</mm:think>' }}", "", ", </mm:think>"),
+    ):
+        tools = "{{ tools | tojson }}" if template else ""
+        source = f"{tools}{{% for m in messages %}}{{{{ m.content }}}}{template}{{% endfor %}}"
+        (checkpoint / "chat_template.jinja").write_text(source)
         assert main(arguments) == 0
-        assert ("warning: tiny has an unknown format of tool calls" in capsys.readouterr().err) is is_unknown
+        said = capsys.readouterr().err
+        for kind, marks in (("tool calls", calls), ("thinking", thinking)):
+            warning = f"warning: tiny has an unknown format of {kind}"
+            assert (warning in said) is (marks is not None)
+            assert marks is None or f"{warning}{marks}: " in said
+    assert main(["show", "tiny", "--home", str(tmp_path)]) == 0
+    assert "unknown thinking" in capsys.readouterr().out
     assert main([*arguments, "--tool-call-format", "plain"]) == 0
-    assert "unknown" not in capsys.readouterr().err
+    assert "unknown format of tool calls" not in capsys.readouterr().err
 
 
 def test_options_reach_the_artifact_and_the_repository(checkpoint: Path, tmp_path: Path) -> None:

@@ -779,6 +779,17 @@ SHAPES: Mapping[str, Sequence[Shape]] = {
         prose("vLLM phi4mini", 'functools[{"name": "f", "arguments": {}}]'),
         shape("Phi-4-mini", 'Yes. <|tool_call|>[{"name": "f"', "Yes.", is_cut=True),
     ],
+    "nemotron": [
+        shape(
+            "Nemotron-Nano-v2",
+            f'Yes.\n\n<TOOLCALL>[{{"name": "f", "arguments": {TRAPS}}}, {{"name": "g", "arguments": {{}}}}]</TOOLCALL>',
+            "Yes.",
+            ended("f", TRAPS),
+            G,
+        ),
+        shape("vLLM's nemotron_json", '<TOOLCALL>[{"name": "f", "arguments": {}}]', "", F),
+        prose("Nemotron-Nano-v2", "Write <TOOLCALL> and </TOOLCALL>, or <TOOLCALL>[]."),
+    ],
 }
 
 

@@ -24,6 +24,7 @@ from model_repository.tool_formats import (
     MISTRAL_V3,
     MISTRAL_V11,
     MISTRAL_V13,
+    NEMOTRON,
     PHI4,
     QWEN_XML,
     detect_tool_format,
@@ -86,6 +87,10 @@ from model_repository.tool_formats import (
             '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]<|/tool_call|>',
         ),
         (
+            NEMOTRON,
+            '<TOOLCALL>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]</TOOLCALL>',
+        ),
+        (
             KIMI_K2,
             '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
             "<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
@@ -127,7 +132,9 @@ def test_calls_are_written_as_the_models_do(tool_format: Any, text: str) -> None
 @pytest.mark.parametrize(
     ("template", "name"),
     [
-        ("{%- if tools %}return a json object within <tool_call></tool_call> XML tags{% endif %}", "hermes"),
+        (r"""{{- "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args>}\n</tool_call>" }}""", "hermes"),
+        ("{%- set begin = ']<]minimax[>[' ~ '<tool_call>' %}{{ begin ~ call.name ~ call.arguments }}", "plain"),
+        ("""{{- '<TOOLCALL>[' }}{{- '{"name": "' + fn.name + '", "arguments": ' }}{{- ']</TOOLCALL>' }}""", "nemotron"),
         ("{{- '\\n<tool_call>\\n<function=' + name }}{{- '<parameter=' + key + '>\\n' }}", "qwen_xml"),
         ("{{- '\\n<seed:tool_call>\\n<function=' + name }}{{- '<parameter=' + key + '>\\n' }}", "plain"),
         ("'\\n<tool_call>' + tc.name }}{% for k, v in _args.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>", "glm"),
