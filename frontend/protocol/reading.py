@@ -129,6 +129,10 @@ def error_from_validation(exc: ValidationError, status: int = 400) -> APIError:
     param = _place(first["loc"])
     has_value = first["type"] != "missing"
     rule = "must not be empty" if first["type"] == "too_short" and not first["input"] else first["msg"]
+    if first["type"] == "too_long" and isinstance(first["input"], list) and isinstance(first["input"][0], dict):
+        has_value = False  # the first objects of many do not show what is wrong
+        if num_items := first.get("ctx", {}).get("actual_length"):
+            rule = f"{num_items} items: at most {first['ctx']['max_length']} are allowed"
     message = f"{param}: {rule}"
     if has_value:
         value = shown(first["input"])

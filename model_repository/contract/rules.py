@@ -24,7 +24,7 @@ from model_repository.contract.request import (
 from model_repository.contract.spec import TensorSpec, set_fields
 from model_repository.errors import InvalidRequest, PromptTooLong
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512  # MCP servers together offer hundreds; the checks of their schemas have limits of their own
 MAX_DEFINITION_CHARS = 5_000  # the grammar of a custom tool's input
 MAX_TOOLS_CHARS = 300_000  # all tools together, as JSON: their schemas are read before the first token
 _MAX_REQUEST_ID_CHARS = 160

@@ -14,7 +14,7 @@ from model_repository.structured_output.refusal import parse_json, refuse
 
 # llguidance's parser recurses on the native stack, also over references: without these limits a request could crash it.
 MAX_CHARS = 100_000
-MAX_LARK_CHARS = 250_000  # written by the tokenizer stage from checked schemas
+MAX_LARK_CHARS = 400_000  # written by the tokenizer stage from checked schemas
 MAX_RULES = 500  # lines of a grammar
 MAX_GRAMMAR_CHARS = 1_000_000  # a part with several references is written out for each
 MAX_CHOICES = 1_000

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from model_repository.notations import listed
 from model_repository.structured_output.refusal import checked_list, checked_names, checked_object, decline, refuse
 
 MAX_MULTIPLE = 10_000  # the digits of multipleOf as a number: the automaton has that many states
@@ -58,8 +59,20 @@ class Keyword:
 
 
 def _number(keyword: Keyword) -> dict[str, Any]:
-    _check_number(keyword.value, keyword.path)
-    return {keyword.name: keyword.value}
+    value, is_upper = keyword.value, keyword.name.lower().endswith("maximum")
+    if (
+        _is_of_integers(keyword.schema)
+        and isinstance(value, int | float)
+        and (value if is_upper else -value) > MAX_EXACT
+    ):
+        value = MAX_EXACT if is_upper else -MAX_EXACT  # as of 64 bits: narrower, and of at most 16 digits
+    _check_number(value, keyword.path)
+    return {keyword.name: value}
+
+
+def _is_of_integers(schema: Mapping[str, Any]) -> bool:
+    types = listed(schema.get("type"))
+    return "integer" in types and "number" not in types
 
 
 def _exclusive(keyword: Keyword) -> dict[str, Any]:

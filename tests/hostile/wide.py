@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from model_repository.contract.rules import MAX_TOOLS
 from tests.hostile.requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 type Fill = Callable[[int], Any]  # a number of bytes to a value of about this size in JSON
@@ -144,7 +145,7 @@ def _fields() -> dict[str, dict[str, list[Fill]]]:
     def allowed(some: Any) -> Any:
         return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": some}}
 
-    prompts = [many("a"), many("a", limit=128), many(1), many([1]), many([1, 2, 3], limit=128), *texts()]
+    prompts = [many("a"), many("a", limit=MAX_TOOLS), many(1), many([1]), many([1, 2, 3], limit=128), *texts()]
     document = {"text": "a"}
     return {
         CHAT: shared
@@ -212,7 +213,7 @@ def _of_messages() -> dict[str, list[Fill]]:
             inside(many(_TEXT), lambda content: by_user([result | {"content": content}])),
         ],
         "system": [many(_TEXT), many(_TEXT | {"a": 1}), many({}), *texts()],
-        "tools": [many(tool), many(tool, limit=128), many({"type": "web_search", "name": "a"})],
+        "tools": [many(tool), many(tool, limit=MAX_TOOLS), many({"type": "web_search", "name": "a"})],
         "stop_sequences": [many("a"), many("a", limit=16), inside(text("a"), lambda stop: [stop])],
         "metadata": [inside(text("a"), lambda user: {"user_id": user}), names(1)],
     }
@@ -246,9 +247,9 @@ def _of_responses() -> dict[str, list[Fill]]:
         "instructions": list(texts()),
         "tools": [
             many(tool),
-            many(tool, limit=128),
-            many({"type": "web_search", "a": 1}, limit=128),
-            inside(many(tool, limit=128), lambda some: [{"type": "namespace", "name": "n", "tools": some}]),
+            many(tool, limit=MAX_TOOLS),
+            many({"type": "web_search", "a": 1}, limit=MAX_TOOLS),
+            inside(many(tool, limit=MAX_TOOLS), lambda some: [{"type": "namespace", "name": "n", "tools": some}]),
         ],
         "tool_choice": [inside(many(_TOOL), lambda some: {"type": "allowed_tools", "mode": "auto", "tools": some})],
         "include": [many("a"), many([]), many({"a": 1}), many("reasoning.encrypted_content")],

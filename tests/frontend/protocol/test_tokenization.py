@@ -8,6 +8,7 @@ import pytest
 
 from frontend.errors import InvalidRequest, ValidationFailed
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from model_repository.contract.rules import MAX_TOOLS
 from tests.frontend.bodies import TIME, USER, read, refusal
 
 MODEL = {"model": "m"}
@@ -23,7 +24,7 @@ MODEL = {"model": "m"}
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens", InvalidRequest, 400),
         ({"prompt": [1]}, "prompt", ValidationFailed, 422),
         ({"messages": []}, "messages", ValidationFailed, 422),
-        ({"messages": [USER], "tools": [TIME] * 129}, "tools", ValidationFailed, 422),
+        ({"messages": [USER], "tools": [TIME] * (MAX_TOOLS + 1)}, "tools", ValidationFailed, 422),
     ],
 )
 def test_a_bad_body_is_refused_by_place(fields: dict[str, Any], param: str, kind: type[Exception], status: int) -> None:

@@ -95,6 +95,12 @@ def test_as_many_tools_as_may_be_offered() -> None:
     assert len(chat(tools=tools).tool_names()) == MAX_TOOLS
 
 
+@pytest.mark.parametrize(("field", "tool"), [("tools", TIME), ("functions", TIME["function"])])
+def test_the_number_of_too_many_tools_comes_first(field: str, tool: dict[str, Any]) -> None:
+    error = refusal(ChatCompletionRequest, CHAT | {field: [tool] * (MAX_TOOLS + 1)})
+    assert error.message == f"{field}: {MAX_TOOLS + 1} items: at most {MAX_TOOLS} are allowed"
+
+
 def test_a_tool_reaches_the_template_whole() -> None:
     function = {"name": "f", "description": "adds", "parameters": {"type": "object", "required": ["a"]}}
     for strict in ({"strict": True}, {"strict": False}, {}):

@@ -8,7 +8,7 @@ from model_repository.errors import Unsupported
 from model_repository.structured_output import json_schema
 from model_repository.structured_output.grammar import structured_output_to_grammar
 from model_repository.structured_output.json_schema import IgnoredKeywords, enforceable_schema
-from tests.model_repository.structured_output.acceptance import ignored_keywords, schema_to_grammar
+from tests.model_repository.structured_output.acceptance import accepts_json, ignored_keywords, schema_to_grammar
 from tests.model_repository.structured_output.refusals import refusal, schema_refusal
 
 
@@ -70,6 +70,25 @@ def test_a_part_with_many_references_is_rewritten_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(json_schema._Rewriting, "_object", counted)
     assert "characters when written out: at most" in schema_refusal(schema).text
     assert len(rewritten) < 3 * 6_000  # each part open, and each closed
+
+
+@pytest.mark.parametrize(
+    ("bounds", "least", "most"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, -(2**53), 2**53),
+        ({"minimum": 0, "maximum": 2**64 - 1}, 0, 2**53),
+        ({"minimum": -(2.0**63), "exclusiveMaximum": 2.0**63}, -(2**53), 2**53 - 1),
+    ],
+)
+def test_bounds_of_64_bits_let_an_integer_have_the_digits_of_53(bounds: Any, least: int, most: int) -> None:
+    """Without the bounds a model wrote digits up to max_tokens."""
+    for kind in ("integer", ["integer", "null"]):
+        schema = {"type": kind, **bounds}
+        assert ignored_keywords(schema) == []
+        assert all(accepts_json(schema, value) for value in (least, 5, most))
+        assert not any(accepts_json(schema, value) for value in (least - 1, most + 1, 10**16, -(10**16)))
+    assert ignored_keywords({"type": ["integer", "number"], "maximum": 2**64}) == ["schema.maximum"]
+    assert ignored_keywords({"type": "integer", "maximum": -(2**64)}) == ["schema.maximum"]
 
 
 def test_the_steps_of_a_request_bound_the_listing_of_all_its_schemas() -> None:
