@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS
 from model_repository.errors import Unsupported
+from model_repository.notations import NAME, Notation
 from model_repository.structured_output.keywords import (
     NOT_ENFORCED,
     PLAIN_KEYWORDS,
@@ -50,6 +52,8 @@ _NOT_ENFORCED = frozenset(
     | {"disallow", "divisibleBy"}
 )
 _COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
+_COMBINED = re.compile(r"(?:\.(?:allOf|anyOf|oneOf)\[[0-9]+\])*\Z")
+_OF_JSON_ONLY = frozenset(("patternProperties", "minProperties", "maxProperties"))
 
 
 class IgnoredKeywords:
@@ -73,7 +77,11 @@ class IgnoredKeywords:
 
 
 def enforceable_schema(
-    schema: object, path: str = "schema", is_strict: bool = True, ignored: IgnoredKeywords | None = None
+    schema: object,
+    path: str = "schema",
+    is_strict: bool = True,
+    ignored: IgnoredKeywords | None = None,
+    notation: Notation | None = None,
 ) -> dict[str, Any]:
     """Return a JSON schema in the words that llguidance enforces, also for `%json` in a Lark grammar.
 
@@ -81,12 +89,14 @@ def enforceable_schema(
         path: its name in messages.
         is_strict: enforce every constraint; otherwise the result may allow more.
         ignored: gets the keywords that are not enforced.
+        notation: of the value; None: JSON.
 
     Raises:
         InvalidRequest: the schema is malformed or too large, or no value satisfies it.
         Unsupported: it is strict, and a part of it cannot be enforced.
     """
-    rewriting = _Rewriting(schema, path, IgnoredKeywords() if ignored is None else ignored, is_strict=is_strict)
+    ignored = IgnoredKeywords() if ignored is None else ignored
+    rewriting = _Rewriting(schema, path, ignored, notation, is_strict=is_strict)
     result = rewriting.run()
     rewriting.check_finite()
     rewriting.check_one_ofs()
@@ -100,12 +110,16 @@ class _Rewriting:
     keyword allows more when a schema inside it allows more.
     """
 
-    def __init__(self, root: object, path: str, ignored: IgnoredKeywords, *, is_strict: bool) -> None:
+    def __init__(
+        self, root: object, path: str, ignored: IgnoredKeywords, notation: Notation | None, *, is_strict: bool
+    ) -> None:
         check_depth(root, path)
         self._root = root
         self._path = path
         self._is_strict = is_strict
         self._ignored = ignored
+        self._notation = notation
+        self._whole = {path}  # paths of schemas of the whole value
         self._references = References(root, path)
         self._rewritten: dict[str, Any] | bool = True
         self._definitions: dict[str, dict[str, Any] | bool] = {}
@@ -185,6 +199,8 @@ class _Rewriting:
             keyword = Keyword(name, value, f"{path}.{name}", schema, is_open)
             with self._ignoring(keyword.path):
                 part = self._keyword(keyword)
+                if part.keys() & _OF_JSON_ONLY and self._is_noted(path):
+                    decline(f"{keyword.path}: not enforced in this model's calls")
                 enforced[name] = part.get(name, value) if name == "type" else value
                 if part.keys() & result.keys():
                     more.append(part)
@@ -219,7 +235,15 @@ class _Rewriting:
             return rewrite(self, keyword)
         decline(f"{keyword.path}: {NOT_ENFORCED}")
 
+    def _is_noted(self, path: str) -> bool:
+        """Whether the objects of a schema have the notation. In some, those inside of the value are JSON."""
+        if self._notation is None or self._notation.is_nested:
+            return self._notation is not None
+        return _COMBINED.sub("", path) in self._whole
+
     def reference(self, keyword: Keyword) -> dict[str, Any]:
+        if self._is_noted(owner := keyword.path.removesuffix(".$ref")) and isinstance(keyword.value, str):
+            self._whole.add(self._references.resolve(keyword.value, owner)[1])
         return {"$ref": f"#/$defs/{self._references.add(keyword.value, keyword.path, keyword.is_open)}"}
 
     def schema(self, keyword: Keyword) -> dict[str, Any]:
@@ -248,11 +272,20 @@ class _Rewriting:
         path, properties = keyword.path, checked_object(keyword.value, keyword.path)
         if len(properties) - len(required_names(keyword)) > MAX_OPTIONAL_PROPERTIES:
             decline(f"{path}: more than {MAX_OPTIONAL_PROPERTIES} optional properties are not enforced; require some")
+        if self._is_noted(path.removesuffix(".properties")):
+            properties = {name: item for name, item in properties.items() if self._is_writable(name, keyword)}
         return {
             "properties": {
                 name: self._schema(item, f"{path}.{name}", keyword.is_open) for name, item in properties.items()
             }
         }
+
+    def _is_writable(self, name: str, keyword: Keyword) -> bool:
+        if re.fullmatch(NAME, name) or name in required_names(keyword):  # the grammar refuses a required one
+            return True
+        with self._ignoring(path := f"{keyword.path}.{name}"):
+            decline(f"{path}: keys in this model's calls have letters, digits and _ . $ @ / - only")
+        return False
 
     def pattern_properties(self, keyword: Keyword) -> dict[str, Any]:
         path, properties = keyword.path, checked_object(keyword.value, keyword.path)

@@ -160,7 +160,8 @@ def _checked_tool_grammar(
     tool_use: ToolUse, tool_format: ToolFormat, content: str | None, ignored: IgnoredKeywords
 ) -> str:
     try:
-        rules = tool_grammar(tool_use, tool_format, partial(enforceable_schema, ignored=ignored), content=content)
+        prepare = partial(enforceable_schema, ignored=ignored, notation=tool_format.notation)
+        rules = tool_grammar(tool_use, tool_format, prepare, content=content)
         return lark_to_grammar(rules) if rules else ""
     except InvalidRequest as exc:
         if exc.field != "guided_decoding_guide":

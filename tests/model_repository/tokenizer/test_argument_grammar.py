@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_repository.contract.request import ToolUse
-from model_repository.errors import InvalidRequest
+from model_repository.contract.request import ChatPrompt, GenerationRequest, Params, ToolUse
+from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.structured_output.grammar import lark_to_grammar
 from model_repository.structured_output.json_schema import enforceable_schema
+from model_repository.tokenizer.constraint import Form, form_of
 from model_repository.tokenizer.tool_grammar import tool_grammar
 from model_repository.tool_formats import QWEN_XML, TOOL_FORMATS, ToolFormat
 from tests.model_repository.structured_output.acceptance import accepts, accepts_json
@@ -178,6 +180,44 @@ def test_what_a_notation_cannot_enforce_is_refused(tool_format: ToolFormat, para
     with pytest.raises(InvalidRequest, match=reason) as error:
         grammar(tool_format, parameters)
     assert (error.value.field or "").startswith("tools[0].function.parameters")
+
+
+PARTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}}, "patternProperties"),
+    ({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}, "minProperties"),
+    ({"type": "object", "properties": {"a b": {}, "n": {"type": "integer"}}}, "properties.a b"),
+)
+WRAPPED = (lambda part: part, lambda part: {"anyOf": [part]}, lambda part: {"$ref": "#/$defs/d", "$defs": {"d": part}})
+
+
+def form(tool_format: ToolFormat, parameters: Any, *, is_strict: bool = False) -> Form:
+    function = {"name": "f", "parameters": parameters, "strict": is_strict}
+    tool_use = ToolUse(tools=({"type": "function", "function": function},))
+    return form_of(GenerationRequest(prompt=ChatPrompt((), tool_use=tool_use), params=Params()), tool_format)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize(("part", "keyword"), PARTS, ids=[keyword for _, keyword in PARTS])
+def test_what_a_notation_cannot_write_is_listed_and_refused_with_strict(
+    tool_format: ToolFormat, part: Any, keyword: str
+) -> None:
+    place = "tools[0].function.parameters"
+    for wrap, where in zip(WRAPPED, ("", ".anyOf[0]", ".$defs.d"), strict=True):
+        written = form(tool_format, wrap(part))
+        assert written.ignored_keywords == (f"{place}{where}.{keyword}",)
+        assert accepts(written.grammar, tool_format.calls_text([("f", "{}")]))
+        assert accepts(written.grammar, tool_format.calls_text([("f", '{"n": 5}')]))
+        with pytest.raises(Unsupported, match=re.escape(f"{place}{where}.{keyword}: ")):
+            form(tool_format, wrap(part), is_strict=True)
+    inside = form(tool_format, {"properties": {"o": part}, "required": ["o"]})
+    is_nested = tool_format.notation is not None and tool_format.notation.is_nested
+    assert inside.ignored_keywords == ((f"{place}.properties.o.{keyword}",) if is_nested else ())
+
+
+@EVERY_FORMAT
+def test_a_required_argument_that_a_notation_cannot_write_is_refused(tool_format: ToolFormat) -> None:
+    with pytest.raises(InvalidRequest, match="'a b': keys in this model's calls"):
+        form(tool_format, {"properties": {"a b": {}}, "required": ["a b"]})
 
 
 def chain(num: int, part: Any) -> dict[str, Any]:
