@@ -14,15 +14,13 @@ import pytest
 
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
-from build_engines.render import ServeOptions, render_artifacts, write_repository
-from frontend.launcher.launcher import Launcher
-from frontend.settings import Settings
 from tests.build_engines.tiny_scorers import write_scorer
 from tests.integration.api import Api
 from tests.integration.stack import DEMO_CHECKPOINT
-from tests.launching import free_port, launcher_settings, running
+from tests.launching import free_port, running
 from tests.raw_model import real_embedder
 from tests.workshop.agents import reply_runtime
+from tests.workshop.agents.played import MODEL, serving
 
 HERE = Path(__file__).parent
 INSTALLED = Path(sys.prefix, "agents")  # by `make agents`
@@ -30,7 +28,6 @@ PYTHON = (INSTALLED / "python" / "bin" / "python", HERE / "python_clients.py")
 RETRIEVAL = (INSTALLED / "python" / "bin" / "python", HERE / "retrieval_clients.py")
 CONCH = str(Path(sys.prefix, "bin", "conch"))
 NODE = ("node", "--input-type=module", "-")  # imports from the current folder
-MODEL = "played"
 EMBEDDER = "all-minilm"
 RERANKER = "random-reranker"
 CONTEXT_WINDOW = 200_000  # Claude Code's first prompt has 30,000 of the demo model's tokens
@@ -70,7 +67,7 @@ if not INSTALLED.is_dir():
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server: its model plays replies, and thinks unless a request forbids it. Two models do retrieval."""
     folder = tmp_path_factory.mktemp("server")
-    checkpoint, repository = folder / "checkpoint", folder / "repository"
+    checkpoint = folder / "checkpoint"
     shutil.copytree(DEMO_CHECKPOINT, checkpoint, ignore=shutil.ignore_patterns("*.safetensors"))
     _replace(checkpoint / "config.json", ": 2048", f": {CONTEXT_WINDOW}")
     _replace(checkpoint / "tokenizer_config.json", "if enable_thinking", "if enable_thinking is not false")
@@ -78,14 +75,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     others = {EMBEDDER: real_embedder(), RERANKER: write_scorer(folder / "scorer", "cross_encoder", seed=0)}
     specs = [CpuSpec(model_id=name, checkpoint=path) for name, path in others.items()]
     artifacts = [artifact, *(build(spec, folder / "artifacts") for spec in specs)]
-    write_repository(render_artifacts(dict.fromkeys(artifacts, ServeOptions())), repository)
-    settings = launcher_settings(repository, folder / "state", Settings())
-    with (folder / "serve.log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
-        door = repository / f"{MODEL}__engine" / "1" / "model.py"  # the launcher has compared it with ours
-        door.write_text(f"{door.read_text()}\nimport {reply_runtime.__name__}\n")
-        launcher.start()
-        launcher.wait_until_ready()
-        yield launcher.url
+    with serving(artifacts, folder) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
