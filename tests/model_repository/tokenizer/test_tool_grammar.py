@@ -278,6 +278,11 @@ def test_a_call_of_another_form_is_held_to_its_schema_where_text_is_allowed(
         assert (content, calls) == (lead.rstrip(), [ToolCall("get", '{"n": 1}', True)])
 
 
+def test_the_formats_with_an_inner_marker_or_json_have_other_forms() -> None:
+    bare = {"qwen_xml", "minimax_m2", "kimi_k2", "deepseek", "deepseek_v31", "deepseek_v32", "deepseek_v4"}
+    assert {each.name for each, _ in OTHER_FORMS} == bare | {"llama3_json", "llama4"}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
