@@ -74,6 +74,19 @@ def test_a_call_that_a_stop_sequence_cut_is_no_call_to_carry_out(tool_format: st
     assert answered(text, tool_call_format=tool_format, **fields)["finish_reason"] != "stop"
 
 
+@pytest.mark.parametrize("fields", [TOOLS, FUNCTIONS], ids=["tools", "functions"])
+def test_a_call_without_its_outer_marker_names_a_tool_of_the_request(fields: dict[str, Any]) -> None:
+    for name, is_call in (("get_time", True), ("example", False)):
+        text = f"I look.\n\n<function={name}>\n</function>\n</tool_call>"
+        for choice in (
+            answered(text, tool_call_format="qwen_xml", **fields),
+            streamed(list(text), tool_call_format="qwen_xml", **fields),
+        ):
+            message = choice.get("message", choice)
+            assert message["content"] == ("I look." if is_call else text)
+            assert bool(message.get("tool_calls") or message.get("function_call")) is is_call
+
+
 def test_ids_of_calls_are_their_own_and_the_same_within_a_stream() -> None:
     text = text_of(*CALLS)
     messages = [answered(text, **TOOLS)["message"], streamed(list(text), **TOOLS)["message"]]
