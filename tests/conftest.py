@@ -56,8 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the Debian packages that skipped tests need."""
-    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    """Name the Debian packages that skipped tests need, and the tests that need root."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    if names := [report.nodeid for report in skipped if "needs root" in str(report.longrepr)]:
+        terminalreporter.write_line(f"{len(names)} tests were not run, they need root: {', '.join(names)}", red=True)
+    reasons = [str(report.longrepr) for report in skipped]
     lacking = [reason for reason in reasons if "needs the Debian package" in reason]
     packages = {name for reason in lacking for name in re.findall(r"[a-z-]+", reason.partition("Debian package")[2])}
     packages -= {"s", "and"}

@@ -20,7 +20,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, affinity: Iterable[in
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
     monkeypatch.setattr(cores, "_TOPOLOGY", folder)
-    monkeypatch.setattr(cores, "_CPU_QUOTA", folder / "cpu.max")
+    monkeypatch.setattr(cores, "_CGROUPS", folder)
     if quota is not None:
         (folder / "cpu.max").write_text(quota)
 
