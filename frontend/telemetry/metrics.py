@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -19,9 +22,11 @@ from frontend.telemetry.definitions import METRICS, Kind, Metric
 # Otherwise each counter and histogram has one more series, with its creation time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+logger = logging.getLogger(__name__)
+
 # The variable with the shared folder. prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-
+_FILE_BYTES = 1 << 18  # of a worker and a kind of metric, for some 1,300 series; prometheus_client makes it longer
 
 _VLLM_NAMES = {metric.name.removesuffix("_total"): metric.vllm for metric in METRICS if metric.vllm}
 _VLLM_REASONS = {"cancelled": "abort"}  # ours to vLLM's
@@ -65,7 +70,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._families = {metric.name: _family(metric, self._registry) for metric in METRICS}
+        self._families = {
+            metric.name: _unless_full(metric, partial(_family, metric, self._registry)) for metric in METRICS
+        }
         self._children: dict[tuple[str, ...], Any] = {}
 
     def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
@@ -109,8 +116,50 @@ class Metrics:
         child = self._children.get(key)
         if child is None:  # a lookup in prometheus_client takes a lock each time
             family = self._families[metric.name]
-            child = self._children[key] = family.labels(*labels) if labels else family
+            child = self._children[key] = _unless_full(metric, lambda: family.labels(*labels) if labels else family)
         return child
+
+
+class _Nowhere:
+    """Takes the place of a metric that cannot be counted."""
+
+    def labels(self, *values: str) -> _Nowhere:
+        return self
+
+    def inc(self, *arguments: object) -> None: ...
+
+    set = observe = observe_all = add = inc
+
+
+def _unless_full(metric: Metric, make: Callable[[], Any]) -> Any:
+    """Return what a function makes, or, on a full disk, its place-holder: no answer depends on metrics."""
+    try:
+        _reserve_file(metric)
+        return make()
+    except OSError as exc:
+        logger.warning("%s is not counted: %s", metric.name, exc)
+        return _Nowhere()
+
+
+def _reserve_file(metric: Metric) -> None:
+    """Make the worker's file of this kind of metric, with room on the disk: a full disk would kill the worker later.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be made.
+    """
+    folder = os.environ.get(SHARED_FOLDER)
+    if folder is None:
+        return
+    kind = f"gauge_{metric.gauge_mode}" if metric.kind is Kind.GAUGE else metric.kind.value
+    path = Path(folder, f"{kind}_{os.getpid()}.db")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with path.open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+        except OSError as exc:
+            path.unlink(missing_ok=True)
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
 
 
 def _family(metric: Metric, registry: CollectorRegistry) -> Any:
