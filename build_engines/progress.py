@@ -47,11 +47,12 @@ class Progress(tqdm):  # type: ignore[misc]
             file=io.StringIO() if self._is_logged else unescaped(sys.stderr),
         )
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         if not self._is_logged:
             super().display(msg, pos)
         elif msg is None:
             logger.info("%s", str(self))
+        return True  # a line was written: at the end the cursor goes back
 
     def set(self, done_bytes: int, note: str = "", total_bytes: int | None = None) -> None:
         """Set the number of bytes, a note behind them, and the expected number if it was unknown before."""

@@ -45,6 +45,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(clock: Clock, monkeypatch: py
         line = stream.getvalue()
         assert line.startswith("\rengine:  50%|") and line.endswith("| 5.00G of about 10.0G [01:05, 2 files]")
     assert stream.getvalue().removeprefix(line).strip() == ""
+    assert stream.getvalue().endswith("\r"), "the next line begins at the left"
 
 
 def test_a_folder_is_followed_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
