@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import ssl
 import threading
 import time
@@ -12,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
 
+from frontend.errors import APIError
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
 
@@ -57,23 +57,17 @@ def wait_for_first_tokens(settings: Settings, url: str, deadline: float) -> list
             go_on_waiting(result.reason)
 
 
-def takes_chats(url: str, model: str) -> bool:
-    """Return whether a model has a chat template; True too if the frontend does not tell it without a key."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]}).encode()
+def path_to_try(settings: Settings, model: str) -> str:
+    """Return the path of the frontend for which a model is made; that of chats if Triton does not tell.
+
+    This asks Triton: the frontend may want an API key.
+    """
+    from frontend.triton.commands import path_to_try
+
     try:
-        request = Request(f"{url}/tokenize", body, {"Content-Type": "application/json"})
-        with _opener().open(request, timeout=_READY_TIMEOUT_S):
-            return True
-    except HTTPError as exc:
-        return exc.code != http.client.BAD_REQUEST
-    except (OSError, http.client.HTTPException):
-        return True
-
-
-def first_task(url: str) -> str:
-    """Return the task of the first model in the list."""
-    with _opener().open(f"{url}/v1/models", timeout=_READY_TIMEOUT_S) as response:
-        return str(json.load(response)["data"][0]["task"])
+        return asyncio.run(path_to_try(settings, model))
+    except (APIError, SettingsError):
+        return "/v1/chat/completions"
 
 
 def _opener() -> OpenerDirector:

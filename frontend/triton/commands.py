@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import time
 
-from frontend.errors import APIError
+from frontend.errors import APIError, InvalidRequest
 from frontend.settings import Settings
 from frontend.triton.channel import triton_credentials
 from frontend.triton.client import TritonClient
 from frontend.triton.health_checks import HealthResult, check_health
 from frontend.triton.health_monitor import STATS_TIMEOUT_S
+from model_repository.contract.request import ChatPrompt
+from model_repository.model_parameters import Task
 
 _CLOSE_TIMEOUT_S = 0.5
+_CHAT = ChatPrompt(({"role": "user", "content": "Hello"},))
 _POLL_S = 0.1  # pause between requests for the statistics of a draining engine
 
 
@@ -51,6 +54,30 @@ async def check_endpoint(
     finally:
         with contextlib.suppress(TimeoutError):  # a hanging server takes no cancellations either
             await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)
+
+
+async def path_to_try(settings: Settings, model: str) -> str:
+    """Return the path for which a model of the first endpoint is made, with /v1.
+
+    Raises:
+        APIError: Triton did not answer, or does not serve the model.
+        SettingsError: the TLS files cannot be used.
+    """
+    triton = TritonClient(
+        settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
+    )
+    try:
+        served = (await triton.snapshot()).names()[model].model
+        if served.parameters.task is not Task.GENERATE:
+            return "/v1/embeddings" if served.parameters.task is Task.EMBED else "/v1/rerank"
+        try:
+            await triton.tokenize(served.ensemble, _CHAT, add_special_tokens=False)
+        except InvalidRequest:  # it has no chat template
+            return "/v1/completions"
+        return "/v1/chat/completions"
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(triton.close(), _CLOSE_TIMEOUT_S)
 
 
 async def drain_endpoint(
