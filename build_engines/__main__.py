@@ -10,13 +10,16 @@ from collections.abc import Sequence
 
 from build_engines.errors import BuildError
 from model_repository.system.command_parser import CommandParser
+from model_repository.system.process_start import prepare_process
 from model_repository.system.terminal_text import escape_output
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; an error is one line on stderr and status 1."""
-    escape_output()
     try:
+        if arguments is None:
+            prepare_process()
+        escape_output()
         options = _parser().parse_args(arguments)
         for name in ("gguf", "httpx", "httpx2"):  # one line for each request to the hub
             logging.getLogger(name).setLevel(logging.WARNING)

@@ -8,9 +8,9 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
-logger = logging.getLogger(__name__)
+from model_repository.system.process_start import ENDING_SIGNALS
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -18,14 +18,14 @@ def ended_by_signals() -> Iterator[None]:
     """Let signals raise SystemExit in the block, so that its `finally` clauses clean up."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        for other in _SIGNALS:
+        for other in ENDING_SIGNALS:
             signal.signal(other, signal.SIG_IGN)  # a second signal would interrupt the cleaning up
         logger.info(
             "%s: stopping; unfinished artifacts are removed, finished downloads are kept", signal.Signals(number).name
         )
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in _SIGNALS}
+    before = {number: signal.signal(number, end) for number in ENDING_SIGNALS}
     try:
         yield
     finally:
