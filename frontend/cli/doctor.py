@@ -100,7 +100,7 @@ def _limits() -> str:
 
 def _ports(home: Path) -> str:
     """Return whether the usual port is free, or which processes serve."""
-    if servers := list(running_servers(home)):
+    if servers := [server for server in running_servers(home) if server.is_here]:
         return ", ".join(f"process {server.pid} serves at {server.url}" for server in servers)
     [port] = free_ports([PortChoice("--port", ADDRESS, 8000)]).values()
     return f"{port} is free"

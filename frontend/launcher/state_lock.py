@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,22 +10,31 @@ from pathlib import Path
 from typing import TextIO
 
 from frontend.launcher.errors import AlreadyServing
-from model_repository.system.lock_file import read_holder, try_lock
-from model_repository.system.running_servers import LOCK_FILE, is_alive
+from model_repository.system.lock_file import is_alive, is_in_our_namespace, read_holder, try_lock, write_holder
+from model_repository.system.running_servers import LOCK_FILE
 
 _POLL_S = 0.05
 
 
-def server_folder(home: Path, port: int) -> Path:
-    """Return the folder of a server: its lock, log and repository. Servers on any free port have one for each process.
+@contextmanager
+def server_lock(home: Path, name: str, *, is_shared: bool) -> Iterator[TextIO]:
+    """Hold the lock of a folder for a server, and yield its file, which is in the folder.
+
+    Containers that share a home may use the same port: the second one gets the folder `NAME-2`.
 
     Args:
-        port: the frontend's; 0: any free one.
+        name: of the folder: the port.
+        is_shared: servers of this machine may have the same name, too.
+
+    Raises:
+        AlreadyServing: another server has the port.
     """
-    for left in home.glob("servers/pid-*"):
-        if not is_alive(int(left.name.removeprefix("pid-"))):
-            shutil.rmtree(left, ignore_errors=True)
-    return home / "servers" / (str(port) if port else f"pid-{os.getpid()}")
+    for number in itertools.count(1):
+        with _lock_file(home / "servers" / (name if number == 1 else f"{name}-{number}")) as file:
+            if _is_taken(file, is_shared=is_shared):
+                write_holder(file)
+                yield file
+                return
 
 
 @contextmanager
@@ -36,16 +44,35 @@ def locked(state_dir: Path) -> Iterator[TextIO]:
     Raises:
         AlreadyServing: another launcher holds it.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    with (state_dir / LOCK_FILE).open("a+", encoding="utf-8") as file:
-        # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
-        while not try_lock(file):
-            holder = read_holder(file)
-            if holder and is_alive(holder["pid"]):
-                raise AlreadyServing(
-                    f"process {holder['pid']} already serves at {holder['url']}: `conch chat` talks to it; for another "
-                    "server, choose another --port"
-                )
-            time.sleep(_POLL_S)
-        file.truncate(0)
+    with _lock_file(state_dir) as file:
+        if not _is_taken(file, is_shared=False):
+            raise AlreadyServing(f"{state_dir}: a server of another container has this folder")
         yield file
+
+
+@contextmanager
+def _lock_file(folder: Path) -> Iterator[TextIO]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
+        yield file
+
+
+def _is_taken(file: TextIO, *, is_shared: bool) -> bool:
+    """Take the lock, and return whether it is ours now; it is not if its holder may go on beside us.
+
+    Raises:
+        AlreadyServing: its holder has our port.
+    """
+    # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
+    while not try_lock(file):
+        holder = read_holder(file)
+        if is_shared or not is_in_our_namespace(holder, "net"):
+            return False
+        if holder and is_alive(holder):
+            where = "" if is_in_our_namespace(holder, "pid") else " of another container"
+            does = f"already serves at {holder['url']}" if "url" in holder else "already builds or loads its models"
+            hint = "`conch chat` talks to it; for another server, choose another --port"
+            raise AlreadyServing(f"process {holder['pid']}{where} {does}: {hint}")
+        time.sleep(_POLL_S)
+    file.truncate(0)
+    return True

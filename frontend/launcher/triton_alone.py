@@ -10,6 +10,7 @@ from pathlib import Path
 
 from frontend.connections.certificates import Certificates
 from frontend.launcher.checks import check_machine, check_repository
+from frontend.launcher.state_lock import server_lock
 from frontend.launcher.triton_server import (
     NO_TLS,
     GrpcTls,
@@ -75,13 +76,14 @@ def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> N
     """
     check_machine()
     check_repository(settings.repository)
-    # Another server may use the same state folder, and keeps its own.
-    folder = triton_folder(settings.state_dir, settings.repository, f".triton-{os.getpid()}")
-    installation = find_triton(settings.tritonserver, folder, environment)
-    environment = {**installation.environment, KEY_VARIABLE: settings.key}
-    command = alone_command(installation, settings)
-    os.chdir(folder)  # the command was made of paths from the former folder
-    os.execve(installation.binary, command, environment)
+    with server_lock(settings.state_dir, "triton", is_shared=True) as lock:
+        os.set_inheritable(lock.fileno(), True)  # the server holds it
+        folder = triton_folder(Path(lock.name).parent, settings.repository)
+        installation = find_triton(settings.tritonserver, folder, environment)
+        environment = {**installation.environment, KEY_VARIABLE: settings.key}
+        command = alone_command(installation, settings)
+        os.chdir(folder)  # the command was made of paths from the former folder
+        os.execve(installation.binary, command, environment)
 
 
 def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:

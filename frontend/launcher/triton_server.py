@@ -69,13 +69,13 @@ class GrpcTls:
 NO_TLS = GrpcTls()
 
 
-def triton_folder(state_dir: Path, repository: Path, name: str = ".triton") -> Path:
-    """Return the folder of this name that Triton runs in, made anew. Other users cannot open it.
+def triton_folder(state_dir: Path, repository: Path) -> Path:
+    """Return the folder that Triton runs in, made anew. Other users cannot open it.
 
     The Python of its stages imports from the current folder first. And Triton pastes the paths of stages into a shell:
     they are relative to this folder, so the folders above may have any name.
     """
-    folder = state_dir.resolve() / name
+    folder = state_dir.resolve() / ".triton"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
     (folder / _REPOSITORY).symlink_to(repository.resolve())

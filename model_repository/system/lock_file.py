@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -29,14 +31,14 @@ def try_lock(file: TextIO) -> bool:
 
 
 def write_holder(file: TextIO, **facts: object) -> None:
-    """Write this process id and other facts in place of the content of a locked file.
+    """Write this process id, its namespaces and other facts in place of the content of a locked file.
 
     Raises:
         OSError: the disk is full.
     """
     try:
         file.truncate(0)
-        os.write(file.fileno(), json.dumps({"pid": os.getpid(), **facts}).encode())
+        os.write(file.fileno(), json.dumps({"pid": os.getpid(), **_namespaces(), **facts}).encode())
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, file.name) from exc
 
@@ -48,3 +50,33 @@ def read_holder(file: TextIO) -> dict[str, Any]:
         return dict(json.loads(file.read() or "{}"))
     except ValueError:
         return {}
+
+
+def is_alive(holder: Mapping[str, Any]) -> bool:
+    """Whether the holder of a lock that is not free runs.
+
+    The guard of a killed launcher holds its lock for some more seconds. The process ids of another container mean
+    nothing here; its launcher and its guard end together.
+    """
+    if not is_in_our_namespace(holder, "pid"):
+        return True
+    try:
+        return bool(Path(f"/proc/{holder['pid']}/cmdline").read_bytes())  # a zombie has none
+    except FileNotFoundError:
+        return False
+
+
+def is_in_our_namespace(holder: Mapping[str, Any], kind: str) -> bool:
+    """Whether the holder of a lock has our namespace of a kind: of process ids (`pid`), or of ports (`net`)."""
+    name = f"{kind}_namespace"
+    ours = _namespaces()[name]
+    return bool(holder.get(name, ours) == ours)
+
+
+def _namespaces() -> dict[str, str]:
+    """Return a name of each namespace of this process that is the only one of all machines."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # /proc of a container may lack it
+        boot = ""
+    return {f"{kind}_namespace": f"{boot} {os.readlink(f'/proc/self/ns/{kind}')}" for kind in ("pid", "net")}

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from model_repository.system.lock_file import read_holder, try_lock
+from model_repository.system.lock_file import is_alive, is_in_our_namespace, read_holder, try_lock
 
 LOCK_FILE = "launcher.lock"  # in the folder of a server
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server of this machine."""
+    """A server of this machine, or of a container that shares the home."""
 
     pid: int  # its launcher's
+    is_here: bool  # its process ids are ours
     url: str
     folder: Path
     models: tuple[str, ...]  # ids at its start
@@ -38,13 +39,6 @@ def running_servers(home: Path) -> Iterator[RunningServer]:
     for path in sorted(home.glob(f"servers/*/{LOCK_FILE}")):
         with path.open(encoding="utf-8") as file:
             holder = read_holder(file)
-            if not try_lock(file) and holder and is_alive(holder["pid"]):
-                yield RunningServer(holder["pid"], holder["url"], path.parent, tuple(holder["models"]))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())  # a zombie has none
-    except FileNotFoundError:
-        return False
+            if not try_lock(file) and "url" in holder and is_alive(holder):
+                is_here = is_in_our_namespace(holder, "pid")
+                yield RunningServer(holder["pid"], is_here, holder["url"], path.parent, tuple(holder["models"]))

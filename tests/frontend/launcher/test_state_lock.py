@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from frontend.__main__ import main
-from frontend.launcher.state_lock import locked, server_folder
+from frontend.launcher.state_lock import server_lock
 from model_repository.system.home import conch_home
 from model_repository.system.lock_file import write_holder
 from model_repository.system.running_servers import running_servers
@@ -27,8 +28,9 @@ def test_the_home_is_the_users_unless_a_variable_names_one(variables: dict[str, 
 
 
 def test_a_server_is_known_while_its_lock_is_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = server_folder(tmp_path, 8123)
-    with locked(folder) as file:
+    with server_lock(tmp_path, "8123", is_shared=False) as file:
+        folder = Path(file.name).parent
+        assert list(running_servers(tmp_path)) == [], "it has no address yet"
         write_holder(file, url="http://127.0.0.1:8123", models=["org/a"])
         [server] = running_servers(tmp_path)
         assert (server.pid, server.folder, server.models) == (os.getpid(), folder, ("org/a",))
@@ -39,9 +41,10 @@ def test_a_server_is_known_while_its_lock_is_held(tmp_path: Path, capsys: pytest
     assert main(["stop", f"--home={tmp_path}"]) == 1
 
 
-def test_the_folder_of_a_process_that_has_ended_goes(tmp_path: Path) -> None:
-    left, own = tmp_path / "servers" / "pid-99999999", server_folder(tmp_path, 0)
-    left.mkdir(parents=True)
-    own.mkdir()
-    assert server_folder(tmp_path, 0) == own == tmp_path / "servers" / f"pid-{os.getpid()}"
-    assert not left.exists() and own.exists()
+def test_servers_on_any_port_have_the_first_folder_that_is_free(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        with ExitStack() as stack:
+            locks = [stack.enter_context(server_lock(tmp_path, "any", is_shared=True)) for _ in range(2)]
+            return [Path(lock.name).parent.name for lock in locks]
+
+    assert [names(), names()] == [["any", "any-2"]] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def test_the_process_becomes_the_server(tmp_path, monkeypatch):
     main(["triton", f"--repository={tmp_path}", "--home=state", "--tritonserver=tritonserver", *tls])
     [(binary, command, environment)] = became
     assert binary == server
-    assert Path.cwd() == tmp_path / "state" / f".triton-{os.getpid()}"
+    assert Path.cwd() == tmp_path / "state" / "servers" / "triton" / ".triton"
     assert "--model-repository=repository" in command and Path("repository").samefile(tmp_path)
     assert {f"--grpc-server-cert={cert}", f"--grpc-server-key={key}", f"--grpc-root-cert={cert}"} <= set(command)
     assert f"--grpc-restricted-protocol=model-repository,shared-memory,trace,logging:conch-key={KEY}" in command
