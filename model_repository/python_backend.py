@@ -26,6 +26,7 @@ from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
 from model_repository.model_parameters import ModelParameters
+from model_repository.system.log_time import TimedFormatter
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,9 @@ def loading(args: Mapping[str, str]) -> Iterator[ModelParameters]:
 
     The stage's shared memory is closed to other users.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TimedFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         _close_shared_memory()
         parameters = json.loads(args["model_config"]).get("parameters", {})

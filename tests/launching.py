@@ -17,6 +17,7 @@ from typing import Any
 from frontend.launcher.launcher import LauncherSettings
 from frontend.settings import Settings
 from model_repository.contract.tensors import KEY_VARIABLE
+from model_repository.system.log_time import TIME
 from tests.frontend_with import command_with
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -68,6 +69,11 @@ def launcher_settings(
         triton_metrics_port=free_port(),
         triton_http_port=http_port,
     )
+
+
+def untimed(log: str) -> str:
+    """Return lines of a log without their times."""
+    return re.sub(rf"{TIME.pattern} ", "", log)
 
 
 class Command:

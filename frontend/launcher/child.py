@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from model_repository.errors import LOAD_FAILURE
+from model_repository.system.log_time import TIME, time_text
+from model_repository.system.process_start import blocked
 
 _NUM_LAST_LINES = 20
 _ARG_START = 48 - 3  # field 48 of /proc/PID/stat (see proc(5)); the first two are cut off
@@ -33,14 +35,20 @@ _TRITON_LINE = re.compile(rb"[IWEF]\d{4} \d\d:")  # a log line of a server; it h
 # SIGABRT and SIGSEGV. After this line Triton prints its stack and ends, or waits for itself: its heap may be corrupt.
 _CRASH = re.compile(r"Signal \((?:6|11)\) received\.")
 _CRASH_S = 2.0  # time to write the stack
+# The beginning of a line: of a stage, of Triton, or of a command's error.
+_PREFIX = re.compile(
+    rf"(?:(?P<time>{TIME.pattern}) )?"
+    r"(?:(?P<level>INFO|WARNING|ERROR|CRITICAL) |(?=(?P<other>[IWEF](?=\d{4} \d\d:)|error: )))?"
+)
+_LEVELS = {"W": "WARNING", "E": "ERROR", "F": "CRITICAL", "error: ": "ERROR"}
 _READ_BYTES = 65_536
 _READ_PAUSE_S = 0.01  # a busy server writes many lines a second, and each read wakes this process
 _DRAIN_S = 1.0  # time for the rest of an ended child's log; its own children may hold the pipe open
 
 
 def text_line(process: str, line: str) -> str:
-    """Return a log line for people."""
-    return f"[{process}] {line}"
+    """Return a log line for people, with a time."""
+    return f"[{process}] {line}" if TIME.match(line) else f"[{process}] {time_text(time.time())} {line}"
 
 
 def json_line(process: str, line: str) -> str:
@@ -50,7 +58,10 @@ def json_line(process: str, line: str) -> str:
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        fields = {"message": line}
+        found = _PREFIX.match(line)
+        assert found is not None, "each of its parts may be absent"
+        level = found["level"] or _LEVELS.get(found["other"], "INFO")
+        fields = {"time": found["time"] or time_text(time.time()), "level": level, "message": line[found.end() :]}
     return json.dumps({"process": process} | fields, ensure_ascii=False)
 
 
@@ -76,6 +87,8 @@ class Child:
         on_end: called from another thread when the process has ended, for any reason.
         secret: a part of the command line that is overwritten, since every user of the machine sees command lines.
             This happens at the first log line of a Triton, which has read its options by then.
+        is_deaf: SIGTERM is blocked. A supervisor such as systemd may send it to every process of a service, but Triton
+            has to go on while the frontend finishes its requests.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class Child:
         named: Callable[[str, str], str] = text_line,
         on_end: Callable[[Child], None] = lambda child: None,
         secret: str = "",
+        is_deaf: bool = False,
     ) -> None:
         self.name = name
         self.command = tuple(command)
@@ -98,6 +112,7 @@ class Child:
         self._named = named
         self._on_end = on_end
         self._secret = secret.encode()
+        self._blocked = {signal.SIGTERM} if is_deaf else set[signal.Signals]()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._load_failures: dict[str, str] = {}
@@ -123,7 +138,7 @@ class Child:
     def last_problem(self) -> str:
         """The last line of its log that may name the cause of its end."""
         lines = (line.strip() for line in reversed(self.last_lines) if not _NO_CAUSE.match(line))
-        return next(lines, "its log names no cause")
+        return TIME.sub("", next(lines, "its log names no cause"), count=1).strip()
 
     @property
     def load_failures(self) -> dict[str, str]:
@@ -151,15 +166,16 @@ class Child:
         self._last_lines.clear()
         self._load_failures.clear()
         self._reported.clear()
-        self._process = subprocess.Popen(
-            self.command,
-            cwd=self._folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with blocked(self._blocked):
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self._folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         assert self._process.stdout is not None
         reader = threading.Thread(target=self._forward, args=(self._process, self._process.stdout), daemon=True)
         reader.start()
@@ -168,14 +184,14 @@ class Child:
     def stop(self, grace_s: float) -> None:
         """Send SIGTERM; after the grace period, kill the process and its process group."""
         if self.is_running:
-            self.ask_to_end()
+            self.send(signal.SIGTERM)
             if not self._reported.wait(grace_s):
                 self.kill()
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM, if the process runs; a frontend ends its running requests at the second one."""
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if the process runs."""
         if self.is_running:
-            self._signal(os.kill, signal.SIGTERM)
+            self._signal(os.kill, number)
 
     def kill(self) -> None:
         """Kill the process and its process group at once, and wait until the process is gone."""

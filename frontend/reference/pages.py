@@ -58,7 +58,7 @@ phases in milliseconds and outcome, never a prompt, a completion or a key. On a 
 `serve.log`, and `--verbose` prints it; warnings and errors are in both places. A chat's line costs 15 us of CPU in the
 frontend (22 us as JSON) and 6 us in `serve`. The `request_id` (the caller's `x-request-id`, or a new one) is also in
 the stages' lines about a refusal or a failure. The engine writes the line of a gRPC client's request, with Triton's
-request id.
+request id. Each line has its time, in UTC.
 
 With `--otlp-endpoint URL`, or OpenTelemetry's `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below the caller's
 if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic conventions for

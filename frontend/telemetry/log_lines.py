@@ -6,14 +6,13 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
+from model_repository.system.log_time import TimedFormatter, time_text
 from model_repository.system.terminal_text import escaped_output
 
-TEXT_FORMAT = "%(levelname)s %(name)s: %(message)s"
 REQUEST_LOGGER = "frontend.app"  # a stable name for filters of request lines
 _FIELDS = "fields"  # attribute of a log record: returns what replaces the message in JSON
 
@@ -24,7 +23,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": time_text(record.created),
             "level": record.levelname,
             "logger": record.name,
         }
@@ -40,7 +39,7 @@ def configure_logging(log_format: str) -> None:
     # No line shows these; to find them out would take half the time of a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(escaped_output(sys.stderr))
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TimedFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 

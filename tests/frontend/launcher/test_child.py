@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from frontend.launcher.child import Child, json_line
+from frontend.launcher.child import Child, json_line, text_line
+from model_repository.system.log_time import TIME
+from tests.launching import untimed
 from tests.processes import is_running
 from tests.waiting import wait_until
 
@@ -20,7 +23,7 @@ DEAF = (
 
 def child(source: str, lines: list[str], secret: str = "") -> Child:
     command = [sys.executable, "-c", source, *([secret] if secret else [])]
-    return Child("triton", command, os.environ, log=lines.append, secret=secret)
+    return Child("triton", command, os.environ, log=lambda line: lines.append(untimed(line)), secret=secret)
 
 
 def ended(source: str, lines: list[str] | None = None) -> Child:
@@ -147,5 +150,28 @@ def test_a_line_that_is_an_object_gets_the_name_of_its_process() -> None:
 @pytest.mark.parametrize("text", ["I1122 started", "", "[1]", "7", '{"cut": ', "[" * 100_000, 'a "quoted" \\ word\x00'])
 def test_another_line_becomes_the_message_of_an_object(text: str) -> None:
     line = json_line("triton", text)
-    assert json.loads(line) == {"process": "triton", "message": text}
+    fields = json.loads(line)
+    assert TIME.fullmatch(fields.pop("time"))
+    assert fields == {"process": "triton", "level": "INFO", "message": text}
     assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "message"),
+    [
+        ("E1126 01:25:23.1 1 x.cc:1] no socket", "ERROR", "E1126 01:25:23.1 1 x.cc:1] no socket"),
+        ("W1126 01:25:23.1 1 x.cc:1] slow", "WARNING", "W1126 01:25:23.1 1 x.cc:1] slow"),
+        ("2026-11-28T15:47:12.123Z ERROR engine: broken", "ERROR", "engine: broken"),
+        ("WARNING old: stage", "WARNING", "old: stage"),
+    ],
+)
+def test_the_object_of_another_line_has_its_level(text: str, level: str, message: str) -> None:
+    fields = json.loads(json_line("triton", text))
+    assert (fields["level"], fields["message"]) == (level, message)
+    assert TIME.fullmatch(fields["time"]) and ("15:47:12.123" in fields["time"]) is ("15:47:12.123" in text)
+
+
+def test_a_line_has_one_time_its_own_if_it_has_one() -> None:
+    timed = "2026-11-28T15:47:12.123Z INFO x: y"
+    assert text_line("frontend", timed) == f"[frontend] {timed}"
+    assert re.fullmatch(rf"\[triton\] {TIME.pattern} ggml: y", text_line("triton", "ggml: y"))
