@@ -26,6 +26,7 @@ from frontend.terminal import Colour, print_error, write_coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
 from model_repository.system.home import add_home, conch_home
+from model_repository.system.process_start import prepare_process
 from model_repository.system.terminal_text import escape_output
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ _BUILD_COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for a wrong option or value."""
     words = (sys.argv[1:] if arguments is None else list(arguments)) or ["--help"]
+    try:
+        if arguments is None:
+            prepare_process()
+    except KeyboardInterrupt:  # it came while it was blocked
+        return 128 + signal.SIGINT
     escape_output()
     if words[0] in _BUILD_COMMANDS:
         command = [sys.executable, "-P", "-m", "build_engines", *words]  # -P: nothing of the current folder
@@ -331,11 +337,13 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
     from frontend.launcher.checks import check_home
-    from frontend.launcher.command import serve
+    from frontend.launcher.child import json_line
+    from frontend.launcher.command import serve, write_error, write_line
     from frontend.launcher.errors import AlreadyServing
     from frontend.launcher.launcher import LauncherSettings
     from frontend.launcher.models import build_models
-    from frontend.launcher.state_lock import locked, server_folder
+    from frontend.launcher.signals import EndingSignals
+    from frontend.launcher.state_lock import server_lock
 
     if options.models and options.repository:
         raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
@@ -347,11 +355,10 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
     if "max_queue_wait_s" not in options and is_loopback(frontend.host) and not frontend.key_file:
         frontend = dataclasses.replace(frontend, max_queue_wait_s=_PERSONS_QUEUE_WAIT_S)
-    folder = server_folder(options.home, frontend.port)
     last_build = options.home / "repository"
     settings = LauncherSettings(
-        repository=options.repository or (folder / "repository" if options.models else last_build),
-        state_dir=folder,
+        repository=options.repository or last_build,
+        state_dir=options.home,  # a folder in it, once its lock is held
         environment=os.environ,
         frontend=frontend,
         triton_grpc_port=options.triton_grpc_port,
@@ -372,18 +379,45 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     if not options.models and not options.repository and not any(last_build.glob("*/config.pbtxt")):
         rule = "`conch serve demo` serves the demo model, and `conch list` shows the models of this machine"
         raise SettingsError(f"MODEL: required, since there is no model of a `conch build`: {rule}")
+    is_json = frontend.log_format == "json"
+
+    def log(line: str) -> None:
+        write_line(json_line("build", line), sys.stderr)
+
     try:
-        with locked(folder):  # a running server keeps its repository
-            pass
+        with (
+            EndingSignals() as signals,
+            server_lock(options.home, str(frontend.port or "any"), is_shared=not frontend.port) as lock,
+        ):
+            folder = Path(lock.name).parent
+            repository = folder / "repository" if options.models else settings.repository
+            settings = dataclasses.replace(settings, state_dir=folder, repository=repository)
+            if options.models and sys.stderr.isatty():
+                print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
+            status = build_models(
+                models,
+                options.home,
+                repository,
+                options.model_options,
+                signals=signals,
+                log=log if is_json and not sys.stderr.isatty() else None,
+            )
+            if signals.has_come:
+                return 0 if talk is None else 128 + signal.SIGINT
+            if status:
+                return status
+            return serve(
+                settings,
+                sys.stdout,
+                sys.stderr,
+                signals=signals,
+                lock=lock,
+                is_verbose=options.verbose,
+                talk=talk,
+            )
     except (AlreadyServing, OSError) as exc:
-        _print_error(exc)
+        write_error(exc, sys.stderr, is_json=is_json)
         return 1
-    if options.models and sys.stderr.isatty():
-        print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
-    status = build_models(models, options.home, settings.repository, options.model_options)
-    if status:
-        return status
-    return serve(settings, sys.stdout, sys.stderr, is_verbose=options.verbose, talk=talk)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -488,13 +522,14 @@ def _ps(options: argparse.Namespace) -> None:
     from model_repository.system.running_servers import running_servers
 
     for server in running_servers(options.home):
-        print(f"{server.pid:>7}  {server.url:28}  {', '.join(server.models)}  {server.folder}")
+        process = str(server.pid) if server.is_here else "another container"
+        print(f"{process:>7}  {server.url:28}  {', '.join(server.models)}  {server.folder}")
 
 
 def _stop(options: argparse.Namespace) -> int:
     from model_repository.system.running_servers import running_servers
 
-    running = list(running_servers(options.home))
+    running = [server for server in running_servers(options.home) if server.is_here]
     if not options.servers and len(running) > 1:
         urls = ", ".join(server.url for server in running)
         raise SettingsError(f"PORT: required, since {len(running)} servers run: {urls}")
@@ -537,6 +572,8 @@ def _print_error(error: Exception) -> None:
 
 
 def _api(options: argparse.Namespace) -> int:
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)  # another program's: prometheus_client would read it in the imports below
     from frontend.gateway.shared_limiter import run as run_admission
     from frontend.launcher.workers import run
     from frontend.telemetry.log_lines import configure_logging

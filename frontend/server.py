@@ -22,9 +22,10 @@ from frontend.connections.connection import HEADER_TIMEOUT_S, LINGERING_S, Conne
 from frontend.connections.crowd import Crowd, max_connections, raise_file_limit
 from frontend.connections.refusals import PARSER_LIMITS
 from frontend.operations.app import create_operations_app
-from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS, Supervisor
+from frontend.operations.supervisor import Supervisor
 from frontend.request_context import DRAIN, KEYS, SETTINGS, TRITON
 from frontend.settings import Settings
+from frontend.supervision import BEGIN_DRAIN, END_NOW, RELOAD_KEYS, SUPERVISED
 from frontend.triton.client import TritonClient
 
 CLOSE_TIMEOUT_S = 3.0  # time for the last bytes of answers, after the drain
@@ -77,7 +78,13 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
-        (hurry if stop.is_set() else stop).set()
+        if stop.is_set() and not is_supervised:
+            hurry.set()
+        stop.set()
+
+    def on_end_now() -> None:
+        hurry.set()
+        stop.set()
 
     def on_parent_gone() -> None:
         assert parent is not None
@@ -85,8 +92,10 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
         stop.set()
 
     is_shared = parent is not None
+    is_supervised = is_shared or SUPERVISED in os.environ
     supervisor = Supervisor(os.getppid() if is_shared else os.getpid())
     loop.add_signal_handler(signal.SIGTERM, on_signal)
+    loop.add_signal_handler(END_NOW, on_end_now)
     # Ctrl-C reaches the parent of several workers too, and the parent signals them: it must not count twice.
     loop.add_signal_handler(signal.SIGINT, on_signal if parent is None else lambda: None)
     runner = app_runner(settings, tell_others=supervisor.begin_drain if is_shared else lambda: None)

@@ -12,7 +12,6 @@ import functools
 import itertools
 import logging
 import os
-import signal
 from collections.abc import Callable
 
 import msgspec
@@ -24,6 +23,8 @@ from frontend.gateway.limiter import LocalLimiter, local_limiter
 from frontend.gateway.outage import LimitsUnavailable, Outage
 from frontend.gateway.types import AdmissionRequest, Lease, Reading
 from frontend.settings import Settings
+from frontend.supervision import END_NOW
+from model_repository.system.process_start import ENDING_SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ async def serve_worker(limiter: LocalLimiter, reader: asyncio.StreamReader, writ
 
 
 def run(settings: Settings, path: str, *, parent: int, on_listening: Callable[[], None]) -> None:
-    """Serve the workers on a Unix socket until SIGTERM, or until their parent's end closes the descriptor `parent`."""
+    """Serve the workers on a Unix socket until END_NOW, or until their parent's end closes the descriptor `parent`."""
     os.umask(0o177)  # the socket is for this user only, from its first moment on
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, path, parent, on_listening))
@@ -200,8 +201,9 @@ def run(settings: Settings, path: str, *, parent: int, on_listening: Callable[[]
 async def _serve(settings: Settings, path: str, parent: int, on_listening: Callable[[], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    for number in (signal.SIGINT, signal.SIGHUP):  # sent to the whole group; the workers still need this process
+    loop.add_signal_handler(END_NOW, stop.set)
+    # A terminal, or the supervisor of a service, sends these to every process; the workers still need this one.
+    for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, lambda: None)
     loop.add_reader(parent, stop.set)
     limiter = local_limiter(settings)

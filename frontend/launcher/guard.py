@@ -53,7 +53,7 @@ def guarded(held: int, grace_s: float) -> Iterator[str]:
 
 
 def end_marked(mark: str, grace_s: float) -> None:
-    """Send SIGTERM to every marked process, then SIGKILL after the grace period; free their shared memory."""
+    """Send SIGTERM to every marked process, and SIGKILL after the grace period; free their shared memory."""
     kill_at = time.monotonic() + grace_s
     num_empty_scans, signalled = 0, set[int]()
     # Two empty scans in a row: a process is not visible during exec.
@@ -62,7 +62,7 @@ def end_marked(mark: str, grace_s: float) -> None:
         pids = marked_pids(mark)
         for pid in pids if is_over else pids - signalled:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if is_over else signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL if is_over or _is_deaf(pid) else signal.SIGTERM)
         signalled |= pids
         num_empty_scans = 0 if pids else num_empty_scans + 1
         time.sleep(_POLL_S)
@@ -84,6 +84,16 @@ def marked_pids(mark: str) -> set[int]:
 def shm_prefix(mark: str) -> str:
     """Return the prefix of the names of shared memory of a launcher's Triton; a killed Triton does not free it."""
     return f"conch_{mark}_"
+
+
+def _is_deaf(pid: int) -> bool:
+    """Whether a process blocks SIGTERM, as Triton and its stages do."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it has ended
+        return False
+    blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:"))
+    return bool(blocked >> (signal.SIGTERM - 1) & 1)
 
 
 def _environment(folder: Path) -> list[bytes]:

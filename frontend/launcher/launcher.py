@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
@@ -33,6 +33,7 @@ from frontend.launcher.triton_server import (
 )
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
+from frontend.supervision import END_NOW, SUPERVISED
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id, replica_suffix
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
@@ -144,6 +145,7 @@ class Launcher:
     Args:
         log: called with each line of the children's logs, from other threads.
         notify: called with each line of the launcher's own, from other threads too; None: `log`.
+        lock: the lock file of the state directory, if the caller holds the lock; None: the launcher takes it.
     """
 
     triton: Child
@@ -156,8 +158,10 @@ class Launcher:
         settings: LauncherSettings,
         log: Callable[[str], None],
         notify: Callable[[str], None] | None = None,
+        lock: TextIO | None = None,
     ) -> None:
         self._settings = settings
+        self._lock = lock
         self._log = log
         self._notify = notify or log
         self._named = json_line if settings.frontend.log_format == "json" else text_line
@@ -176,7 +180,7 @@ class Launcher:
         state_dir = self._settings.state_dir.resolve()
         with ExitStack() as stack:
             check_machine()
-            lock = stack.enter_context(locked(state_dir))
+            lock = self._lock or stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
             write_holder(lock, url=self.url, models=list(dict.fromkeys(_models(self._settings.repository).values())))
@@ -216,12 +220,12 @@ class Launcher:
         self.triton.kill()
 
     def interrupt(self) -> None:
-        """End the wait, now or when it begins; a signal handler may call this at any moment.
+        """End the wait, now or when it begins; any thread may call this at any moment.
 
         The second call ends the running requests.
         """
         if self._is_stopping:
-            self.frontend.ask_to_end()
+            self.frontend.send(END_NOW)
         self._events.put(Interrupted())
 
     def wait_until_ready(self) -> list[str]:
@@ -334,8 +338,8 @@ class Launcher:
         triton = self._triton_command(is_partial=True)
         frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         environment = {**installation.environment, KEY_VARIABLE: key}
-        self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key)
-        environment = {**settings.environment, **settings_to_environment(self.frontend_settings)}
+        self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key, is_deaf=True)
+        environment = {**settings.environment, **settings_to_environment(self.frontend_settings), SUPERVISED: "1"}
         self.frontend = self._child("frontend", frontend, environment, mark)
 
     def _child(self, name: str, command: list[str], environment: Mapping[str, str], mark: str, **options: Any) -> Child:

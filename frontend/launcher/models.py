@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from frontend.launcher.signals import EndingSignals
+from model_repository.system.process_start import ENDING_SIGNALS, blocked
 
 # Options of `build` that `serve` and `run` take for their models: the name of the value, and the meaning.
 MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
@@ -21,12 +25,22 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def build_models(models: Sequence[str], home: Path, repository: Path, options: Sequence[str] = ()) -> int:
+def build_models(
+    models: Sequence[str],
+    home: Path,
+    repository: Path,
+    options: Sequence[str] = (),
+    *,
+    signals: EndingSignals,
+    log: Callable[[str], None] | None = None,
+) -> int:
     """Build each model unless its artifact is there, and render the repository of all.
 
     Args:
         models: for `build_engines build`; none: nothing is built.
         options: its options, of MODEL_OPTIONS.
+        signals: each of them ends the build as Ctrl-C does.
+        log: called with each line of its log; None: it writes to stderr.
 
     Returns:
         the exit status; if it is not 0, build_engines has written the reason to stderr.
@@ -35,4 +49,18 @@ def build_models(models: Sequence[str], home: Path, repository: Path, options: S
         return 0
     places = (f"--home={home}", f"--repository={repository}")
     command = [sys.executable, "-P", "-m", "build_engines", "build", "--ready", *models, *options, *places]
-    return subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    with blocked(ENDING_SIGNALS):  # until it can end without a traceback
+        build = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=None if log is None else subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches this process alone
+        )
+    with build:
+        signals.call(lambda number: build.send_signal(signal.SIGINT))
+        for line in build.stderr or ():
+            if log is not None:
+                log(line.rstrip())
+    return build.returncode

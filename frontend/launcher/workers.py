@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -21,10 +22,9 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
-from frontend.launcher.checks import SHARED_MEMORY
-from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.request_context import LIMITS_SOCKET
 from frontend.settings import Settings
+from frontend.supervision import BEGIN_DRAIN, END_NOW, RELOAD_KEYS, SUPERVISED
 from frontend.telemetry.log_lines import configure_logging
 from frontend.telemetry.metrics import SHARED_FOLDER, forget_worker
 from model_repository.system.cores import num_cores
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WORKERS_BY_CORES = 8
 _CORES_PER_WORKER = 4  # the engine, tritonserver and the stages need the other cores
+_TEMPORARY = "/tmp"  # not TMPDIR, whose path may be long
 _MIN_PAUSE_S = 1.0  # wait until an ended process is replaced
 _ADMISSION_START_S = 300.0  # only a hang takes longer, also on a busy machine
 _POLL_S = 0.1  # interval of the checks whether a starting process still runs
@@ -67,17 +68,32 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
             except OSError as exc:
                 server.log_unavailable(host, port, exc)
                 return 1
-        # A short path: that of a socket has at most 107 bytes.
-        folder_of_sockets = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-        folder = stack.enter_context(TemporaryDirectory(prefix="conch-", dir=folder_of_sockets))
-        metrics_folder = Path(folder, "metrics")
-        metrics_folder.mkdir()
+        folder = stack.enter_context(_shared_folder())
         # The workers inherit these variables.
-        os.environ[SHARED_FOLDER] = str(metrics_folder)
+        os.environ[SHARED_FOLDER] = str(folder / "metrics")
         os.environ["PYTHONSAFEPATH"] = "1"  # else a new Python imports from the current folder
         if run_admission is not None:
-            os.environ[LIMITS_SOCKET] = str(Path(folder, "limits.sock"))
+            os.environ[LIMITS_SOCKET] = str(folder / "limits.sock")
         return Workers(replace(settings, port=ports[0]), run_admission).run(count)
+
+
+@contextmanager
+def _shared_folder() -> Iterator[Path]:
+    """Make a folder for the metrics of the workers and the socket of the limits.
+
+    Its path is short: that of a socket has at most 107 bytes. It is not in /dev/shm, since logind removes files
+    of a user there at the last logout (RemoveIPC). Tools that remove old temporary files leave a locked folder alone.
+    """
+    with ExitStack() as stack:
+        parent = _TEMPORARY if os.access(_TEMPORARY, os.W_OK) else None
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="conch-", dir=parent)))
+        (folder / "metrics").mkdir()
+        for each in (folder, folder / "metrics"):
+            descriptor = os.open(each, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):  # this file system has no locks
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +132,13 @@ class Workers:
 
     def run(self, count: int) -> int:
         """Keep `count` workers running until a signal; return the exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, BEGIN_DRAIN, *([RELOAD_KEYS] if self._settings.key_file else [])):
+        ours = (signal.SIGTERM, signal.SIGINT, END_NOW, BEGIN_DRAIN)
+        for number in (*ours, *([RELOAD_KEYS] if self._settings.key_file else [])):
             signal.signal(number, self._on_signal)
         admission = self._start_admission()
         if not all(child.listens_within(_ADMISSION_START_S) for child in admission):
             logger.error("the admission process does not start")
-            self._stop(admission)
+            self._stop(admission, END_NOW)
             return 1
         workers = self._workers = [self._start(_work, self._is_draining) for _ in range(count)]
         status = 0
@@ -150,8 +167,8 @@ class Workers:
                     logger.error("the admission process ended with code %s", child.process.exitcode)
                     time.sleep(_MIN_PAUSE_S)
                     admission = self._start_admission()
-        self._stop(workers)
-        self._stop(admission)  # it counts the workers' requests until they end
+        self._stop(workers, signal.SIGTERM)
+        self._stop(admission, END_NOW)  # it counts the workers' requests until they end
         return status
 
     def _start_admission(self) -> list[_Worker]:
@@ -174,9 +191,9 @@ class Workers:
             self._is_draining.value = True  # first: a worker that does not listen yet reads this when it does
         _send([worker for worker in self._workers if worker.has_listened.value], number)
 
-    def _stop(self, children: list[_Worker]) -> None:
+    def _stop(self, children: list[_Worker], number: signal.Signals) -> None:
         self._is_stopping = True
-        _send(children, signal.SIGTERM)
+        _send(children, number)
         deadline_s = time.monotonic() + self._settings.drain_timeout_s + _STOP_MARGIN_S
         for child in children:
             child.process.join(max(0.0, deadline_s - time.monotonic()))
@@ -186,8 +203,9 @@ class Workers:
                 child.process.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_stopping and number in (signal.SIGTERM, signal.SIGINT):
-            _send(self._workers, signal.SIGTERM)  # the second signal ends the running requests
+        is_second = self._is_stopping and number in (signal.SIGTERM, signal.SIGINT) and SUPERVISED not in os.environ
+        if is_second or number == END_NOW:
+            _send(self._workers, END_NOW)
         os.write(self._signal_write, bytes([number]))
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 
-RELOAD_KEYS = signal.SIGHUP  # read the key file now
-BEGIN_DRAIN = signal.SIGUSR1  # refuse new requests, but do not end
+from frontend.supervision import BEGIN_DRAIN, RELOAD_KEYS
 
 
 class Supervisor:

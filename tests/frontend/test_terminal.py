@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -17,9 +17,12 @@ from frontend.__main__ import main
 from frontend.launcher import command
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import LauncherSettings
+from frontend.launcher.signals import EndingSignals
+from frontend.launcher.state_lock import locked
 from frontend.telemetry.log_lines import configure_logging
 from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.system.terminal_text import STEERING, escaped_output
+from tests.another_machine import needs_root, small_disk
 from tests.build_engines.serving_home import serving
 
 _HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b2J\r\u202ex"
@@ -98,7 +101,7 @@ def test_neither_the_terminal_nor_the_log_of_serve_has_a_raw_line(
         """A launcher whose child logs a line and ends."""
 
         def __init__(
-            self, settings: LauncherSettings, log: Callable[[str], None], notify: Callable[[str], None]
+            self, settings: LauncherSettings, log: Callable[[str], None], notify: Callable[[str], None], lock: TextIO
         ) -> None:
             self._log = log
 
@@ -106,16 +109,34 @@ def test_neither_the_terminal_nor_the_log_of_serve_has_a_raw_line(
 
         def wait_until_ready(self) -> list[str]:
             self._log(f"[triton] {_HOSTILE}")
-            self._log(f"[frontend] WARNING {_HOSTILE}")
+            self._log(f"[frontend] 2026-11-28T15:47:12.123Z WARNING {_HOSTILE}")
             raise LaunchError(_HOSTILE, [_HOSTILE])
 
     monkeypatch.setattr(command, "Launcher", Broken)
-    monkeypatch.setattr(command, "_call_at_signals", lambda function: None)
     monkeypatch.setenv("NO_COLOR", "1")
     terminal: Any = Terminal()
     settings = LauncherSettings(repository=tmp_path, state_dir=tmp_path, environment={})
-    assert command.serve(settings, terminal, escaped_output(terminal)) == 1
+    with EndingSignals() as signals, locked(tmp_path) as lock:
+        assert command.serve(settings, terminal, escaped_output(terminal), signals=signals, lock=lock) == 1
     log = (tmp_path / command.LOG_FILE).read_text()
     assert log.count("title") == 2 and not steers(log)
-    shown = terminal.getvalue().replace("\rLoading the models: 0 s", "").replace("\r\x1b[K", "")
+    shown = terminal.getvalue().replace("\r\x1b[K", "")
     assert shown.count("title") == 3 and not steers(shown)
+
+
+def test_a_line_takes_the_place_of_the_time_of_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning stood behind it: `Loading the models: 17 s[frontend] WARNING`."""
+    monkeypatch.setattr(command, "repeated", lambda show, period_s: contextlib.nullcontext(show()))
+    terminal = Terminal()
+    with (loading := command._LoadingLine(terminal)), loading.hidden():
+        terminal.write("a warning\n")
+    assert terminal.getvalue() == "\r\x1b[KLoading the models: 0 s\r\x1b[Ka warning\n"
+
+
+@needs_root()
+def test_a_log_on_a_full_disk_is_named_once_and_ends_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    with small_disk(tmp_path / "disk", 1 << 16) as disk, command._log_file(disk / "serve.log", told.append) as write:
+        for _ in range(100):
+            write("x" * 1000)
+    assert told == [f"{disk}/serve.log: No space left on device: lines of the log are missing"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -16,12 +19,14 @@ import pytest
 from build_engines import artifact
 from build_engines.__main__ import main
 from frontend.launcher.guard import MARK, marked_pids
+from tests.another_machine import BLOCKED, CLOSED
 from tests.integration.api import COMPLETIONS, Api
+from tests.integration.replicas import streaming, until
 from tests.integration.stack import PACED_MODEL
 from tests.integration.test_conch import Terminal
-from tests.launching import FREE_PORTS, Command, running
-from tests.processes import command_line, is_running
-from tests.waiting import wait_until
+from tests.launching import FREE_PORTS, Command, free_port, running, untimed
+from tests.processes import command_line, is_running, is_stopped
+from tests.waiting import DEADLINE_S, wait_until
 
 NUM_STAGES = 3
 
@@ -115,9 +120,13 @@ def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_reposit
     url = re.findall(r"Ready:\S* (http\S+)", terminal.text)[0]
     assert answers(url)
     line = " POST /v1/completions "
-    path = tmp_path / "servers" / f"pid-{terminal.pid}" / "serve.log"
+    path = tmp_path / "servers" / "any" / "serve.log"
     wait_until(lambda: re.search(f"{line}.*status=200", path.read_text()), "its line is in the log")
     assert path.read_text().count(line) == 1
+    os.truncate(path, 0)  # as logrotate does with copytruncate
+    assert answers(url)
+    wait_until(lambda: line in path.read_text(), "its line is in the log")
+    assert "\0" not in path.read_text()
     [engine] = [pid for pid in marked_pids(mark_of(terminal.pid)) if b"__engine" in command_line(pid)]
     os.kill(engine, signal.SIGKILL)
     terminal.wait_for("reloading synthetic--paced__engine")
@@ -125,6 +134,71 @@ def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_reposit
     assert line not in terminal.text
     terminal.kill(signal.SIGINT)
     assert terminal.status() == 0
+
+
+def processes_of(launcher: int) -> list[int]:
+    """Return all processes of a service, its launcher among them."""
+    return [launcher, *(child.pid for child in psutil.Process(launcher).children(recursive=True))]
+
+
+async def test_answers_end_whole_when_every_process_gets_sigterm(paced_repository: Path, tmp_path: Path) -> None:
+    """So systemd stops a service without KillMode=mixed: two SIGTERMs reached a frontend, and its streams ended."""
+    with serving(paced_repository, tmp_path, "--workers=2") as serve:
+        url = (await asyncio.to_thread(printed_curl, serve))[1].partition("/v1/")[0]
+        async with streaming(url, 200, 8) as streams:
+            await until(lambda: all(stream.text for stream in streams), "the streams have begun")
+            for pid in processes_of(serve.process.pid):
+                os.kill(pid, signal.SIGTERM)
+        assert all(stream.is_whole for stream in streams), streams
+        assert await asyncio.to_thread(serve.status) == 0
+
+
+async def test_the_second_signal_ends_running_answers(paced_repository: Path, tmp_path: Path) -> None:
+    with serving(paced_repository, tmp_path, "--workers=2") as serve:
+        url = (await asyncio.to_thread(printed_curl, serve))[1].partition("/v1/")[0]
+        async with streaming(url, 1900, 8) as streams:
+            await until(lambda: all(stream.text for stream in streams), "the streams have begun")
+            serve.process.send_signal(signal.SIGTERM)
+            await until(lambda: serve.log.count("draining: ") == 2, "both workers drain")
+            serve.process.send_signal(signal.SIGTERM)
+        assert all(stream.is_cleanly_broken for stream in streams), streams
+        assert await asyncio.to_thread(serve.status) == 0
+
+
+@pytest.mark.faults
+def test_it_serves_with_closed_streams_and_ends_though_signals_were_blocked(
+    paced_repository: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    words = [f"--repository={paced_repository}", f"--home={tmp_path}", *FREE_PORTS, f"--port={port}"]
+    command = [*BLOCKED, *CLOSED, sys.executable, "-m", "frontend", "serve", *words]
+    with running(tmp_path, "serve", args=command) as serve:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}"), "it answers")
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.status() == 0
+
+
+def test_it_outlives_the_reader_of_its_log_and_hears_a_signal_though_it_was_suspended(
+    paced_repository: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    words = [f"--repository={paced_repository}", f"--home={tmp_path}", *FREE_PORTS, f"--port={port}"]
+    command = [sys.executable, "-m", "frontend", "serve", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as serve:
+        assert serve.stdout is not None
+        while "curl " not in serve.stdout.readline():
+            pass
+        serve.stdout.close()
+        [frontend] = [pid for pid in processes_of(serve.pid) if b"\0api\0" in command_line(pid)]
+        os.kill(frontend, signal.SIGKILL)
+        wait_until(lambda: not is_running(frontend), "it is gone")
+        wait_until(lambda: answers(url), "another frontend answers")
+        serve.send_signal(signal.SIGSTOP)
+        wait_until(lambda: is_stopped(serve.pid), "it is suspended")
+        serve.send_signal(signal.SIGINT)
+        serve.send_signal(signal.SIGCONT)
+        assert serve.wait(DEADLINE_S) == 0
 
 
 def damaged(paced_repository: Path, folder: Path) -> Path:
@@ -148,6 +222,6 @@ def test_a_model_that_does_not_load_is_named_and_the_others_are_served(paced_rep
     shutil.copytree(paced_repository, repository, dirs_exist_ok=True)
     with serving(repository, tmp_path) as serve:
         assert answers(printed_curl(serve)[1].partition("/v1/")[0])
-        assert f"[serve] {reason}" in serve.log
+        assert f"[serve] {reason}" in untimed(serve.log)
         serve.process.send_signal(signal.SIGINT)
         assert serve.status() == 0

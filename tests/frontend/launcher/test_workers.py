@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,8 +22,10 @@ import pytest
 from frontend.__main__ import main
 from frontend.caller import KeyRole
 from frontend.launcher.workers import MAX_WORKERS_BY_CORES, num_workers, run
-from frontend.operations.supervisor import BEGIN_DRAIN, RELOAD_KEYS
 from frontend.settings import Settings
+from frontend.supervision import BEGIN_DRAIN, RELOAD_KEYS
+from frontend.telemetry.metrics import SHARED_FOLDER
+from tests.another_machine import needs_root, small_disk
 from tests.frontend.gateway.key_files import KeyFile
 from tests.launching import Command, free_port, running
 from tests.processes import command_line, is_running
@@ -47,6 +52,12 @@ def two_workers(folder: Path, *arguments: str, constants: Sequence[str] = ()) ->
         yield frontend, [int(pid) for pid in re.findall(r"process (\d+) listens on", frontend.log)]
 
 
+def variable_of(worker: int, name: str) -> str:
+    """Return an environment variable of a worker."""
+    [value] = re.findall(rf"\0{name}=([^\0]+)", Path(f"/proc/{worker}/environ").read_bytes().decode())
+    return str(value)
+
+
 def is_live(url: str) -> bool:
     with urllib.request.urlopen(f"{url}/health/live", timeout=10) as answer:
         return bool(answer.status == 200)
@@ -61,18 +72,23 @@ def test_workers_share_a_port_and_nothing_with_other_users_and_end_at_ctrl_c(
     with two_workers(tmp_path) as (frontend, workers):
         assert len(set(re.findall(r"listens on (\S+)", frontend.log))) == 1
         assert all(is_live(frontend.url) for _ in range(20))
-        environ = Path(f"/proc/{workers[0]}/environ").read_bytes().decode()
-        [limits] = re.findall(r"CONCH_LIMITS_SOCKET=([^\0]+)", environ)
-        assert stat.S_IMODE(os.stat(limits).st_mode) == 0o600
-        [metrics] = re.findall(r"PROMETHEUS_MULTIPROC_DIR=([^\0]+)", environ)
-        assert stat.S_IMODE(os.stat(Path(metrics).parent).st_mode) == 0o700
+        limits, metrics = (Path(variable_of(workers[0], name)) for name in ("CONCH_LIMITS_SOCKET", SHARED_FOLDER))
+        assert stat.S_IMODE(limits.stat().st_mode) == 0o600
+        assert stat.S_IMODE(metrics.parent.stat().st_mode) == 0o700
+        for folder in (limits.parent, metrics):  # logind cleans /dev/shm, and systemd-tmpfiles what it can lock
+            cleaner = ["flock", "--exclusive", "--nonblock", str(folder), "true"]
+            assert not folder.is_relative_to("/dev/shm") and subprocess.run(cleaner, check=False).returncode == 1
         frontend.process.send_signal(signal.SIGINT)
         assert frontend.status() == 0
         assert not any(map(is_running, workers))
 
 
 def test_a_killed_worker_is_replaced_also_during_a_drain_and_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
+    """Both need no files of metrics: without them requests got 500, and no worker could start."""
     with two_workers(tmp_path) as (frontend, workers):
+        shutil.rmtree(variable_of(workers[0], SHARED_FOLDER))
+        for path in ("health/live", "version", "metrics") * 7:  # each is counted under a name of its own
+            urllib.request.urlopen(f"{frontend.url}/{path}", timeout=10).close()
         os.kill(workers[0], signal.SIGKILL)
         wait_until(lambda: len(set(workers_of(frontend)) - {workers[0]}) == 2, "another one starts")
         frontend.process.send_signal(BEGIN_DRAIN)
@@ -91,6 +107,29 @@ def test_workers_that_do_not_come_up_end_everything(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         assert frontend.status() == 1
         assert f"worker {first} ended with code -9" in frontend.log
+
+
+def test_another_programs_folder_of_metrics_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        monkeypatch.setenv(name, str(tmp_path / "missing"))
+    with running(tmp_path, "api", "--triton=127.0.0.1:1", "--port=0", "--workers=1") as frontend:
+        frontend.wait_for(" listens on http")
+        assert is_live(frontend.url)
+    assert not (tmp_path / "missing").exists()
+
+
+@needs_root()
+def test_a_full_disk_costs_metrics_and_no_worker(tmp_path: Path) -> None:
+    """A page of a file that has no room on the disk would kill the worker with SIGBUS."""
+    source = "from frontend.telemetry.metrics import Metrics; from frontend.telemetry.definitions import METRICS\n"
+    source += "m = Metrics(); [m._child(each, ('x',) * len(each.labels)) for each in METRICS]; print(m._children)"
+    for size_bytes, is_counted in ((1 << 16, False), (1 << 24, True)):
+        with small_disk(tmp_path / str(size_bytes), size_bytes) as disk:
+            environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(disk / "metrics")}
+            command = [sys.executable, "-c", source]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            assert ("_Nowhere" not in done.stdout) is is_counted
+            assert ("No space left on device: '" in done.stderr) is not is_counted
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
