@@ -92,7 +92,7 @@ def test_the_embedder_is_served_behind_the_models(
 ) -> None:
     built: list[list[str]] = []
 
-    def build_models(models: list[str], *_: object) -> int:
+    def build_models(models: list[str], *_: object, **__: object) -> int:
         built.append(models)
         return 1
 
