@@ -238,6 +238,7 @@ def running_stack(
     log_path = tmp_path_factory.mktemp("log") / "serve.log"
     with log_path.open("w") as log, Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher:
         change_frontend(launcher, *PATIENT, *constants)
+        launcher.triton._blocked.clear()  # as `conch triton` runs it: tests end it by SIGTERM
         launcher.start()
         launcher.wait_until_ready()
         with Stack.of(launcher, log_path) as stack:
