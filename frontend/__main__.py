@@ -652,16 +652,16 @@ def _settings_of_one_endpoint(options: argparse.Namespace) -> Settings:
 
 
 def _check(settings: Settings) -> None:
-    """Check endpoints, limits, and the files of keys and certificates before a process is started.
+    """Check endpoints, limits, the URL of Redis, and the files of keys and certificates before a process is started.
 
     Raises:
         SettingsError: a text breaks a rule, or a file cannot be read.
     """
     Endpoints.parse(settings.triton_endpoints)
-    if settings.model_limits:
-        from frontend.gateway.policy import Policy
+    if settings.model_limits or settings.redis_url:
+        from frontend.gateway.limiter import local_limiter
 
-        Policy(settings)
+        local_limiter(settings)
     if settings.key_file:
         from frontend.gateway.key_file import read_keys
 

@@ -319,8 +319,8 @@ class Settings:
     redis_url: str = setting(
         "",
         "URL of a Redis in which several frontends share the rates of the keys; empty: each frontend counts alone.",
-        pattern=r"(rediss?|unix)://.*",
-        form="a URL that begins with redis://, rediss:// or unix://",
+        pattern=r"rediss?://[^/?#]+(/[0-9]*)?(\?.*)?|unix://.*",
+        form="redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE or unix://PATH",
         variable="CONCH_REDIS_URL",
         is_secret=True,
     )

@@ -66,12 +66,13 @@ class Outage:
         except (self._error, OSError) as exc:
             if self._failed_at_s is None:
                 consequence = "run uncounted" if self._on_failure is OnFailure.OPEN else "are refused"
-                logger.warning("%s does not answer, requests %s: %r", self._service, consequence, exc)
+                reason = f"{type(exc).__name__}: {exc}" if str(exc) else f"no answer within {timeout_s:g} s"
+                logger.warning("%s does not count, requests %s: %s", self._service, consequence, reason)
             self._failed_at_s = self._clock()
             return None
         if self._failed_at_s is not None:
             self._failed_at_s = None
-            logger.warning("%s answers again", self._service)
+            logger.warning("%s counts again", self._service)
         return answer
 
     def pass_or_refuse(self) -> None:

@@ -72,6 +72,9 @@ def test_settings_survive_the_way_through_options():
         (["api", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["health", "--triton=nowhere"], "--triton='nowhere': 'nowhere' must be host:port"),
         (["api", "--model-limit=demo"], "--model-limit='demo': must be MODEL:name=value"),
+        (["api", "--redis-url=redis+sentinel://a:26379/main"], "--redis-url: must be redis://HOST:PORT/DATABASE"),
+        (["api", "--redis-url=redis://:pass/word@a:6379"], "--redis-url: must be redis://HOST:PORT/DATABASE"),
+        (["api", "--redis-url=redis://a?socket_timeot=1"], "--redis-url: "),
     ],
 )
 def test_a_text_that_breaks_its_grammar_ends_the_command_before_anything_is_started(

@@ -143,10 +143,10 @@ async def test_without_the_process_requests_run_uncounted_and_one_warning_is_log
         for _ in range(3):
             worker.release(await worker.acquire(counted(requests_per_minute=1)), 5)
             clock.now_s += 10
-        assert caplog.text.count("the admission process does not answer") == 1
+        assert caplog.text.count("the admission process does not count") == 1
         async with serving(tmp_path / "s"):
             assert (await worker.acquire(counted(requests_per_minute=1))).readings
-            assert caplog.text.count("the admission process answers again") == 1
+            assert caplog.text.count("the admission process counts again") == 1
 
 
 async def test_without_the_process_requests_are_refused_with_the_choice_closed(tmp_path: Path) -> None:
