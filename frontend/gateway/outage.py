@@ -36,7 +36,7 @@ class Outage:
 
     Args:
         service: its name in the log, without credentials.
-        on_failure: what happens to requests while it does not answer.
+        on_failure: what happens to requests while it does not count.
         error: beside OSError, the error of a call that fails.
     """
 
@@ -66,7 +66,7 @@ class Outage:
         except (self._error, OSError) as exc:
             if self._failed_at_s is None:
                 consequence = "run uncounted" if self._on_failure is OnFailure.OPEN else "are refused"
-                reason = f"{type(exc).__name__}: {exc}" if str(exc) else f"no answer within {timeout_s:g} s"
+                reason = f"{type(exc).__name__}: {str(exc) or 'no answer in time'}"
                 logger.warning("%s does not count, requests %s: %s", self._service, consequence, reason)
             self._failed_at_s = self._clock()
             return None
