@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,12 @@ logger = logging.getLogger(__name__)
 _NETWORK_ERRORS = (hub_errors.HTTPError, OSError)  # type: ignore[attr-defined]  # of requests or httpx, by version
 # hf_xet raises RuntimeError; the library raises the others if an answer has another shape.
 HUB_ERRORS = (*_NETWORK_ERRORS, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+
+# Of the file system of the cache, not of the hub: requests fail without a number, or with one of the network.
+_FILE_SYSTEM_ERRORS = {
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    *(errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ESTALE),
+}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT, _ETAG = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40,64}")  # an ETag is a sha1 or a sha256
@@ -94,6 +101,7 @@ class HubRepository:
     reference: HubReference
     commit: str
     sizes: dict[str, int]  # bytes by path
+    sha256: dict[str, str]  # of large files by path, as far as the hub says it
 
     @classmethod
     def open(cls, reference: HubReference) -> HubRepository:
@@ -115,9 +123,10 @@ class HubRepository:
             except _NETWORK_ERRORS as exc:
                 return cls._downloaded(reference, exc)
             sizes = {str(file.rfilename): int(file.size or 0) for file in info.siblings or ()}
+            sha256 = {str(file.rfilename): str(file.lfs.sha256) for file in info.siblings or () if file.lfs}
             if _COMMIT.fullmatch(str(info.sha)) is None:
                 raise ValueError(f"the hub names the commit {info.sha!r}: expected 40 hexadecimal digits")
-        return cls(reference, str(info.sha), sizes)
+        return cls(reference, str(info.sha), sizes, sha256)
 
     @classmethod
     def _downloaded(cls, reference: HubReference, failure: Exception) -> HubRepository:
@@ -132,7 +141,7 @@ class HubRepository:
         sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
         rule = f"only its downloaded files are used: {', '.join(sizes)}"
         logger.warning("hub         %s: %s: %s", reference, _first_line(failure), rule)
-        return cls(reference, folder.name, sizes)
+        return cls(reference, folder.name, sizes, {})
 
     def matching(self, *patterns: str) -> list[str]:
         """Return the names of the files of the top folder that match one of the patterns."""
@@ -142,7 +151,7 @@ class HubRepository:
     def download(self, names: Sequence[str], digests: Digests) -> Path:
         """Return the folder of the repository's files, with at least these.
 
-        Files of the hub's cache are not downloaded again. The hub names a large file by its sha256, which is compared.
+        Files of the hub's cache are not downloaded again. The sha256 of each large file is compared.
 
         Raises:
             BuildError: the hub fails, a name leads out of the repository, no room on the disk, or a file with another
@@ -175,17 +184,38 @@ class HubRepository:
             _checked_answers(self.commit),
             ThreadPoolExecutor(_NUM_DOWNLOADS) as threads,
         ):
-            paths = list(threads.map(fetch, names))
-            if self.reference.revision != self.commit:  # later builds without the network need it
-                named = storage / "refs" / self.reference.revision
-                named.parent.mkdir(parents=True, exist_ok=True)
-                named.write_text(self.commit)
-        _check_digests(paths, digests)
+            paths = dict(zip(names, threads.map(fetch, names), strict=True))
+            self._keep_commit(storage / "refs" / self.reference.revision)
+        self._check_digests(paths, digests)
         return storage / "snapshots" / self.commit
+
+    def _keep_commit(self, file: Path) -> None:
+        """Keep the commit of a branch or tag, for later builds without the network."""
+        if self.reference.revision == self.commit or (file.is_file() and file.read_text() == self.commit):
+            return
+        with suppress(OSError):  # a cache that is only read has all the files that this build needs
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(self.commit)
+
+    def _check_digests(self, paths: Mapping[str, Path], digests: Digests) -> None:
+        """Compare the large files of a download with their sha256, and remove one that differs."""
+        sha256 = {name: self.sha256.get(name) or _sha256_in_cache(path) for name, path in paths.items()}
+        files = {name: path.resolve() for name, path in paths.items() if sha256[name]}
+        for name, digest in digests.of_all(files).items():
+            if digest != sha256[name]:
+                files[name].unlink()
+                rule = f"damaged: its sha256 is not {sha256[name]}: the file is removed; build again to download it"
+                raise BuildError(f"{paths[name]}: {rule}")
 
     def _is_cached(self, name: str) -> bool:
         found = huggingface_hub.try_to_load_from_cache(self.reference.repository, name, revision=self.commit)
         return isinstance(found, str)
+
+
+def _sha256_in_cache(path: Path) -> str | None:
+    """Return the sha256 by which the cache names a file; None: a small file, or a cache without symbolic links."""
+    name = path.readlink().name if path.is_symlink() else ""
+    return name if _SHA256.fullmatch(name) else None
 
 
 def storage_of(repository: str) -> Path:
@@ -272,23 +302,16 @@ def _reported(reference: HubReference) -> Iterator[None]:
         rule = "no such folder here, and no such repository, or a private one that HF_TOKEN cannot read"
         raise BuildError(f"{reference}: {rule}") from exc
     except HUB_ERRORS as exc:
+        if isinstance(exc, OSError) and exc.errno in _FILE_SYSTEM_ERRORS:
+            reason = "this file system has no locks" if exc.errno == errno.ENOLCK else exc.strerror
+            rule = f"{exc.filename or constants.HF_HUB_CACHE}: {reason}: name another place for downloads by HF_HOME"
+            raise BuildError(f"{reference}: {rule}") from exc
         place = f"the hub {constants.ENDPOINT}"
         raise BuildError(f"{reference}: {place} failed: {_first_line(exc)}; complete files are kept") from exc
 
 
 def _first_line(exc: Exception) -> str:
     return str(exc).partition("\n")[0]
-
-
-def _check_digests(paths: Iterable[Path], digests: Digests) -> None:
-    """Compare the large files of a download with their names in the cache, and remove one that differs."""
-    blobs = {str(path): blob for path in paths if _SHA256.fullmatch((blob := path.resolve()).name)}
-    for path, digest in digests.of_all(blobs).items():
-        blob = blobs[path]
-        if digest != blob.name:
-            blob.unlink()
-            rule = f"damaged: its sha256 is not {blob.name}: the file is removed; build again to download it"
-            raise BuildError(f"{path}: {rule}")
 
 
 _GATED = "a gated repository: accept its licence on its page of the hub, and set HF_TOKEN to a token that may read it"

@@ -48,12 +48,13 @@ def _rm(options: argparse.Namespace) -> None:
 
 
 def _report_downloads(folder: Path, paths: Sequence[Path], *, is_removed: bool) -> None:
-    size = size_text(sum(path.stat().st_size for path in paths))
+    size = size_text(sum(path.stat().st_size for path in paths if path.exists()))
     if not is_removed:
         print(f"kept        {folder}: {size} of downloads, which --downloads removes too")
         return
     for path in paths:
-        path.unlink()  # the cache's links to it stay, and a new download replaces them
+        path.resolve().unlink(missing_ok=True)  # in the store that all repositories of the cache share
+        path.unlink(missing_ok=True)  # the cache's links to it stay, and a new download replaces them
     print(f"removed     {folder}: {size} of downloads")
 
 

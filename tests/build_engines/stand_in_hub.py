@@ -139,6 +139,18 @@ def stand_in_hub(repositories: dict[str, Repository]) -> Iterator[str]:
         thread.join()
 
 
+def share(blob: Path) -> Path:
+    """Move a file of a cache into the store of all its repositories, as a download by hf_xet does; return its place.
+
+    The store names it by a hash of another kind.
+    """
+    stored = blob.parents[2] / "blobs" / "ab" / ("ab" * 32)
+    stored.parent.mkdir(parents=True)
+    blob.rename(stored)
+    blob.symlink_to(Path("../../blobs/ab", stored.name))
+    return stored
+
+
 @cache
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -22,8 +24,9 @@ from build_engines.errors import BuildError
 from build_engines.hub import HubReference, checkpoint_folder, reference_of_address
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import DEMO, ModelSource, check_converted, find_source, gguf_source
-from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, stand_in_hub
+from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, share, stand_in_hub
 from tests.build_engines.tiny_embedders import write_embedder
+from tests.mounts import make_read_only, with_own_mounts
 
 
 @pytest.mark.parametrize(
@@ -408,14 +411,65 @@ def test_a_connection_that_is_cut_is_resumed(hub: Hub, tmp_path: Path) -> None:
     assert gguf is not None and gguf.read_bytes() == content
 
 
-def test_a_damaged_file_is_removed_and_downloaded_again(hub: Hub) -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_damaged_file_is_removed_and_downloaded_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, *, has_links: bool
+) -> None:
+    # Without symbolic links, as on exFAT and SMB, the cache has no sha256 in the name of a file.
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", not has_links)
     repository = Repository(DEMO / "checkpoint", damaged={"model.safetensors"})
     with hub.serving(demo=repository):
         refused = hub.refusal("org/demo")
         assert "model.safetensors: damaged: its sha256 is not " in refused
         assert refused.endswith("build again to download it")
         repository.damaged.clear()
-        assert hub.find("org/demo").checkpoint
+        checkpoint = hub.find("org/demo").checkpoint
+    assert checkpoint is not None and (checkpoint / "model.safetensors").is_symlink() == has_links
+    assert hub.find("org/demo").checkpoint == checkpoint  # the hub is gone
+
+
+def test_a_file_in_the_store_of_all_repositories_is_compared_with_its_sha256(hub: Hub) -> None:
+    """Its name there is a hash of another kind, and the file was taken for damaged."""
+    with hub.serving(demo=Repository(DEMO / "checkpoint")):
+        checkpoint = hub.find("org/demo").checkpoint
+        assert checkpoint is not None
+        stored = share((checkpoint / "model.safetensors").resolve())
+        assert hub.find("org/demo").checkpoint == checkpoint
+    assert hub.find("org/demo").checkpoint == checkpoint  # the hub is gone
+    stored.write_bytes(b"x" + stored.read_bytes()[1:])
+    assert "model.safetensors: damaged: its sha256 is not " in hub.refusal("org/demo")
+    assert not stored.exists()
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_cache_that_is_only_read_serves_the_files_that_it_has(hub: Hub, *, is_moved: bool) -> None:
+    """The commit of the branch was written at each build."""
+
+    def build_read_only() -> tuple[Path, str | None]:
+        make_read_only(hub.cache)
+        return checkpoint_folder("org/demo@main", hub.digests)
+
+    with hub.serving(demo=Repository(DEMO / "checkpoint")):
+        built = checkpoint_folder("org/demo@main", hub.digests)
+        if is_moved:
+            (built[0].parents[1] / "refs" / "main").write_text("f" * 40)
+        assert with_own_mounts(build_read_only) == built
+        (built[0] / "config.json").unlink()
+        with pytest.raises(BuildError, match="is not a folder that you may write to: name another place"):
+            with_own_mounts(build_read_only)
+
+
+def test_a_cache_without_locks_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub was named, which answers."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)  # as on Lustre, and on NFS without its lock daemon
+    with hub.serving(demo=Repository(DEMO / "checkpoint")):
+        refused = hub.refusal("org/demo")
+    rule = "this file system has no locks: name another place for downloads by HF_HOME"
+    assert refused == f"org/demo@main: {hub.cache}: {rule}"
 
 
 def test_a_place_for_downloads_that_cannot_be_written_is_named(

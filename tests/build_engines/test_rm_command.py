@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from build_engines.__main__ import main
 from build_engines.lock import lock_path, locked
 from tests.build_engines.serving_home import serving
+from tests.build_engines.stand_in_hub import share
 
 
 @pytest.fixture
@@ -72,8 +73,14 @@ def test_an_unknown_model_is_refused(name: str, hint: str, home: Path, capsys: p
     assert capsys.readouterr().err == f"error: {name}: not in the store; {hint}\n"
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 def test_downloads_of_the_hub_are_named_or_removed(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_shared: bool,
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     blobs = tmp_path / "cache" / "models--org--tiny" / "blobs"
@@ -81,13 +88,16 @@ def test_downloads_of_the_hub_are_named_or_removed(
     weights = (checkpoint / "model.safetensors").read_bytes()
     blob = blobs / hashlib.sha256(weights).hexdigest()
     blob.write_bytes(weights)
+    if is_shared:
+        share(blob)
     (blobs / ("0" * 64)).touch()
     for options, word in (([], "kept        "), (["--downloads"], "removed     ")):
         assert main(["pull", "tiny", "--checkpoint", str(checkpoint), "--home", str(tmp_path)]) == 0
         capsys.readouterr()
         assert main(["rm", "tiny", "--home", str(tmp_path), *options]) == 0
         assert capsys.readouterr().out.splitlines()[1].startswith(f"{word}{blobs.parent}: 0.1 MB of downloads")
-    assert not blob.exists() and (blobs / ("0" * 64)).exists()
+    left = [path.name for path in (tmp_path / "cache").rglob("*") if not path.is_dir()]
+    assert left == ["0" * 64]
 
 
 def test_a_link_to_a_users_file_frees_nothing(
