@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -10,6 +12,10 @@ from typing import Any
 from frontend.request_context import CLIENT_CLOSED, RequestFacts
 from frontend.settings import SettingsError
 from frontend.stream_record import Phases, StreamRecord
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 2.0
 
 type _UnixClock = Callable[[float], int]  # monotonic seconds to nanoseconds since 1970
 
@@ -43,7 +49,7 @@ class RequestTracer:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         resource = Resource({SERVICE_NAME: "conch"}).merge(Resource.create())
-        self._provider = TracerProvider(resource=resource)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("conch", version("conch"))
         self._propagator = TraceContextTextMapPropagator()
@@ -88,8 +94,12 @@ class RequestTracer:
         span.end()
 
     def close(self) -> None:
-        """Send the remaining spans. It may block."""
-        self._provider.shutdown()
+        """Send the remaining spans. It blocks for at most two seconds: a collector may not answer."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(_CLOSE_S)
+        if closing.is_alive():
+            logger.warning("the last spans are lost: the collector takes none within %g s", _CLOSE_S)
 
     def _completion(self, facts: RequestFacts, record: StreamRecord, index: int, unix_ns: _UnixClock) -> None:
         """Make the span of a completion, from sending it to its last chunk, with its phases below it."""

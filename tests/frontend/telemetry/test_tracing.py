@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,10 @@ import pytest
 from aiohttp import web
 
 from frontend.errors import EngineFailed
+from frontend.request_context import RequestFacts
 from frontend.server import app_runner
 from frontend.settings import Settings
+from frontend.telemetry import tracing
 from model_repository.contract.output import FinishReason, GenerationChunk, Timing
 from tests.fakes import USAGE, FakeTriton
 from tests.frontend.bodies import USER
@@ -100,3 +103,32 @@ async def test_the_completions_of_one_prompt_count_it_once(receiver: Receiver) -
 async def test_a_caller_that_does_not_sample_gets_no_spans(receiver: Receiver) -> None:
     spans = await traced(receiver, FakeTriton([DONE]), traceparent=f"00-{TRACE_ID}-{PARENT_ID}-00")
     assert spans == {}
+
+
+class SilentCollector:
+    """An exporter to a collector that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.is_shut_down = False
+
+    def export(self, spans: Sequence[Any]) -> None:
+        self.answers.wait()
+
+    def shutdown(self) -> None:
+        """Be told that nothing follows, which OpenTelemetry does after 30 s."""
+        self.is_shut_down = True
+
+
+def test_the_end_does_not_wait_for_a_collector_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracing, "_CLOSE_S", 0.01)
+    collector = SilentCollector()
+    tracer = tracing.RequestTracer(collector)
+    facts = RequestFacts("r", started_at=0.0)
+    tracer.begin(facts, {})
+    tracer.end(facts, method="GET", endpoint="/", status=200)
+    tracer.close()
+    assert not collector.is_shut_down and "the last spans are lost" in caplog.text
+    collector.answers.set()
