@@ -13,7 +13,7 @@ import pytest
 from build_engines.__main__ import _parser as parser_of_builds
 from frontend.__main__ import _parser, main
 from frontend.launcher.launcher import LauncherSettings
-from frontend.launcher.state_lock import locked, server_folder
+from frontend.launcher.state_lock import server_lock
 from model_repository.system.lock_file import write_holder
 
 EXAMPLE = re.compile(r"^(?:examples?:)? +conch (\S.*?)(?:  .*)?$", re.MULTILINE)
@@ -127,11 +127,11 @@ def test_the_only_running_server_is_found(
 ) -> None:
     monkeypatch.setenv("CONCH_HOME", str(tmp_path))
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with locked(server_folder(tmp_path, 9)) as file:
+    with server_lock(tmp_path, "9", is_shared=False) as file:
         write_holder(file, url="http://127.0.0.1:9", models=["demo"])
         assert main(command) == 1
         assert capsys.readouterr().err == "error: no server at http://127.0.0.1:9: `conch serve` starts one\n"
-        with locked(server_folder(tmp_path, 10)) as other:
+        with server_lock(tmp_path, "10", is_shared=False) as other:
             write_holder(other, url="http://127.0.0.1:10", models=["demo"])
             assert main(command) == 2
     several = "--url: required, since 2 servers run: http://127.0.0.1:10, http://127.0.0.1:9"
