@@ -33,6 +33,7 @@ _SKIPPED = {
     "server_tool_use": "a call by Anthropic's servers, which have used its result in the text behind it",
     **dict.fromkeys(
         (
+            "advisor_tool_result",
             "bash_code_execution_tool_result",
             "code_execution_tool_result",
             "text_editor_code_execution_tool_result",
@@ -42,7 +43,10 @@ _SKIPPED = {
         ),
         "the result of such a call",
     ),
-    **dict.fromkeys(("mcp_tool_use", "mcp_tool_result"), "a call by Anthropic's servers, and its result"),
+    **dict.fromkeys(
+        ("mcp_tool_listing", "mcp_tool_result", "mcp_tool_use"), "a call by Anthropic's servers, its tools"
+    ),
+    "fallback": "a mark between the answers of two models, which is in no prompt",
     "tool_reference": "the name of a tool that was found: the model knows all tools of the request",
 }
 _READ = {"text", "image", "document"}  # by a user, and by the model in the result of a tool

@@ -48,6 +48,8 @@ _SKIPPED = {
             "mcp_approval_response",
             "mcp_call",
             "mcp_list_tools",
+            "program",
+            "program_output",
             "tool_search_call",
             "tool_search_output",
             "web_search_call",

@@ -105,4 +105,4 @@ def test_unknown_parts_are_listed(fields: dict[str, Any], places: list[str]) -> 
 def test_a_type_that_nobody_knows_is_refused_with_those_that_are() -> None:
     message = refusal(MessagesRequest, MESSAGE | user({"type": "search_result"})).message
     assert message.startswith("messages[0].content[0].type='search_result': not supported here, expected one of ")
-    assert "document, image" in message and "server_tool_use" in message
+    assert "document, fallback, image" in message and "server_tool_use" in message

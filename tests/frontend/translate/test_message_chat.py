@@ -156,6 +156,10 @@ ONE_CALL = {"parallel_tool_calls": False}
         ({"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
         ({"stream": True}, {"stream": True}),
         ({"system": "a"}, {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "hi"}]}),
+        *(
+            ({"messages": [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]},) * 2
+            for role in ("system", "developer")
+        ),
         ({"tools": [TOOL], "tool_choice": {"type": "auto"}}, {"tools": [FUNCTION], "tool_choice": "auto"}),
         ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tools": [FUNCTION], "tool_choice": "none"}),
         (
