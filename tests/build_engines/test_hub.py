@@ -416,7 +416,7 @@ def test_a_damaged_file_is_removed_and_downloaded_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, *, has_links: bool
 ) -> None:
     # Without symbolic links, as on exFAT and SMB, the cache has no sha256 in the name of a file.
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", not has_links)
+    monkeypatch.setattr(file_download, "are_symlinks_supported", lambda cache_dir=None: has_links)
     repository = Repository(DEMO / "checkpoint", damaged={"model.safetensors"})
     with hub.serving(demo=repository):
         refused = hub.refusal("org/demo")
