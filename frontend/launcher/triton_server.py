@@ -28,6 +28,7 @@ FULL_TRITON = Path("/opt/tritonserver/bin/tritonserver")
 _REPOSITORY, _BACKENDS = "repository", "backends"  # subfolders of Triton's folder
 _CODE = str(Path(__file__).parents[2])  # the folder of our packages
 _STUB = "triton_python_backend_stub"
+_MIN_PING_INTERVAL_MS = 5000
 _EXIT_TIMEOUT_S = 3  # unloading takes 2; after a stage was killed, Triton waits for the whole time
 
 
@@ -141,6 +142,9 @@ def triton_command(
         "exit-timeout-secs": exit_timeout_s,
         "grpc-address": f"[{address}]" if ":" in address else address,
         "grpc-port": ports.grpc,
+        # Clients and balancers ping an idle connection every 10 s; Triton would close it at the third ping.
+        "grpc-http2-min-recv-ping-interval-without-data": _MIN_PING_INTERVAL_MS,
+        "grpc-keepalive-permit-without-calls": 1,
         "metrics-address": f"ipv6:{metrics_address}" if ":" in metrics_address else metrics_address,
         "metrics-port": ports.metrics,
         "backend-config": f"python,shm-region-prefix-name={shm_prefix}",

@@ -80,3 +80,20 @@ def test_nvidias_usual_inputs_are_taken_whole_and_streamed(client: triton.Infere
     results = generate(client, *inputs, tensor("stream", True, np.bool_))
     assert len(results) > 1
     assert text_of(results) == text_of([whole])
+
+
+@pytest.mark.faults  # five pings take a minute
+@pytest.mark.parametrize("has_call", [True, False])
+def test_a_client_may_ping_a_silent_connection_every_ten_seconds(paced_stack: Stack, *, has_call: bool) -> None:
+    """Triton closed it with GOAWAY and `too_many_pings`."""
+    pings = triton.KeepAliveOptions(
+        keepalive_time_ms=10_000, keepalive_permit_without_calls=True, http2_max_pings_without_data=0
+    )
+    errors: queue.SimpleQueue[InferenceServerException | None] = queue.SimpleQueue()
+    with triton.InferenceServerClient(paced_stack.endpoint, keepalive_options=pings) as client:
+        assert client.is_server_live()
+        if has_call:
+            client.start_stream(lambda result, error: errors.put(error))
+        with pytest.raises(queue.Empty):
+            errors.get(timeout=55)
+        assert client.is_server_live()

@@ -45,6 +45,8 @@ def test_others_reach_grpc_and_metrics_but_not_http():
     # Triton writes HOST:PORT for gRPC, and its HTTP library takes an IPv6 address only with this prefix.
     assert {"--grpc-address=[::]", "--metrics-address=ipv6:fd00::1", "--http-address=127.0.0.1"} <= set(command)
     assert {"--grpc-port=1", "--http-port=2", "--metrics-port=3", "--exit-timeout-secs=9"} <= set(command)
+    pings = {"--grpc-http2-min-recv-ping-interval-without-data=5000", "--grpc-keepalive-permit-without-calls=1"}
+    assert pings <= set(command)  # test_grpc_client.py
 
 
 @pytest.mark.parametrize(
