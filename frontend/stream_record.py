@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from model_repository.contract.output import FinishReason, GenerationChunk, Timing, Usage
 from model_repository.contract.request import GenerationRequest
 
@@ -23,8 +25,16 @@ class CompletionRecord:
     first_s: float | None = None  # arrival of its first chunk
     last_s: float = 0.0  # arrival of its latest chunk
     finish_reason: FinishReason | None = None
-    usage: Usage | None = None
+    num_tokens: int = 0  # that have come
+    reported: Usage | None = None  # the engine's latest, of the first chunk or of the last one
     phases: Phases | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """Token counts so far; None: no chunk has come."""
+        if self.finish_reason is not None or self.reported is None:
+            return self.reported
+        return replace(self.reported, num_output_tokens=max(self.num_tokens, self.reported.num_output_tokens))
 
 
 class StreamRecord:
@@ -47,7 +57,6 @@ class StreamRecord:
         self.is_stream = requests[0].params.is_stream
         self.gap_counts = [0] * (len(GAP_S) + 1)  # gaps between two chunks of a completion, by bucket
         self.gaps_s = 0.0  # the sum of all gaps
-        self.num_chars = 0
         self.first_s: float | None = None  # arrival of the first chunk of all
         self.sent_s = clock()
         self._clock = clock
@@ -64,9 +73,10 @@ class StreamRecord:
             self.gap_counts[bisect_left(GAP_S, gap_s)] += 1
             self.gaps_s += gap_s
         completion.last_s = now_s
-        self.num_chars += len(chunk.text)
+        completion.num_tokens += chunk.num_tokens
+        completion.reported = chunk.usage or completion.reported
         if chunk.finish_reason is not None:
-            completion.finish_reason, completion.usage = chunk.finish_reason, chunk.usage
+            completion.finish_reason = chunk.finish_reason
             if chunk.timing is not None:
                 waited_s = completion.first_s - self.sent_s
                 completion.phases = phases_of(chunk.timing, waited_s, is_stream=self.is_stream)
@@ -83,7 +93,7 @@ class StreamRecord:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the finished completions."""
+        """Tokens of the completions, as far as they have come."""
         return sum(each.usage.num_output_tokens for each in self.completions if each.usage)
 
     @property

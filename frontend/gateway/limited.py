@@ -249,9 +249,8 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
 
 
 def _num_tokens_used(facts: RequestFacts, num_prompt_tokens: int) -> int:
-    """Number of tokens of completions that were cut, from the text that was sent, and the prompts' estimate."""
+    """Number of tokens of completions that were cut; before their first token it is the prompts' estimate."""
     record = facts.stream
     if record is None:
         return num_prompt_tokens
-    num_streamed = math.ceil(record.num_chars / _BYTES_PER_TOKEN)
-    return max(record.num_input_tokens, num_prompt_tokens) + max(record.num_output_tokens, num_streamed)
+    return (record.num_input_tokens or num_prompt_tokens) + record.num_output_tokens

@@ -128,7 +128,7 @@ REQUEST_MAX_TOKENS = _histogram(
 
 INPUT_TOKENS = _counter(
     "conch_input_tokens_total",
-    "Prompt tokens of finished completions.",
+    "Prompt tokens of completions, also of those that were cut.",
     vllm=("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total"),
 )
 CACHED_TOKENS = _counter(
@@ -137,7 +137,9 @@ CACHED_TOKENS = _counter(
     vllm=("vllm:prefix_cache_hits_total",),
 )
 OUTPUT_TOKENS = _counter(
-    "conch_output_tokens_total", "Tokens of finished completions.", vllm=("vllm:generation_tokens_total",)
+    "conch_output_tokens_total",
+    "Tokens of completions, also of those that were cut.",
+    vllm=("vllm:generation_tokens_total",),
 )
 COMPLETIONS = _counter(
     "conch_completions_total",

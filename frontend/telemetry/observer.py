@@ -173,11 +173,13 @@ class Observer:
             metrics.count(definitions.OUTPUT_TOKENS, model, amount=sum(each.num_output_tokens for each in usages))
             metrics.count(definitions.INPUT_TOKENS, model, amount=sum(each.num_input_tokens for each in of_prompts))
             metrics.count(definitions.CACHED_TOKENS, model, amount=sum(each.num_cached_tokens for each in of_prompts))
+        finished = [each for each in completions if each.finish_reason is not None]
+        ends = [each.usage for each in finished if each.usage is not None]
         phases = [each.phases for each in completions if each.phases is not None]
         observed: dict[Metric, list[float]] = {
             definitions.REQUEST_MAX_TOKENS: [each.request.params.max_tokens for each in completions],
-            definitions.REQUEST_INPUT_TOKENS: [each.num_input_tokens for each in usages],
-            definitions.REQUEST_OUTPUT_TOKENS: [each.num_output_tokens for each in usages],
+            definitions.REQUEST_INPUT_TOKENS: [each.num_input_tokens for each in ends],
+            definitions.REQUEST_OUTPUT_TOKENS: [each.num_output_tokens for each in ends],
             definitions.TOKENIZATION: [each.tokenization_s for each in phases],
             definitions.QUEUE: [each.queue_s for each in phases],
             definitions.PREFILL: [each.prefill_s for each in phases],

@@ -64,7 +64,8 @@ class CompletionReply(Reply):
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
-        if not self._has_running_usage and chunk == GenerationChunk(text="", usage=chunk.usage):
+        bare = GenerationChunk(text="", usage=chunk.usage, num_tokens=chunk.num_tokens)
+        if not self._has_running_usage and chunk == bare:
             return ()  # the first token has no bytes of its own
         piece = self._completion([self._choice(index, index, chunk)])
         if self._has_running_usage:

@@ -145,13 +145,15 @@ class ChunkQueue:
         if not self._chunks or not chunk.is_text:
             self._count(-_num_bytes(chunk) if self._chunks else -self._num_bytes)
             return chunk
-        texts = [chunk.text]
+        texts, num_tokens = [chunk.text], chunk.num_tokens
         while self._chunks and self._chunks[0].is_text:
-            texts.append(self._chunks.popleft().text)
+            chunk = self._chunks.popleft()
+            texts.append(chunk.text)
+            num_tokens += chunk.num_tokens
         self._num_unread -= len(texts) - 1
         text = "".join(texts)
         self._count(-len(texts) * _CHUNK_BYTES - len(text))
-        return GenerationChunk(text=text)
+        return GenerationChunk(text=text, num_tokens=num_tokens)
 
     def drop(self) -> None:
         """Free the memory of a queue without a reader."""

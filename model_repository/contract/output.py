@@ -189,6 +189,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
             "for each label, before sigmoid or softmax",
         ),
     ] = None  # float32, little-endian
+    num_tokens: int = 1  # of the completion, for the counts of a stream that is cut; an older Triton sends none
 
     @property
     def is_text(self) -> bool:

@@ -107,6 +107,7 @@ class Detokenizer:
             timing=details.timing,
             embedding=details.embedding,
             spans=_in_characters(delta.spans, b"".join(pieces)) if delta.spans else (),
+            num_tokens=len(delta.token_ids),
         )
 
     def _logprobs(
@@ -133,6 +134,7 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
         finish_reason=delta.finish_reason,
         usage=delta.usage,
         spans=_in_characters(delta.spans, text_bytes) if delta.spans else (),
+        num_tokens=len(delta.token_ids),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,13 @@ async def test_a_completion_that_cannot_continue_costs_its_estimate(serve: Serve
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_stream_that_does_not_finish_costs_its_prompt_and_its_text(serve: Serve, is_cancelled: bool) -> None:
-    triton = FakeTriton([GenerationChunk(text="a" * 900), asyncio.Event() if is_cancelled else EngineFailed()])
+async def test_a_stream_that_does_not_finish_costs_and_logs_the_tokens_that_have_come(
+    serve: Serve, caplog: pytest.LogCaptureFixture, is_cancelled: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    usage = Usage(num_input_tokens=PROMPT_BYTES // 3, num_output_tokens=1)
+    chunk = GenerationChunk(text="a", usage=usage, num_tokens=300)
+    triton = FakeTriton([chunk, asyncio.Event() if is_cancelled else EngineFailed()])
     http = await serve(triton, tokens_per_minute=LIMIT, max_concurrent=1)
     body = COMPLETION | {"prompt": "p" * PROMPT_BYTES, "stream": True, "max_tokens": 500}
     response = await http.post("/v1/completions", json=body)
@@ -200,7 +206,8 @@ async def test_a_stream_that_does_not_finish_costs_its_prompt_and_its_text(serve
     response.close()
     await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
     cost = LIMIT - await left(http)  # a sixtieth of the limit comes back each second
-    assert PROMPT_BYTES / 3 + 200 <= cost <= PROMPT_BYTES / 3 + 300 + 40  # and the rest of the body
+    assert PROMPT_BYTES / 3 + 200 <= cost <= PROMPT_BYTES / 3 + 300
+    assert f"input_tokens={PROMPT_BYTES // 3} output_tokens=300 " in caplog.text
 
 
 async def test_a_cancelled_request_without_streaming_costs_its_estimate(serve: Serve) -> None:

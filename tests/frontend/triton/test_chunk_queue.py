@@ -34,7 +34,12 @@ async def test_a_chunk_that_says_more_than_text_is_read_by_itself() -> None:
     sent = [text("a"), text("b"), GenerationChunk(text="c", token_ids=(3,)), text("d"), last]
     for chunk in sent:
         queue.put(chunk)
-    assert [await queue.get() for _ in range(4)] == [text("ab"), sent[2], text("d"), last]
+    assert [await queue.get() for _ in range(4)] == [
+        GenerationChunk(text="ab", num_tokens=2),
+        sent[2],
+        text("d"),
+        last,
+    ]
 
 
 async def test_a_reader_is_woken_by_a_chunk_and_by_an_error() -> None:

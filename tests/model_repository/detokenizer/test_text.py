@@ -70,6 +70,7 @@ def test_log_probabilities_have_the_bytes_that_each_token_adds() -> None:
             ]
         ),
         num_prompt_tokens=2,
+        num_tokens=2,
     )
 
 
