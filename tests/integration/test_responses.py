@@ -158,10 +158,10 @@ def test_log_probabilities_are_those_of_the_chat(client: OpenAI, api: Api) -> No
     response = create(client, include=["message.output_text.logprobs"], top_logprobs=2)
     [message] = response.output
     assert message.type == "message" and message.content[0].type == "output_text"
-    found = [each.to_dict() for each in message.content[0].logprobs or ()]
+    found: Any = [each.to_dict() for each in message.content[0].logprobs or ()]
     expected = api.ask(CHAT, logprobs=True, top_logprobs=2).choice["logprobs"]["content"]
     for ours, theirs in zip(found, expected, strict=True):
-        for one, other in zip((ours, *ours["top_logprobs"]), (theirs, *theirs["top_logprobs"]), strict=True):
+        for one, other in zip([ours, *ours["top_logprobs"]], [theirs, *theirs["top_logprobs"]], strict=True):
             assert (one["token"], one["bytes"]) == (other["token"], other["bytes"])
             # The second answer takes the prompt from the KV cache, whose last token was computed beside others.
             assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-5)
