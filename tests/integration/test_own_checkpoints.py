@@ -15,14 +15,16 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from tests.build_engines.llama_cpp.reference import Reference
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
-from tests.build_engines.tiny_checkpoint import write_checkpoint
-from tests.integration.api import CHAT, COMPLETIONS, Answer, Api
+from tests.build_engines.tiny_checkpoint import tokenizer_description, write_checkpoint
+from tests.integration.api import CHAT, COMPLETIONS, EMBEDDINGS, Answer, Api
 from tests.integration.conftest import running_stack
 from tests.model_repository.engine.tiny_models import write_model
 from tests.tensorrt_llm_artifact import install_double
 
 REFERENCES = {name: Reference.load(name) for name in ("mistral", "qwen3")}
 ARCHITECTURES = ("gemma3", "qwen35")  # of llama.cpp: with a sliding window, and with recurrent layers
+DAMAGED = {"damaged": "qwen3moe", "damaged-embedder": "bert"}  # name to architecture
+BAD = "~"  # the weights of its token are NaN
 TEMPLATE = """\
 {% set word, one = messages[-1].content, messages | length %}
 {% if word == 'fill' %}{{ 'a' * (5 * 10**9 * one) }}{% endif %}
@@ -31,7 +33,7 @@ TEMPLATE = """\
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """A server of `own`, `off` (without its own defaults), `hostile`, the REFERENCES and the ARCHITECTURES."""
+    """A server of `own`, `off` (without its own defaults), `hostile`, REFERENCES, ARCHITECTURES and DAMAGED."""
     folder = tmp_path_factory.mktemp("own")
     checkpoint, hostile = (write_checkpoint(folder / name) for name in ("checkpoint", "hostile"))
     generation = json.loads((checkpoint / "generation_config.json").read_text())
@@ -44,6 +46,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     write_gguf(Checkpoint.load(checkpoint), folder / "tokenizer.gguf", "f32")
     for name in ARCHITECTURES:
         file = write_model(folder / f"{name}.gguf", name, tokenizer_of=folder / "tokenizer.gguf")
+        models[name] = {"gguf": str(file)}
+    nan_rows = {"token_embd.weight": tokenizer_description()["model"]["vocab"][BAD]}
+    for name, architecture in DAMAGED.items():
+        file = write_model(folder / f"{name}.gguf", architecture, folder / "tokenizer.gguf", nan_rows=nan_rows)
         models[name] = {"gguf": str(file)}
     (folder / "models.yaml").write_text(json.dumps({"models": models}))
     assert main(["build", str(folder / "models.yaml"), "--home", str(folder), "--num-threads", "1"]) == 0
@@ -112,3 +118,24 @@ def test_a_template_that_fills_the_memory_fails_its_request_and_no_other(api: Ap
         "messages: the model's chat template takes too much memory for it",
     )
     assert chat(api, "hostile", "hello").status == 200
+
+
+def test_a_vector_that_is_not_finite_is_an_error_and_the_next_one_is_right(api: Api) -> None:
+    first, refused, next_one = (
+        api.post(EMBEDDINGS, {"model": "damaged-embedder", "input": [text, "hello"]}) for text in ("hi", BAD, "hi")
+    )
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (500, "not_finite", "input[0]")
+    assert (first.status, next_one.body["data"]) == (200, first.body["data"])
+
+
+def test_logits_that_are_not_finite_end_an_answer_and_the_next_one_is_right(api: Api) -> None:
+    fields = {"temperature": 0, "structured_outputs": {"regex": f"[a-z]{{4}}{BAD}[a-z]"}}
+    alone = chat(api, "damaged", "hi", temperature=0)
+    refused = chat(api, "damaged", "hi", **fields)
+    assert (refused.status, refused.error["code"]) == (500, "not_finite")
+    messages = [{"role": "user", "content": "hi"}]
+    *events, last = api.events(CHAT, {"model": "damaged", "messages": messages, "max_tokens": 20} | fields)
+    choices = [choice for event in events for choice in event["choices"]]
+    assert choices and all(choice["finish_reason"] is None for choice in choices)
+    assert last["error"]["code"] == "not_finite"
+    assert chat(api, "damaged", "hi", temperature=0).text == alone.text
