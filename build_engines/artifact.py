@@ -25,6 +25,7 @@ from model_repository.system.linked_file import LinkedFile, why_changed
 
 MANIFEST = "manifest.json"
 FORMAT = 6  # layout of the files: another number makes older artifacts invalid
+KEY_LENGTH = 12  # digits
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
@@ -149,7 +150,7 @@ class Manifest:
 def key_of(**parts: object) -> str:
     """Return a short digest of all inputs of a build."""
     canonical = json.dumps({"format": FORMAT, **parts}, sort_keys=True, default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def why_incomplete(artifact_dir: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import logging
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 from build_engines import artifact
 from build_engines.artifact import Contents, Manifest
 from build_engines.digests import Digests
-from build_engines.errors import BuildError
+from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.serving import Serving
 from model_repository.contract.tensors import model_id_to_ensemble
@@ -87,8 +88,8 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
         if reason is None:
             artifact.serve_as(target, spec.serving)
         else:
-            if target.exists():
-                logger.warning("%s is built again: %s", spec.model_id, reason)
+            if (why := _why_again(target, reason)) is not None:
+                logger.warning("%s is built again: %s", spec.model_id, why)
             with artifact.written_aside(target) as folder:
                 contents = spec.write(folder, source, lock)
                 manifest = Manifest(
@@ -103,6 +104,23 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
                 artifact.seal(folder, manifest, digests, source_files.values())
         spec.clean_up(source)
     return target
+
+
+def _why_again(target: Path, reason: str) -> str | None:
+    """Return why an artifact that is there cannot be served; None: the model has none.
+
+    Args:
+        reason: why the target cannot.
+    """
+    if target.exists():
+        return reason
+    ensemble = target.name.rpartition("-")[0]
+    for older in sorted(target.parent.glob(f"{glob.escape(ensemble)}-{'[0-9a-f]' * artifact.KEY_LENGTH}")):
+        try:
+            Manifest.load(older)
+        except ArtifactInvalid as exc:
+            return str(exc)
+    return None
 
 
 @contextlib.contextmanager

@@ -437,9 +437,10 @@ def _stored(options: argparse.Namespace) -> Path | None:
         BuildError: there are several, or an option asks for another artifact.
     """
     try:
-        artifacts = find(options.home, options.model)
+        found = find(options.home, options.model)
     except NotStored:
         return None
+    artifacts = [each for each in found if each.manifest is not None] or found  # others are of another version
     for name in ("context_window", "precision", "tokenizer", "mmproj", "adapter", "tool_call_format", "option"):
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"

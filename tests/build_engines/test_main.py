@@ -119,6 +119,9 @@ def test_a_model_of_the_store_is_built_by_its_name_without_its_source(
     capsys.readouterr()
     assert main(["build", "kept", *home]) == 1
     assert "kept: there are several artifacts: name one of kept-" in capsys.readouterr().err
+    older = next((tmp_path / "artifacts").glob("kept-*/manifest.json"))
+    older.write_text(older.read_text().replace(f'"format": {artifact.FORMAT}', '"format": 1'))
+    assert main(["build", "kept", *home]) == 0  # the other one
 
 
 def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
