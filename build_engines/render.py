@@ -419,6 +419,18 @@ def write_repository(files: Mapping[str, str], repository: Path) -> None:
                 (folder / name).write_text(content, encoding="utf-8")
 
 
+def read_config(path: Path) -> pb.ModelConfig:
+    """Read a config.pbtxt.
+
+    Raises:
+        BuildError: the file is missing, or is no configuration.
+    """
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+    except (OSError, text_format.ParseError) as exc:
+        raise BuildError(f"{path}: not a rendered configuration ({exc})") from exc
+
+
 def remove_artifact(artifact_dir: Path, repository: Path) -> None:
     """Remove the model of an artifact from a repository, if it is there."""
     with locked(lock_path(repository), f"changes {repository}"):

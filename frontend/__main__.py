@@ -336,12 +336,12 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
-    from frontend.launcher.checks import check_home
+    from frontend.launcher.checks import check_home, stage_of_another_version
     from frontend.launcher.child import json_line
     from frontend.launcher.command import serve, write_error, write_line
     from frontend.launcher.errors import AlreadyServing
     from frontend.launcher.launcher import LauncherSettings
-    from frontend.launcher.models import build_models
+    from frontend.launcher.models import build_models, render_again
     from frontend.launcher.signals import EndingSignals
     from frontend.launcher.state_lock import server_lock
 
@@ -394,14 +394,14 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
             settings = dataclasses.replace(settings, state_dir=folder, repository=repository)
             if options.models and sys.stderr.isatty():
                 print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
+            build_log = log if is_json and not sys.stderr.isatty() else None
             status = build_models(
-                models,
-                options.home,
-                repository,
-                options.model_options,
-                signals=signals,
-                log=log if is_json and not sys.stderr.isatty() else None,
+                models, options.home, repository, options.model_options, signals=signals, log=build_log
             )
+            if repository == last_build and (stage := stage_of_another_version(repository)) is not None:
+                why = f"{repository} is rendered again: another version of Conch has rendered {stage}"
+                (build_log or functools.partial(print, file=sys.stderr))(why)
+                status = render_again(repository, signals=signals, log=build_log)
             if signals.has_come:
                 return 0 if talk is None else 128 + signal.SIGINT
             if status:

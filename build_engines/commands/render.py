@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
+from build_engines.rendered import rendered_again
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 
@@ -20,13 +21,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "render",
         help="write the repository that serves the given artifacts",
+        usage="%(prog)s [ARTIFACT[:GPUS] ...] --repository DIR [options]",
         description="Write the Triton repository that serves artifacts, one model each. An existing repository is "
-        "replaced atomically.",
+        "replaced atomically. Without ARTIFACT it is rendered again, with its own artifacts and settings, as after an "
+        "upgrade.",
         epilog="example: conch render ~/.local/share/conch/artifacts/* --repository repository",
     )
     command.add_argument(
         "artifacts",
-        nargs="+",
+        nargs="*",
         metavar="ARTIFACT[:GPUS]",
         help="a folder from `build`; several models on GPUs need the numbers of theirs: ARTIFACT:0,1 ARTIFACT:2; named "
         "again with other numbers, a replica of its model",
@@ -110,6 +113,11 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 def _render(options: argparse.Namespace) -> None:
     serve_options = serve_options_of(options)
+    if not options.artifacts:
+        if serve_options != ServeOptions() or options.alias or options.name is not None:
+            raise BuildError("ARTIFACT: required with options; without both, the repository is rendered again")
+        _write(rendered_again(options.repository), options.repository)
+        return
     named: dict[Path, list[tuple[int, ...]]] = {}
     for folder, numbers in map(_with_gpus, options.artifacts):
         named.setdefault(folder, []).append(numbers)
@@ -144,5 +152,9 @@ def write(
     name: str | None = None,
 ) -> None:
     """Render the artifacts, each with its settings and the GPUs of its replicas, and replace the repository."""
-    write_repository(render_artifacts(served, gpus, aliases, name), repository)
+    _write(render_artifacts(served, gpus, aliases, name), repository)
+
+
+def _write(files: Mapping[str, str], repository: Path) -> None:
+    write_repository(files, repository)
     print(f"repository  {repository}")

@@ -62,11 +62,18 @@ def check_repository(repository: Path) -> None:
         raise RepositoryInvalid(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
     if not any(repository.glob("*/config.pbtxt")):
         raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
+    if (stage := stage_of_another_version(repository)) is not None:
+        rule = f"another version of Conch has rendered it: `conch render --repository {repository}` renders it again"
+        raise RepositoryInvalid(f"--repository={repository}: {stage}: {rule}")
+
+
+def stage_of_another_version(repository: Path) -> str | None:
+    """Return a stage of a repository that another version of Conch has rendered; None: this version rendered all."""
     for path in sorted(repository.glob("*__*/1/model.py")):
         stage = path.parents[1].name.rpartition("__")[2]
         if path.read_bytes() != resources.files("model_repository").joinpath(stage, "1", "model.py").read_bytes():
-            rule = "another version of Conch has rendered it: render the repository again"
-            raise RepositoryInvalid(f"--repository={repository}: {path.parents[1].name}: {rule}")
+            return path.parents[1].name
+    return None
 
 
 def check_home(home: Path) -> None:

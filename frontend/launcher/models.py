@@ -48,7 +48,16 @@ def build_models(
     if not models:
         return 0
     places = (f"--home={home}", f"--repository={repository}")
-    command = [sys.executable, "-P", "-m", "build_engines", "build", "--ready", *models, *options, *places]
+    return _run(["build", "--ready", *models, *options, *places], signals, log)
+
+
+def render_again(repository: Path, *, signals: EndingSignals, log: Callable[[str], None] | None = None) -> int:
+    """Render a repository again that another version has rendered; see `build_models`."""
+    return _run(["render", f"--repository={repository}"], signals, log)
+
+
+def _run(words: Sequence[str], signals: EndingSignals, log: Callable[[str], None] | None) -> int:
+    command = [sys.executable, "-P", "-m", "build_engines", *words]
     with blocked(ENDING_SIGNALS):  # until it can end without a traceback
         build = subprocess.Popen(
             command,

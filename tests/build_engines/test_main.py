@@ -236,6 +236,45 @@ def test_an_alias_may_become_the_name_of_an_artifact(checkpoint: Path, tmp_path:
     assert (read_ensemble(repository, "other").aliases) == ("third",)
 
 
+@pytest.mark.parametrize(
+    ("words", "in_file"),
+    [
+        (["tiny", "--alias=other", "--max-sequences=3", "--num-threads=2", "--stream-interval-ms=66"], ""),
+        (["tiny", "--max-waiting=4", "--tokenizer-instances=2", "--adapter-root=.", "--max-adapter-rank=8"], ""),
+        (["models.yaml"], "replicas: 2, max-adapters: 3, adapter-root: ."),
+    ],
+)
+def test_a_repository_is_rendered_again_with_its_artifacts_and_settings(
+    words: list[str], in_file: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = f"a: {{checkpoint: {checkpoint}, runtime: synthetic}}"  # behind tiny
+    Path("models.yaml").write_text(f"models: {{tiny: {{checkpoint: {checkpoint}, {in_file}}}, {other}}}")
+    source = [] if in_file else [f"--checkpoint={checkpoint}"]
+    assert main(["build", *words, *source, "--home=home", "--repository=repository"]) == 0
+    before = {path: path.read_bytes() for path in Path("repository").rglob("*") if path.is_file()}
+    for path in Path("repository").glob("*__engine/1/model.py"):
+        path.write_text("import old")
+    assert main(["render", "--repository=repository"]) == 0
+    assert {path: path.read_bytes() for path in Path("repository").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (["--max-sequences=3"], "ARTIFACT: required with options; without both, the repository is rendered again"),
+        (["--name=other"], "ARTIFACT: required with options; without both, the repository is rendered again"),
+        ([], "repository: no model in it"),
+    ],
+)
+def test_a_repository_that_cannot_be_rendered_again_is_refused(
+    words: list[str], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["render", "--repository=repository", *words]) == 1
+    assert capsys.readouterr().err == f"error: {rule}\n"
+
+
 # --- files of models --------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from build_engines.__main__ import _parser as parser_of_builds
+from build_engines.__main__ import main as build_engines
 from frontend.__main__ import _parser, main
 from frontend.launcher.launcher import LauncherSettings
 from frontend.launcher.state_lock import server_lock
@@ -60,6 +61,27 @@ def test_serve_without_a_model_serves_the_last_build(
     assert main(["serve", home]) == 0
     assert main(["serve", home, "--repository=other"]) == 0
     assert served == [tmp_path / "repository", Path("other")]
+
+
+def test_the_last_build_of_another_version_is_rendered_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`conch serve` refused it at each start after an upgrade."""
+    repository = tmp_path / "repository"
+    served: list[Path] = []
+
+    def serve(settings: LauncherSettings, *_: object, **__: object) -> int:
+        served.append(settings.repository)
+        return 0
+
+    monkeypatch.setattr("frontend.launcher.command.serve", serve)
+    assert build_engines(["build", "demo", "--runtime=synthetic", f"--home={tmp_path}"]) == 0
+    (repository / "demo__engine" / "1" / "model.py").write_text("import old")
+    capfd.readouterr()
+    for line in (f"{repository} is rendered again: another version of Conch has rendered demo__engine", ""):
+        assert main(["serve", f"--home={tmp_path}"]) == 0
+        assert capfd.readouterr().err.partition("\n")[0] == line
+    assert served == [repository] * 2
 
 
 @pytest.mark.parametrize(

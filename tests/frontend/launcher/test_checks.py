@@ -40,7 +40,9 @@ def test_a_repository_of_another_version_is_to_be_rendered_again(tmp_path):
     (stage / "1" / "model.py").write_text(ours)
     check_repository(tmp_path)
     (stage / "1" / "model.py").write_text(ours.replace("import", "from old import", 1))
-    with pytest.raises(RepositoryInvalid, match=r"demo__engine: another version .*: render the repository again$"):
+    with pytest.raises(
+        RepositoryInvalid, match=r"demo__engine: another version .*: `conch render --repository .* again$"
+    ):
         check_repository(tmp_path)
 
 

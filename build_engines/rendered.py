@@ -1,0 +1,70 @@
+"""Renders a repository again, with its own artifacts and settings, as after an upgrade."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from build_engines.artifact import Manifest
+from build_engines.errors import BuildError
+from build_engines.render import ServeOptions, read_config, render_artifacts
+from model_repository.contract.tensors import ensemble_of_stage, stage_name
+from model_repository.model_parameters import ModelParameters
+
+
+def rendered_again(repository: Path) -> dict[str, str]:
+    """Return the files of a repository that serves the same artifacts with the same settings.
+
+    Raises:
+        ArtifactInvalid: an artifact is missing or changed, or of another format.
+        BuildError: the folder has no model, or the settings are of another form.
+    """
+    replicas: dict[Path, list[ModelParameters]] = {}
+    for path in repository.glob("*/config.pbtxt"):
+        if ensemble_of_stage(path.parent.name) == path.parent.name:
+            replica = _parameters(path)
+            replicas.setdefault(replica.artifact_dir, []).append(replica)
+    if not replicas:
+        raise BuildError(f"{repository}: no model in it")
+    for each in replicas.values():
+        each.sort(key=lambda replica: replica.replica)
+    named = dict(sorted(replicas.items(), key=lambda item: (item[1][0].position, item[1][0].model_id)))
+    options = {folder: _options(repository, each) for folder, each in named.items()}
+    gpus = {folder: [replica.gpus for replica in each] for folder, each in named.items() if each[0].gpus}
+    if len(named) > 1:
+        return render_artifacts(options, gpus)
+    [[only, *_]] = named.values()  # its names may have been given to `render`
+    return render_artifacts(options, gpus, only.aliases, only.model_id)
+
+
+def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
+    first, *_ = replicas
+    root = first.adapter_root
+    of_adapters: dict[str, Any] = (
+        {}
+        if root is None
+        else {"adapter_root": root.folder, "max_adapters": root.max_adapters, "max_adapter_rank": root.max_rank}
+    )
+    # A window is reduced only where the number of sequences was free.
+    is_reduced = first.context_window < Manifest.load(first.artifact_dir).context_window
+    tokenizer = read_config(repository / stage_name(first.ensemble, "tokenizer") / "config.pbtxt")
+    return ServeOptions(
+        replicas=len(replicas),
+        max_sequences=None if is_reduced else first.max_sequences,
+        max_waiting=first.max_waiting,
+        num_threads=first.num_threads,
+        stream_interval_ms=first.stream_interval_ms,
+        tokenizer_instances=tokenizer.instance_group[0].count,
+        speculative=first.speculative,
+        llm_options=json.loads(first.options.get("llm_options", "{}")),
+        **of_adapters,
+    )
+
+
+def _parameters(path: Path) -> ModelParameters:
+    parameters = read_config(path).parameters
+    try:
+        return ModelParameters.from_config({name: value.string_value for name, value in parameters.items()})
+    except ValueError as exc:
+        raise BuildError(f"{path}: {exc}") from exc
