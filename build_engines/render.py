@@ -40,6 +40,7 @@ from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.model_parameters import ModelParameters
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
+from model_repository.system.running_servers import ARTIFACT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def render(
         files[f"{stage_name(ensemble, name)}/{_EMPTY_VERSION}"] = ""
     for stage in tensors.STAGES:
         files[f"{stage_name(ensemble, stage)}/1/model.py"] = _model_source(stage)
-    return files
+    return files | {f"{ensemble}/{ARTIFACT_FILE}": artifact_dir.name}
 
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:

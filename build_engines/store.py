@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -26,7 +27,7 @@ class Stored:
     folder: Path
     manifest: Manifest | None  # None: not readable
     error: str = ""
-    server: RunningServer | None = None  # that serves its model
+    server: RunningServer | None = None  # that serves it
 
     @property
     def model_id(self) -> str:
@@ -43,13 +44,20 @@ class Stored:
 
 def stored(home: Path) -> Iterator[Stored]:
     """Yield the artifacts of a home by their folders. Names with a dot are unfinished builds."""
-    servers = {model: server for server in running_servers(home) for model in server.models}
+    servers = list(running_servers(home))
     for folder in sorted(home.glob("artifacts/[!.]*/")):
         try:
-            manifest = Manifest.load(folder)
-            yield Stored(folder=folder, manifest=manifest, server=servers.get(manifest.model_id))
+            found = Stored(folder=folder, manifest=Manifest.load(folder))
         except ArtifactInvalid as exc:
-            yield Stored(folder=folder, manifest=None, error=str(exc))
+            found = Stored(folder=folder, manifest=None, error=str(exc))
+        serving = (each for each in servers if _serves(each, found))
+        yield dataclasses.replace(found, server=next(serving, None))
+
+
+def _serves(server: RunningServer, artifact: Stored) -> bool:
+    if server.artifacts:
+        return artifact.folder.resolve().name in server.artifacts
+    return artifact.model_id in server.models
 
 
 def newest_complete(homes: Iterable[Path]) -> Path | None:

@@ -40,7 +40,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "list",
         help="show the models of this machine, or the catalog too",
-        description="Show the artifacts of the store, with the running server of their model. --all adds the models of "
+        description="Show the artifacts of the store, each with the server that serves it. --all adds the models of "
         "the catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and first those "
         "for which the memory of this machine has room on the CPU. A narrow terminal shows fewer columns.",
         epilog=_EXAMPLES,

@@ -23,7 +23,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "rm",
         help="remove models from the store",
-        description="Remove the artifacts of models. A model that a server serves is refused.",
+        description="Remove the artifacts of models. An artifact that a server serves is refused.",
         epilog="example: conch rm Qwen/Qwen2.5-0.5B-Instruct --downloads",
     )
     models_help = "name of a model, with all its artifacts, or of one artifact (see `list`)"

@@ -37,6 +37,7 @@ from frontend.supervision import END_NOW, SUPERVISED
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id, replica_suffix
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
+from model_repository.system.running_servers import ARTIFACT_FILE
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 WINDOW_S = 600.0  # older restarts do not count
@@ -183,7 +184,9 @@ class Launcher:
             lock = self._lock or stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
-            write_holder(lock, url=self.url, models=list(dict.fromkeys(_models(self._settings.repository).values())))
+            models = list(dict.fromkeys(_models(self._settings.repository).values()))
+            artifacts = [path.read_text("utf-8") for path in self._settings.repository.glob(f"*/{ARTIFACT_FILE}")]
+            write_holder(lock, url=self.url, models=models, artifacts=artifacts)
             mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
             self._prepare_children(state_dir, mark)
             stack.callback(self.stop)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from model_repository.system.lock_file import is_alive, is_in_our_namespace, read_holder, try_lock
 
 LOCK_FILE = "launcher.lock"  # in the folder of a server
+ARTIFACT_FILE = "artifact"  # in the folder of a model in a repository: the name of the artifact's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class RunningServer:
     url: str
     folder: Path
     models: tuple[str, ...]  # ids at its start
+    artifacts: tuple[str, ...]  # names of their folders; empty: a repository of an earlier version does not say
 
     @property
     def port(self) -> int | None:
@@ -41,4 +43,5 @@ def running_servers(home: Path) -> Iterator[RunningServer]:
             holder = read_holder(file)
             if not try_lock(file) and "url" in holder and is_alive(holder):
                 is_here = is_in_our_namespace(holder, "pid")
-                yield RunningServer(holder["pid"], is_here, holder["url"], path.parent, tuple(holder["models"]))
+                models, artifacts = (tuple(holder.get(key, ())) for key in ("models", "artifacts"))
+                yield RunningServer(holder["pid"], is_here, holder["url"], path.parent, models, artifacts)

@@ -60,6 +60,20 @@ def test_a_served_model_is_refused_and_nothing_is_removed(home: Path, capsys: py
     assert names(home) == ["other", "tiny", "tiny"]
 
 
+def test_an_artifact_of_a_served_model_that_is_not_served_itself_goes(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`list` showed both as served, and `rm` refused both."""
+    served, unused = (path.name for path in sorted(home.glob("artifacts/tiny-*/")))
+    with serving(home, "tiny", artifacts=[served]) as url:
+        assert main(["rm", unused, "--home", str(home)]) == 0
+        assert main(["rm", "tiny", "--home", str(home)]) == 1
+        (home / "artifacts" / served / "manifest.json").write_text("{}")  # of a later version
+        assert main(["rm", served, "--home", str(home)]) == 1
+    assert capsys.readouterr().err == f"error: tiny: {url} serves it; `conch stop 8123` stops that server\n" * 2
+    assert names(home) == ["other", "tiny"]
+
+
 def test_an_artifact_that_a_build_uses_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [artifact] = home.glob("artifacts/other-*/")
     with locked(lock_path(artifact), "builds it"):

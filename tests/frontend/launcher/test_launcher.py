@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import pytest
 
+from build_engines.render import ServeOptions, render, write_repository
 from frontend.__main__ import main
 from frontend.launcher.errors import (
     AlreadyServing,
@@ -38,7 +39,8 @@ from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, Launcher
 from frontend.settings import Settings, SettingsError
 from model_repository.system.lock_file import read_holder
 from model_repository.system.log_time import TIME
-from model_repository.system.running_servers import LOCK_FILE
+from model_repository.system.running_servers import LOCK_FILE, running_servers
+from tests.build_engines.test_render import MANIFEST
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, free_port, running, untimed
 from tests.processes import command_line, is_running
@@ -429,6 +431,14 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(launch, name):
         message = f"cannot listen on 127.0.0.1 port {port}: Address already in use; {flag} chooses another port"
         with pytest.raises(PortInUse, match=f"^{message}$"):
             launch(**({"frontend": Settings(port=port)} if name == "port" else {name: port}))
+
+
+def test_a_running_server_names_its_models_and_their_artifacts(launch, repository, tmp_path):
+    files = render(MANIFEST, tmp_path / "artifacts" / "demo-0123", ServeOptions(), "1.2.3")
+    write_repository(files, repository)
+    launch(state_dir=tmp_path / "servers" / "any")
+    [server] = running_servers(tmp_path)
+    assert (server.models, server.artifacts) == ((MANIFEST.model_id,), ("demo-0123",))
 
 
 def test_a_state_directory_that_cannot_be_used_is_named(launch, repository):
