@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from build_engines import cpu_spec
 from build_engines.sequence_memory import SequenceMemory
 from tests.build_engines.tiny_checkpoint import write_checkpoint
+
+logging.getLogger("gguf").setLevel(logging.WARNING)  # as each command does
 
 
 @pytest.fixture(autouse=True)

@@ -292,7 +292,6 @@ def test_a_second_build_writes_nothing(checkpoint: Path, artifacts: Path) -> Non
 def test_an_incomplete_artifact_is_built_again_with_the_reason(
     checkpoint: Path, artifacts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("WARNING")  # gguf logs its steps
     spec = CpuSpec(model_id="tiny", checkpoint=checkpoint)
     folder = build(spec, artifacts)
     (folder / "byte_table.npz").unlink()
@@ -306,7 +305,6 @@ def test_a_model_with_an_artifact_of_another_format_is_built_again_with_the_reas
 ) -> None:
     """The format is part of the key: the build was silent, and took an hour."""
     spec, older = CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts / f"tiny-{'0' * artifact.KEY_LENGTH}"
-    caplog.set_level("WARNING")
     build(spec, artifacts).rename(older)
     edit_json(older / artifact.MANIFEST, format=artifact.FORMAT - 1)
     folder = build(spec, artifacts)
