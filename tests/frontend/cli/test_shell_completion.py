@@ -98,7 +98,7 @@ def test_bash_completes_commands_options_values_names_and_files(typed: str, comp
     assert (set(done.stdout.split()), done.stderr) == (completed, "")
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs the Debian package fish")
 @pytest.mark.parametrize(("typed", "completed"), [*COMPLETED, ("serve qwen3:8", {"qwen3:8b"})])
 def test_fish_completes_commands_options_values_names_and_files(typed: str, completed: set[str], home: Path) -> None:
     program = f"{script('fish')}\ncomplete -C 'conch {typed}'"
