@@ -18,8 +18,10 @@ import pytest
 
 CONTROLLERS = Path("/sys/fs/cgroup")
 
-PROCESS_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-CONTAINER = ("unshare", "--pid", "--net", "--fork", "--kill-child", "--mount-proc")
+# A shell has its background commands ignore SIGINT, and a container does not.
+_CHILD = ("--fork", "--kill-child", "--mount-proc", "env", "--default-signal")
+PROCESS_1 = ("unshare", "--pid", *_CHILD)
+CONTAINER = ("unshare", "--pid", "--net", *_CHILD)
 WITH_LOOPBACK = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")  # the network of a container has none yet
 CLOSED = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")  # all three standard streams
 _BLOCK = (

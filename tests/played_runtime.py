@@ -1,4 +1,4 @@
-"""A runtime that plays a text of the prompt in place of sampling. An import adds it to the table of runtimes."""
+"""A runtime that plays a text of the prompt in place of sampling. `register` adds it to the table of runtimes."""
 
 from __future__ import annotations
 
@@ -38,4 +38,7 @@ class PlayedRuntime(SyntheticRuntime):
         yield self._eos_token_id
 
 
-RUNTIMES[NAME] = RuntimeEntry(f"{__name__}:{PlayedRuntime.__name__}", frozenset(Capability) - {Capability.LOGPROBS})
+def register() -> None:
+    """Add it, in Triton's stage or for a build."""
+    entry = RuntimeEntry(f"{__name__}:{PlayedRuntime.__name__}", frozenset(Capability) - {Capability.LOGPROBS})
+    RUNTIMES[NAME] = entry

@@ -60,7 +60,8 @@ def refusal(client: OpenAI, **fields: Any) -> BadRequestError:
 
 def test_what_cannot_be_served_is_refused_by_name(client: OpenAI) -> None:
     broken = refusal(client, messages=messages(circle("red"), b"no picture"))
-    assert (broken.param, "images[1]: " in broken.message) == ("images[1]", True)
+    place = "messages[0].content[1].image_url.url"
+    assert (broken.param, f"{place}: " in broken.message) == (place, True)
     text_only = refusal(client, messages=messages(circle("red")), model=PACED_MODEL)
     assert (text_only.param, "reads no images" in text_only.message) == ("messages[0].content[0].image_url.url", True)
     both = refusal(client, messages=messages(circle("red"), question="<image>?"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import anthropic
 import pytest
@@ -15,6 +16,7 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
+from model_repository.engine.runtime import RUNTIMES
 from tests import played_runtime
 from tests.integration.api import WEATHER
 from tests.integration.stack import DEMO_CHECKPOINT, renamed_checkpoint
@@ -39,13 +41,17 @@ CASES = [
 def url(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("played")
     template = json.loads((DEMO_CHECKPOINT / "tokenizer_config.json").read_text())["chat_template"]
-    checkpoint = renamed_checkpoint(folder, ("<think>", "</think>"), template)
-    artifact = build(CpuSpec(model_id="played", runtime=played_runtime.NAME, checkpoint=checkpoint), folder / "built")
-    write_repository(render_artifacts({artifact: ServeOptions()}), folder / "repository")
+    thinks = "{%- set lora_name = 'demo-thinking' %}"  # for which the template opens thinking
+    checkpoint = renamed_checkpoint(folder, ("<think>", "</think>"), thinks + template)
+    spec = CpuSpec(model_id="played", runtime=played_runtime.NAME, checkpoint=checkpoint)
+    with mock.patch.dict(RUNTIMES):
+        played_runtime.register()
+        files = render_artifacts({build(spec, folder / "built"): ServeOptions()})
+    write_repository(files, folder / "repository")
     settings = launcher_settings(folder / "repository", folder / "state", Settings())
     with (folder / "serve.log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
         door = folder / "repository" / "played__engine" / "1" / "model.py"  # the launcher has compared it with ours
-        door.write_text(f"{door.read_text()}\nimport {played_runtime.__name__}\n")
+        door.write_text(f"{door.read_text()}\nfrom tests import played_runtime\nplayed_runtime.register()\n")
         launcher.start()
         launcher.wait_until_ready()
         yield launcher.url

@@ -38,7 +38,10 @@ def test_signals_that_the_parent_has_blocked_end_it() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.terminate()
-        assert process.wait(DEADLINE_S) == -signal.SIGTERM
+        try:
+            assert process.wait(DEADLINE_S) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def test_closed_streams_are_open_and_their_numbers_are_taken() -> None:
@@ -55,7 +58,11 @@ def test_process_1_waits_for_orphans_passes_signals_on_and_ends_as_the_command_d
     command = [*PROCESS_1, sys.executable, "-W", "error::DeprecationWarning", "-c", _PREPARE + _ORPHANS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as outer:
         assert outer.stdout is not None
-        assert outer.stdout.readline() == "['R', 'S'] 2\n"
-        [first] = [int(each.name) for each in Path("/proc").glob("[0-9]*") if parent_of(int(each.name)) == outer.pid]
-        os.kill(first, number)
-        assert outer.wait(DEADLINE_S) == 128 + number
+        try:
+            assert outer.stdout.readline() == "['R', 'S'] 2\n"
+            processes = (int(each.name) for each in Path("/proc").glob("[0-9]*"))
+            [first] = [each for each in processes if parent_of(each) == outer.pid]
+            os.kill(first, number)
+            assert outer.wait(DEADLINE_S) == 128 + number
+        finally:
+            outer.kill()
