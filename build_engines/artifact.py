@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -142,7 +143,7 @@ class Manifest:
     def save(self, artifact_dir: Path) -> None:
         """Write it into the artifact atomically: a reader sees the old or the new manifest."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
-        aside = artifact_dir / f".{MANIFEST}.{os.getpid()}"
+        aside = artifact_dir / f".{MANIFEST}.{secrets.token_hex(8)}"
         aside.write_text(text + "\n", encoding="utf-8")
         aside.replace(artifact_dir / MANIFEST)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
+import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -70,9 +70,10 @@ class Digests:
             self._known[identity] = digest
             if self.path is None:
                 return
-            with contextlib.suppress(OSError):  # artifacts may be on a read-only volume
+            # Artifacts may be on a read-only volume, or on one of several containers, whose processes have equal ids.
+            with contextlib.suppress(OSError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+                aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
                 aside.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
                 aside.replace(self.path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,7 @@ def newest_complete(homes: Iterable[Path]) -> Path | None:
 def link(path: Path, target: Path) -> None:
     """Make a path a relative link, in place of a former one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     aside.symlink_to(os.path.relpath(target.resolve(), path.parent.resolve()))
     aside.replace(path)
 

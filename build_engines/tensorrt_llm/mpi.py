@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ class MpiJob:
 
     def _write(self, name: str, content: Mapping[str, object]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        aside = self.folder / f".{name}.{os.getpid()}"
+        aside = self.folder / f".{name}.{secrets.token_hex(8)}"
         aside.write_text(json.dumps(content), encoding="utf-8")
         aside.rename(self.folder / f"{name}.json")
 
