@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.replicas import frontend_of
-from tests.integration.stack import Stack
+from tests.integration.stack import PACED_MODEL, Stack
 from tests.launching import free_port
 from tests.pictures import circle
 from tests.waiting import DEADLINE_S
@@ -101,5 +101,6 @@ def test_the_grpc_example_streams_shows_a_picture_uses_an_adapter_and_cancels(st
     picture = ("--lora", "demo-pictures", "--image", str(tmp_path / "picture.png"))
     assert run(*picture, "What colour is it?").startswith("It is red.\n[stop, ")
     assert run("--lora", "demo-formal", "What is the capital of France?").startswith("Dear friend, ")
-    assert run("--cancel-after", "3", "Count from 1 to 30.").endswith("\n[cancelled]\n")
-    stack.wait_until_idle("demo")
+    paced = ("--model", "synthetic--paced", "--max-tokens", "1500")  # 15 s without the cancel
+    assert run(*paced, "--cancel-after", "3", "Hi").endswith("\n[cancelled]\n")
+    stack.wait_until_idle(PACED_MODEL)
