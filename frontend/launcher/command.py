@@ -222,7 +222,7 @@ def _log_file(path: Path, tell: Callable[[str], None]) -> Iterator[Callable[[str
     try:
         yield write
     finally:
-        with suppress(OSError):  # what is not written yet
+        with suppress(OSError):  # closing writes the rest
             file.close()
 
 

@@ -26,13 +26,13 @@ def output_parser(
     return OutputParser(tool_format, reasoning_format, schemas, custom_names)
 
 
-_DROPPED = (f"{HARMONY_TOKENS[0]}assistant", *HARMONY_TOKENS)  # from a message whose head cannot be read
+_DROPPED = (f"{HARMONY_TOKENS[0]}assistant", *HARMONY_TOKENS)  # from a message with an unreadable head
 
 
 class MessageParser(OutputParser):
     """Finds the texts and calls of messages. An empty line joins texts of a kind.
 
-    A message whose head cannot be read is content, without markers.
+    A message with an unreadable head is content, without markers.
 
     Args:
         has_tools: otherwise a call is content.

@@ -264,7 +264,7 @@ def _ended_list(tool_format: ToolFormat) -> Syntax:
 
 _END = REASONING_FORMATS["harmony"].end
 _HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END)
-HEADLESS = replace(_HARMONY, markers=_markers(*HARMONY.special_tokens))  # a message whose head cannot be read
+HEADLESS = replace(_HARMONY, markers=_markers(*HARMONY.special_tokens))  # a message with an unreadable head
 SYNTAXES: Mapping[str, Syntax] = {
     "": Syntax(markers=None, heads=()),
     HERMES.name: _HERMES,

@@ -149,7 +149,7 @@ class ThinkingBorder:
 
     Args:
         thinking: without heads of messages.
-        is_single: only the beginning of the completion may be thinking, as before a structured output, whose texts may
+        is_single: only the beginning of the completion may be thinking. A structured output needs it: its texts may
             contain markers.
     """
 

@@ -163,7 +163,7 @@ def test_log_probabilities_are_those_of_the_chat(client: OpenAI, api: Api) -> No
     for ours, theirs in zip(found, expected, strict=True):
         for one, other in zip([ours, *ours["top_logprobs"]], [theirs, *theirs["top_logprobs"]], strict=True):
             assert (one["token"], one["bytes"]) == (other["token"], other["bytes"])
-            # The second answer takes the prompt from the KV cache, whose last token was computed beside others.
+            # The second prompt is in the KV cache. Its last token is computed alone, and not beside the others.
             assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-5)
 
 

@@ -168,7 +168,7 @@ def test_the_call_counts_behind_thinking_that_the_model_began(markers: Reasoning
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f"a {call_in('hermes')}", FinishReason.LENGTH),  # nobody knows whether the thinking goes on
+        (f"a {call_in('hermes')}", FinishReason.LENGTH),  # the limit cut it: the thinking may go on
         (f"a {call_in('hermes')[:40]}", FinishReason.LENGTH),
         (f"a {call_in('hermes')[:40]}", FinishReason.STOP),
         (f"a {call_in('hermes')} is how I would call it", FinishReason.STOP),
