@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import logging
-import os
 import secrets
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble
 from model_repository.engine.adapters.folder import Adapter, read_adapter
 from model_repository.errors import EngineFailed, InvalidRequest
+from model_repository.system.lock_file import try_lock
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +104,10 @@ class AdapterRoot:
             EngineFailed: the folder cannot be written.
             InvalidRequest: the files have changed since the adapter was found.
         """
-        copy = self._notes / _COPIES / f"{socket.gethostname()}-{os.getpid()}" / adapter.key
+        copies = self._notes / _COPIES
         try:
+            copy = _own_folder(copies)[0] / adapter.key
             if not copy.is_dir():
-                copy.parent.mkdir(parents=True, exist_ok=True)
                 with tempfile.TemporaryDirectory(dir=copy.parent) as folder:
                     aside = Path(shutil.copytree(adapter.path, Path(folder, adapter.key), symlinks=True))
                     own = read_adapter(
@@ -115,16 +117,18 @@ class AdapterRoot:
                         raise InvalidRequest(f"{adapter.source!r}: its files change while it is loaded", "source")
                     aside.rename(copy)
         except OSError as exc:
-            logger.error("%s cannot be copied to %s: %s", adapter.path, copy, exc)
+            logger.error("%s cannot be copied to %s: %s", adapter.path, copies, exc)
             raise EngineFailed(_NOT_WRITABLE) from exc
         return dataclasses.replace(adapter, path=copy)
 
     def remove_old_copies(self) -> None:
-        """Remove the copies of this host's earlier processes."""
-        for path in (self._notes / _COPIES).glob(f"{socket.gethostname()}-*"):
-            pid = path.name.rpartition("-")[2]
-            if pid == str(os.getpid()) or not Path("/proc", pid).exists():
-                shutil.rmtree(path, ignore_errors=True)
+        """Remove the copies of processes that have ended, also of other containers and hosts."""
+        for folder in (self._notes / _COPIES).glob("[!.]*"):
+            # A missing file: another process removes the copies. One without locks: its process may run.
+            with contextlib.suppress(OSError), _lock_path(folder).open("r+", encoding="utf-8") as lock:
+                if try_lock(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    _lock_path(folder).unlink(missing_ok=True)
 
     def noted(self) -> Iterator[tuple[str, str]]:
         """Yield name and source of each noted adapter; an unreadable note is logged."""
@@ -152,3 +156,19 @@ class AdapterRoot:
         if folder == root or not folder.is_relative_to(root) or folder.is_relative_to(root / NOTES):
             raise InvalidRequest(f"{source!r}: must be a folder below the root of adapters", "source")
         return self.folder / folder.relative_to(root)
+
+
+@functools.cache
+def _own_folder(copies: Path) -> tuple[Path, TextIO]:
+    """Make a folder for the copies of this process, and lock its file until the process ends."""
+    folder = copies / secrets.token_hex(8)
+    copies.mkdir(parents=True, exist_ok=True)
+    lock = _lock_path(folder).open("w", encoding="utf-8")
+    with contextlib.suppress(OSError):  # a file system without locks: the copies stay
+        try_lock(lock)
+    folder.mkdir()  # last: a folder whose lock is free is removed
+    return folder, lock
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
-from socket import gethostname
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from model_repository.engine.adapter_control import AdapterControl, restore_adapters
 from model_repository.engine.inbox import SetAdapter
 from model_repository.errors import EngineFailed, InvalidRequest, Unsupported
+from tests.another_machine import CONTAINER, needs_root
 from tests.model_repository.engine.adapter_folders import root_of, write_folder
 from tests.model_repository.engine.fake_engine import POLITE, Fake, FakeRuntime
 from tests.waiting import DEADLINE_S
@@ -123,14 +125,38 @@ def test_a_noted_adapter_that_breaks_the_runtime_does_not_break_the_next_one(fol
     assert noted(folder) == {"b": "b"}
 
 
-def test_a_new_engine_removes_the_copies_of_earlier_engines_of_its_host(folder: Path) -> None:
-    root = root_of(folder)
-    own = root.copy(replace(root.find("a", "a"), path=folder / "a")).path.parent
-    host, kept = gethostname(), {f"{gethostname()}-1", "elsewhere-2"}  # process 1 runs
-    for name in (f"{host}-{2**22 + 1}", *kept):  # the kernel's largest id of a process is 2**22
-        own.with_name(name).mkdir()
-    restore_adapters(FakeRuntime(), root)
-    assert {path.name for path in own.parent.iterdir()} == kept
+# Restores the adapters of a model whose runtime needs copies, and runs until its standard input ends.
+_ENGINE = """
+import os, sys
+from pathlib import Path
+from model_repository.engine.adapter_control import restore_adapters
+from tests.model_repository.engine.adapter_folders import root_of
+from tests.model_repository.engine.fake_engine import FakeRuntime
+root = root_of(Path(sys.argv[1]), runtime="tensorrt_llm")
+restore_adapters(FakeRuntime(), root)
+print(os.getpid(), root.copy(root.find("x", "whole")).path.parent, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("machine", [(), pytest.param(CONTAINER, marks=needs_root())])
+def test_copies_last_as_long_as_their_engine(folder: Path, machine: tuple[str, ...]) -> None:
+    """Containers have equal host names and process ids: one removed or took the copies of another."""
+    write_folder(folder / "whole", runtime="tensorrt_llm")
+
+    @contextmanager
+    def engine() -> Iterator[tuple[str, Path]]:
+        command = [*machine, sys.executable, "-c", _ENGINE, str(folder)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            pid, copies = process.stdout.readline().split()
+            yield pid, Path(copies)
+
+    with engine() as (first_pid, first), engine() as (second_pid, second):
+        assert (first_pid == second_pid) == bool(machine)
+        assert first != second and first.is_dir() and second.is_dir()
+    with engine() as (_, third):
+        assert [path for path in third.parent.iterdir() if path.is_dir()] == [third]
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
