@@ -13,6 +13,7 @@ WORDS = "completion.json"
 _OF_STORE = ("show", "rm")  # commands that also take the names of artifacts, as they are when the shell asks
 _ARTIFACTS = {
     "bash": '$(command ls "${CONCH_HOME:-${XDG_DATA_HOME:-$HOME/.local/share}/conch}/artifacts" 2>/dev/null)',
+    "zsh": "$(command ls $home/artifacts 2>/dev/null)",
     "fish": "(command ls $home[1]/artifacts 2>/dev/null)",
 }
 # Bash splits a word at each colon and replaces the last part only.
@@ -30,6 +31,20 @@ _conch() {{
 }}
 complete -o filenames -F _conch conch
 """
+_ZSH = """\
+_conch() {{
+    local home=${{CONCH_HOME:-${{XDG_DATA_HOME:-$HOME/.local/share}}/conch}}
+    local -a found
+    compset -P '-*='
+    case "$((CURRENT - 1)):$words[2]:${{${{IPREFIX%=}}:-$words[CURRENT-1]}}" in
+{cases}
+    esac
+    compadd -a found
+    _files
+}}
+(( $+functions[compdef] )) || {{ autoload -U compinit && compinit }}
+compdef _conch conch
+"""
 _FISH = """\
 function __conch_words
     set -l typed (commandline -opc)
@@ -44,24 +59,20 @@ complete -c conch -a '(__conch_words)'
 """
 _CASES = {
     "bash": '        {pattern}) words="{words}" ;;',
+    "zsh": "        {pattern}) found=({words}) ;;",
     "fish": "        case '{pattern}'\n            printf '%s\\n' {words}",
 }
-_SCRIPTS = {
-    "bash": _BASH,
-    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_BASH}",
-    "fish": _FISH,
-}
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def script(shell: str) -> str:
     """Return the script of bash, zsh or fish."""
-    kind = "fish" if shell == "fish" else "bash"
     commands: Mapping[str, Mapping[str, list[str]]]
     commands = json.loads(resources.files("frontend.cli").joinpath(WORDS).read_text(encoding="utf-8"))
     cases = [("1:*", [*commands])]
     for command, places in commands.items():
         for flag, words in places.items():
-            names = [_ARTIFACTS[kind]] if command in _OF_STORE and not flag else []
+            names = [_ARTIFACTS[shell]] if command in _OF_STORE and not flag else []
             cases.append((f"*:{command}:{flag or '*'}", [*names, *words]))
-    lines = (_CASES[kind].format(pattern=pattern, words=" ".join(words)) for pattern, words in cases)
+    lines = (_CASES[shell].format(pattern=pattern, words=" ".join(words)) for pattern, words in cases)
     return _SCRIPTS[shell].format(cases="\n".join(lines))

@@ -17,6 +17,7 @@ from build_engines.model_source import DEMO_MODELS
 from frontend.__main__ import _parser
 from frontend.cli.shell_completion import WORDS, script
 from tests.docs.pages import ROOT
+from tests.waiting import DEADLINE_S
 
 PATH = ROOT / "frontend" / "cli" / WORDS
 OF_CATALOG = ("serve", "run", "bench", "build", "pull", "plan", "show")  # commands with names of models
@@ -104,6 +105,41 @@ def test_fish_completes_commands_options_values_names_and_files(typed: str, comp
     program = f"{script('fish')}\ncomplete -C 'conch {typed}'"
     done = subprocess.run(["fish", "--no-config", "-c", program], capture_output=True, text=True, check=True)
     assert (set(done.stdout.split()), done.stderr) == (completed, "")
+
+
+# A terminal, in which a key prints the words that zsh would offer; another key empties the line.
+_ZSH = r"""
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PS1= PS2= && source $1 && source $2 && print BEG''UN"
+zpty -r shell offered '*BEGUN*'
+for typed in $@[3,-1]; do
+    zpty -w -n shell "conch $typed"$'\C-t'
+    zpty -r shell offered '*<END>*'
+    print -r -- ${${${offered##*<BEGIN>}%%<END>*}//[[:space:]]##/ }
+    zpty -w -n shell $'\C-u'
+done
+"""
+_KEY = """
+autoload -U compinit && compinit -u -D
+compadd() { local -a offered; builtin compadd -O offered "$@"; print -lr -- $offered }
+offer() { print "<BEGIN>"; _main_complete; print "<END>" }
+zle -C offer complete-word offer
+bindkey '^T' offer
+"""
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs the Debian package zsh")
+def test_zsh_completes_commands_options_values_names_and_files(home: Path) -> None:
+    """It offered nothing: the script of bash is an error in zsh."""
+    (home / "key").write_text(_KEY)
+    (home / "script").write_text(script("zsh"))
+    cases = [*COMPLETED, ("serve qwen3:8", {"qwen3:8b"}), ("plan demo --gpu=h1", {"h100"})]
+    command = ["zsh", "-f", "-o", "extended_glob", "-c", _ZSH, "zsh", str(home / "key"), str(home / "script")]
+    command += [typed for typed, _ in cases]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    offered = [set(line.split()) for line in done.stdout.splitlines()]
+    assert (offered, done.stderr) == ([completed for _, completed in cases], "")
 
 
 if __name__ == "__main__":
