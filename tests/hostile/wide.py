@@ -188,6 +188,9 @@ def _of_messages() -> dict[str, list[Fill]]:
     def by_user(content: Any) -> Any:
         return [{"role": "user", "content": content}]
 
+    def by_document(content: Any) -> Any:
+        return by_user([{"type": "document", "source": {"type": "content", "content": content}}])
+
     def by_model(content: Any) -> Any:
         return [{"role": "assistant", "content": content}, _USER]
 
@@ -211,6 +214,7 @@ def _of_messages() -> dict[str, list[Fill]]:
             inside(names(1), lambda value: by_model([use | {"input": value}])),
             inside(deep(60), lambda value: by_model([use | {"input": {"a": value}}])),
             inside(many(_TEXT), lambda content: by_user([result | {"content": content}])),
+            *(inside(each, by_document) for each in (many(_TEXT), many(image), *texts())),
         ],
         "system": [many(_TEXT), many(_TEXT | {"a": 1}), many({}), *texts()],
         "tools": [many(tool), many(tool, limit=MAX_TOOLS), many({"type": "web_search", "name": "a"})],
