@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence, Set
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from frontend.gateway.keys_command import add_actions
 from frontend.launcher.models import MODEL_OPTIONS
@@ -52,6 +53,10 @@ class _Parser(CommandParser):
             options.question = [*options.question, *rest]
             rest = []
         return options, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the words; argparse itself would write plain text, also beside --log-format json."""
+        raise SettingsError(f"{message} (--help lists the options)")
 
 
 _CONCH = "conch"
@@ -90,13 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-P", "-m", "build_engines", *words]  # -P: nothing of the current folder
         os.execv(sys.executable, command)
     end = words.index("--") if words[0] == "launch" and "--" in words else len(words)
-    options = _parser().parse_args(words[:end], argparse.Namespace(arguments=words[end + 1 :]))
     try:
+        options = _parser().parse_args(words[:end], argparse.Namespace(arguments=words[end + 1 :]))
         status = int(options.command(options) or 0)
         sys.stdout.flush()
         return status
     except SettingsError as exc:
-        _print_error(exc)
+        if "--log-format=json" in words or ("--log-format", "json") in itertools.pairwise(words):
+            from frontend.launcher.child import json_line
+
+            print(json_line(words[0], f"error: {exc}"), file=sys.stderr)
+        else:
+            _print_error(exc)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -53,12 +53,12 @@ engine in this Triton, from `1`. Counters start at zero when the model is loaded
 
 ## Logs and traces
 
-`--log-format json` writes each line as an object. A request is one line, with `"event": "request"`: its ids, sizes,
-phases in milliseconds and outcome, never a prompt, a completion or a key. On a terminal, `serve` writes the log to
-`serve.log`, and `--verbose` prints it; warnings and errors are in both places. A chat's line costs 15 us of CPU in the
-frontend (22 us as JSON) and 6 us in `serve`. The `request_id` (the caller's `x-request-id`, or a new one) is also in
-the stages' lines about a refusal or a failure. The engine writes the line of a gRPC client's request, with Triton's
-request id. Each line has its time, in UTC.
+`--log-format json` writes each line as an object, also that of a wrong option, which ends the command. A request is one
+line, with `"event": "request"`: its ids, sizes, phases in milliseconds and outcome, never a prompt, a completion or a
+key. On a terminal, `serve` writes the log to `serve.log`, and `--verbose` prints it; warnings and errors are in both
+places. A chat's line costs 15 us of CPU in the frontend (22 us as JSON) and 6 us in `serve`. The `request_id` (the
+caller's `x-request-id`, or a new one) is also in the stages' lines about a refusal or a failure. The engine writes the
+line of a gRPC client's request, with Triton's request id. Each line has its time, in UTC.
 
 With `--otlp-endpoint URL`, or OpenTelemetry's `OTEL_EXPORTER_OTLP_ENDPOINT`, each request is a span, below the caller's
 if there is a `traceparent`. Below it is a span for each completion, with the attributes of the semantic conventions for

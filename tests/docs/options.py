@@ -30,7 +30,7 @@ def parse(words: Sequence[str]) -> None:
     """Parse a command.
 
     Raises:
-        SystemExit: it has a mistake.
+        SystemExit, SettingsError: it has a mistake.
     """
     of_frontend, of_build = _parsers()
     (of_build if words[0] in _BUILD_COMMANDS else of_frontend).parse_args(words)

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from frontend.settings import SettingsError
 from tests.docs.options import parse
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.integration.test_shown_commands import OUTPUTS, run_blocks
@@ -39,8 +40,10 @@ def test_each_shown_conch_command_can_be_parsed(page: str, capsys: pytest.Captur
         for words in conch_commands(block):
             try:
                 parse(words)
-            except SystemExit as exc:
-                raise AssertionError(f"{block.place}: conch {shlex.join(words)}: {capsys.readouterr().err}") from exc
+            except (SystemExit, SettingsError) as exc:
+                raise AssertionError(
+                    f"{block.place}: conch {shlex.join(words)}: {exc} {capsys.readouterr().err}"
+                ) from exc
 
 
 def conch_commands(block: Block) -> list[list[str]]:
