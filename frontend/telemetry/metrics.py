@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 # The variable with the shared folder. prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-_FILE_BYTES = 1 << 18  # of a worker and a kind of metric, for some 1,300 series; prometheus_client makes it longer
+_FILE_BYTES = 1 << 18  # of a worker and a kind of metric at first, for some 1,300 series
+_CHILD_BYTES = 1 << 16  # more than the series of one histogram with given labels
 
 _VLLM_NAMES = {metric.name.removesuffix("_total"): metric.vllm for metric in METRICS if metric.vllm}
 _VLLM_REASONS = {"cancelled": "abort"}  # ours to vLLM's
@@ -142,7 +144,7 @@ def _unless_full(metric: Metric, make: Callable[[], Any]) -> Any:
 
 
 def _reserve_file(metric: Metric) -> None:
-    """Make the worker's file of this kind of metric, with room on the disk: a full disk would kill the worker later.
+    """Have room on the disk for the next values in the worker's file: on a full disk they would kill the worker.
 
     Raises:
         OSError: the disk is full, or the folder cannot be made.
@@ -152,13 +154,19 @@ def _reserve_file(metric: Metric) -> None:
         return
     kind = f"gauge_{metric.gauge_mode}" if metric.kind is Kind.GAUGE else metric.kind.value
     path = Path(folder, f"{kind}_{os.getpid()}.db")
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        used_bytes = int.from_bytes(os.pread(file.fileno(), 4, 0), sys.byteorder)  # its header
+        if size_bytes and used_bytes + _CHILD_BYTES <= size_bytes:
+            return
         try:
-            with path.open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            # prometheus_client doubles a file too, without blocks of the disk.
+            os.posix_fallocate(file.fileno(), 0, 2 * size_bytes or _FILE_BYTES)
         except OSError as exc:
-            path.unlink(missing_ok=True)
+            os.truncate(path, size_bytes)
+            if not size_bytes:
+                path.unlink()
             raise OSError(exc.errno, exc.strerror, str(path)) from exc
 
 
