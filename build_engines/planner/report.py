@@ -10,7 +10,7 @@ from build_engines.model_entry import Fp8Method
 from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term
 from build_engines.planner.search import replicas
 from build_engines.planner.sizing import Plan
-from model_repository.engine.tensorrt_llm.options import MAX_LOGITS_BYTES
+from model_repository.engine.tensorrt_llm.options import HOST_CACHE_SHARE, MAX_LOGITS_BYTES
 
 _ESTIMATED = "an estimate, not measured"
 
@@ -45,6 +45,9 @@ def plan_lines(plan: Plan, width: int, num_gpus: int | None = None) -> Iterator[
     )
     yield f"Build   {_build_sizes(plan)}"
     yield f"Serve   RAM up to {gigabytes(MAX_LOGITS_BYTES)} for requests with log probabilities"
+    if plan.max_host_cache_bytes:
+        size, share = gigabytes(plan.max_host_cache_bytes), f"{HOST_CACHE_SHARE:.0%} of the container's RAM"
+        yield f"        with --option kv_cache_manager=v2 up to {size} more, pinned, within {share}"
     if found := replicas(plan, num_gpus):
         number, each = found
         layout, total = each.parallelism, num_gpus or plan.gpu.num_per_node
@@ -121,7 +124,7 @@ def plan_object(plan: Plan, num_gpus: int | None = None) -> dict[str, Any]:
             "ram_bytes": plan.build_ram_bytes,
             "time_class": plan.build_time_class.value,
         },
-        "serve": {"max_logits_bytes": MAX_LOGITS_BYTES},
+        "serve": {"max_logits_bytes": MAX_LOGITS_BYTES, "max_host_cache_bytes": plan.max_host_cache_bytes},
         "replicas": found and {"num_replicas": found[0], "num_gpus": found[1].parallelism.num_gpus},
         "notes": list(notes(plan)),
     }

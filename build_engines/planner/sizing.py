@@ -127,6 +127,12 @@ class Plan:
         return int(self.checkpoint_bytes * RAM_SHARE_OF_WEIGHTS) if self.is_converted else 0
 
     @property
+    def max_host_cache_bytes(self) -> int:
+        """Pinned memory of a node's machine with option kv_cache_manager=v2: at most that of the GPUs."""
+        has_managers = Backend.PYTORCH in self.entry.backends
+        return self.gpu.memory_bytes * self.parallelism.num_gpus_per_node if has_managers else 0
+
+    @property
     def build_time_class(self) -> BuildTime:
         """An estimate from the size of the checkpoint."""
         if self.checkpoint_bytes < 60 * 10**9:

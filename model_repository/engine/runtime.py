@@ -309,6 +309,7 @@ RUNTIMES = {
                 "iteration_stats",
                 "kv_cache_dtype",
                 "kv_cache_fraction",
+                "kv_cache_manager",
                 "llm_options",
                 "logprobs",
                 "lora_max_rank",

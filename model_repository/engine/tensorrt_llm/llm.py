@@ -16,12 +16,20 @@ from tensorrt_llm.llmapi import CapacitySchedulerPolicy, GuidedDecodingParams, K
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.image_prompts import reads_images
 from model_repository.engine.tensorrt_llm.lora import lora_config, supports_adapters
-from model_repository.engine.tensorrt_llm.options import Backend, GuidedDecoding, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import (
+    HOST_CACHE_SHARE,
+    Backend,
+    GuidedDecoding,
+    KVCacheManager,
+    TensorRtLlmOptions,
+)
 from model_repository.engine.tensorrt_llm.releases import ENGINE_RELEASE, release_of, why_unsure
 from model_repository.engine.tensorrt_llm.role import Role, RoleKind
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, embedding_bias
 from model_repository.engine.tensorrt_llm.tensors import to_tensor
 from model_repository.errors import EngineFailed
+from model_repository.system.cores import memory_bytes
+from model_repository.system.machine import read_machine
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +80,7 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
             enable_block_reuse=options.block_reuse,
             free_gpu_memory_fraction=options.kv_cache_fraction,
             dtype=str(options.kv_cache_dtype),
+            **(kv_cache_manager_keywords(options) if release_of(__version__).has_kv_cache_manager_v2 else {}),
         ),
         "scheduler_config": SchedulerConfig(
             capacity_scheduler_policy=CapacitySchedulerPolicy[options.scheduler_policy.name]
@@ -88,6 +97,22 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
         keywords |= {"skip_tokenizer_init": False, "tokenizer": str(config.artifact_dir / TOKENIZER_FOLDER)}
     keywords |= _engine_keywords(config, options) if is_engine else _pytorch_keywords(config, options)
     return _with_llm_options(keywords, options.llm_options) if options.llm_options else keywords
+
+
+def kv_cache_manager_keywords(options: TensorRtLlmOptions) -> dict[str, Any]:
+    """Return arguments of KvCacheConfig that TensorRT-LLM would choose by the model, and by the machine's free memory.
+
+    Source: PR 16106 of TensorRT-LLM: each rank has a host cache of `host_cache_size` bytes.
+    """
+    if options.kv_cache_manager is KVCacheManager.V1:
+        return {"use_kv_cache_manager_v2": False, "host_cache_size": 0}
+    machine = read_machine({})  # the GPUs of other models in this container have a part of its memory, too
+    num_gpus = machine.num_gpus or options.tp_size * options.pp_size
+    size_bytes = int(HOST_CACHE_SHARE * memory_bytes()) // num_gpus
+    if machine.num_gpus:  # a larger one would have no use
+        size_bytes = min(size_bytes, machine.gpu_memory_bytes)
+    logger.info("KV cache manager V2 pins up to %.1f GB of the machine's memory for each GPU", size_bytes / 1e9)
+    return {"use_kv_cache_manager_v2": True, "host_cache_size": size_bytes}
 
 
 def _max_batch_size(config: EngineConfig, options: TensorRtLlmOptions) -> int:
@@ -141,16 +166,19 @@ def _pytorch_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict
 
 
 def _check_release(options: TensorRtLlmOptions) -> None:
-    """Check that the installed release has the backend; log if it is not a recorded one.
+    """Check that the installed release has the backend and the KV cache manager; log if it is not a recorded one.
 
     Raises:
-        EngineFailed: it has no such backend.
+        EngineFailed: it has no such backend or KV cache manager.
     """
     if options.backend is Backend.ENGINE and not release_of(__version__).has_engines:
         raise EngineFailed(
             f"backend=engine: TensorRT-LLM {__version__} cannot run engines: "
             f"use an image with {ENGINE_RELEASE.version}, or build the model with backend=pytorch"
         )
+    is_v2 = options.kv_cache_manager is KVCacheManager.V2
+    if is_v2 and not release_of(__version__).has_kv_cache_manager_v2:
+        raise EngineFailed(f"option kv_cache_manager=v2: TensorRT-LLM {__version__} has no such KV cache manager")
     if (reason := why_unsure(__version__)) is not None:
         logger.warning("%s", reason)
 

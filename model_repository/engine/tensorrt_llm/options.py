@@ -15,6 +15,9 @@ from model_repository.engine.tensorrt_llm.llm_options import SPECULATION
 # An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
 MAX_LOGITS_BYTES = 8 << 30
 LOGIT_BYTES = 4  # float32
+# KV cache manager V2 also keeps KV tokens in pinned memory: this share of the container's, divided by its GPUs.
+HOST_CACHE_SHARE = 0.5
+_MAX_UTILIZATION = "scheduler_policy=max_utilization"
 
 
 class Backend(StrEnum):
@@ -39,6 +42,13 @@ class GuidedDecoding(StrEnum):
     NATIVE_LLGUIDANCE = "native_llguidance"  # TensorRT-LLM's masks from our grammars; ours for the stages' own grammars
 
 
+class KVCacheManager(StrEnum):
+    """TensorRT-LLM's code that keeps the KV cache, from release 1.3 on."""
+
+    V1 = "v1"  # GPU memory alone
+    V2 = "v2"  # also pinned memory of the machine; sequences that do not fit are paused
+
+
 class KVCacheDtype(StrEnum):
     """Of the KV cache of the PyTorch backend; an engine has its own."""
 
@@ -57,6 +67,7 @@ class TensorRtLlmOptions:
     max_num_tokens: int | None = None  # tokens of one step
     kv_cache_fraction: float = 0.9  # share of the GPU memory that the weights leave
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    kv_cache_manager: KVCacheManager = KVCacheManager.V1
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     overlap_scheduler: bool = False  # a step starts before the tokens of the last one are known; no logits processors
     stream_interval: int = 1  # tokens between two updates of a stream
@@ -111,12 +122,29 @@ class TensorRtLlmOptions:
             raise ValueError("option cuda_graph_mode=true: only with backend=engine")
         if self.backend is Backend.ENGINE and self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
             raise ValueError("option guided_decoding=native_llguidance: only with backend=pytorch")
-        can_restart = self.backend is Backend.PYTORCH and self.scheduler_policy is SchedulerPolicy.MAX_UTILIZATION
-        if can_restart and self.guided_decoding is not GuidedDecoding.LLGUIDANCE:
+        if self.backend is Backend.ENGINE and self.kv_cache_manager is not KVCacheManager.V1:
+            raise ValueError(f"option kv_cache_manager={self.kv_cache_manager}: only with backend=pytorch")
+        if self.pausing_option and self.guided_decoding is not GuidedDecoding.LLGUIDANCE:
             raise ValueError(  # TensorRT-LLM issue 18891
-                f"option guided_decoding={self.guided_decoding}: not with scheduler_policy=max_utilization, "
+                f"option guided_decoding={self.guided_decoding}: not with {self.pausing_option}, "
                 "where a sequence that starts again would begin its structured output again"
             )
+        if self.pausing_option == _MAX_UTILIZATION and self.pp_size > 1:
+            raise ValueError(  # TensorRT-LLM issue 18115
+                f"option {_MAX_UTILIZATION}: not with pp_size={self.pp_size}, "
+                "where paused sequences would keep their KV cache, so that no sequence could go on"
+            )
+
+    @property
+    def pausing_option(self) -> str | None:
+        """The option with which the PyTorch backend pauses sequences, and computes them again later; None: it does not.
+
+        Source: KVCacheV2Scheduler in tensorrt_llm/_torch/pyexecutor/scheduler/scheduler_v2.py, which has one policy.
+        """
+        if self.kv_cache_manager is KVCacheManager.V2:
+            return "kv_cache_manager=v2"
+        is_pausing = self.backend is Backend.PYTORCH and self.scheduler_policy is SchedulerPolicy.MAX_UTILIZATION
+        return _MAX_UTILIZATION if is_pausing else None
 
     @property
     def has_statistics(self) -> bool:
@@ -192,6 +220,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "max_num_tokens": _COUNT,
     "kv_cache_fraction": (_fraction, "a number above 0 and up to 1"),
     "kv_cache_dtype": _choice(KVCacheDtype),
+    "kv_cache_manager": _choice(KVCacheManager),
     "scheduler_policy": _choice(SchedulerPolicy),
     "overlap_scheduler": _SWITCH,
     "stream_interval": _COUNT,

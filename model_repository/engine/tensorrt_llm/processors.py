@@ -49,17 +49,30 @@ class LogitsChain:
             exception here would end the whole process.
         is_called_per_chunk: each chunk of a prompt brings a call. Only the last call counts, but it looks like the
             others.
+        num_given: the last tokens of the prompt that an earlier call of TensorRT-LLM has drawn.
+        hidden_ends: where sequences are paused: end tokens that TensorRT-LLM does not know, and behind which it draws
+            tokens that are dropped. None: there are no pauses.
     """
 
     def __init__(
-        self, edits: Sequence[LogitsEdit], vocab_size: int, dead_end: int, *, is_called_per_chunk: bool = False
+        self,
+        edits: Sequence[LogitsEdit],
+        vocab_size: int,
+        dead_end: int,
+        *,
+        is_called_per_chunk: bool = False,
+        num_given: int = 0,
+        hidden_ends: frozenset[int] | None = None,
     ) -> None:
         self._edits = tuple(edits)
         self._vocab_size = vocab_size
         self._dead_end = dead_end
         self._num_before: int | None = None  # the number of listed prompt tokens
         self._is_called_per_chunk = is_called_per_chunk
-        self._num_expected = 0  # the number of tokens that must have been drawn at the next call
+        self._num_given = num_given
+        self._num_expected = num_given  # the number of tokens that must have been drawn at the next call
+        self._hidden_ends = hidden_ends
+        self._has_ended = False
 
     # The names are TensorRT-LLM's, which passes some of them as keywords.
     def __call__(
@@ -71,15 +84,19 @@ class LogitsChain:
         """
         [tokens] = token_ids  # one beam
         if self._num_before is None:
-            self._num_before = len(tokens)
+            self._num_before = len(tokens) - self._num_given
         drawn = tokens[self._num_before :]
-        # Otherwise the last token has not come back from the GPU yet.
-        is_known = len(drawn) >= self._num_expected or (self._is_called_per_chunk and not drawn)
+        # With fewer tokens, the last one has not come back from the GPU yet. With more, there was a pause, after which
+        # TensorRT-LLM drew a token without a call.
+        is_known = len(drawn) >= self._num_expected or (self._is_called_per_chunk and len(drawn) == self._num_given)
+        if self._hidden_ends is not None:
+            is_known = is_known and len(drawn) <= self._num_expected
+            self._has_ended = self._has_ended or (is_known and not self._hidden_ends.isdisjoint(drawn[-1:]))
         self._num_expected = len(drawn) + 1
         with tensors.on_stream(stream_ptr):
             tensors.ban_from(logits, self._vocab_size)
             tensors.ban_token(logits, self._dead_end)
-            if not is_known or not all(edit(logits, drawn) for edit in self._edits):
+            if not is_known or not (self._has_ended or all(edit(logits, drawn) for edit in self._edits)):
                 tensors.keep_only(logits, self._dead_end)
 
 

@@ -18,6 +18,7 @@ class Release:
     honours_seed: bool  # of each request, on the PyTorch backend
     has_raw_logprobs: bool  # the PyTorch backend gives those of the model, not those after edits of the logits
     has_adapter_graphs: bool  # CUDA graphs and LoRA adapters work together
+    has_kv_cache_manager_v2: bool
     latent_chunk_gpus: tuple[int, ...]  # compute capabilities, times ten, with chunked prefill for latent attention
     lora_config: str  # the class, by module and name
     cuda_graph_config: str
@@ -30,6 +31,7 @@ RELEASES = (
         honours_seed=False,
         has_raw_logprobs=False,
         has_adapter_graphs=False,
+        has_kv_cache_manager_v2=False,
         latent_chunk_gpus=(90, 100, 103, 120),
         lora_config="tensorrt_llm.lora_helper:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:CudaGraphConfig",
@@ -40,6 +42,7 @@ RELEASES = (
         honours_seed=False,
         has_raw_logprobs=True,
         has_adapter_graphs=True,
+        has_kv_cache_manager_v2=True,
         latent_chunk_gpus=(90, 100, 103, 107, 120),
         lora_config="tensorrt_llm._torch.peft.lora.config:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:DecodeCudaGraphConfig",

@@ -200,12 +200,19 @@ class RequestLoop:
     async def _call(self, call: Call) -> None:
         if call.sequence not in self._calls:
             return  # it was dropped at once
+        while await self._generate(call):
+            logger.debug("sequence %d: TensorRT-LLM has paused it; it goes on in another call", call.sequence)
+
+    async def _generate(self, call: Call) -> bool:
+        """Read one result; return whether a pause has spoiled it, so that another one must follow the tokens read."""
         try:
             keywords = {**call.keywords, "sampling_params": call.make_sampling_params()}
+            if call.reader.given:
+                keywords["inputs"] = [*keywords["inputs"], *call.reader.given]
             if self._processor is not None:
                 keywords["inputs"] = await self._processor.process(keywords["inputs"], keywords["sampling_params"])
                 if call.sequence not in self._calls:
-                    return
+                    return False
             result = self._llm.generate_async(**keywords)
         except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
@@ -214,9 +221,14 @@ class RequestLoop:
             async for _ in result:
                 self._has_progressed = True
                 await self._read(call, result)
+                if call.sequence in self._calls and call.reader.has_paused(result):
+                    if call.can_abort and not result.finished:
+                        result.abort()
+                    return True
         else:
             await result
             await self._read(call, result)
+        return False
 
     async def _read(self, call: Call, result: Any) -> None:
         if call.sequence not in self._calls:

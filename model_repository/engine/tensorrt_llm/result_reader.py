@@ -33,7 +33,10 @@ class ResultReader:
         self._plan = plan
         self._end_id = end_id
         self._vocab_size = vocab_size
-        self._num_read = 0  # tokens of the completion
+        self.given: tuple[int, ...] = ()  # the tokens of earlier results, which are at the end of the prompt
+        self._num_read = 0  # tokens of this result
+        self._num_cached: int | None = None
+        self._has_ended = False
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # part of the next output
         self._is_scored = not is_scored(request)  # also true without any need for scores
 
@@ -61,18 +64,46 @@ class ResultReader:
             return [self._failed(EngineFailed("TensorRT-LLM did not return the logits of the prompt"))]
         completion = result.outputs[0]
         outputs = list(self._drawn(result, completion)) if self._request.max_tokens else []
-        self._num_read = len(completion.token_ids)
-        if result.finished and not (outputs and outputs[-1].error):
+        if result.finished and not self._has_ended and not self._is_spoiled(completion.token_ids):
             outputs += self._ending(result, completion)
         return outputs
 
     def _drawn(self, result: Any, completion: Any) -> Iterator[StepOutput]:
-        for index in range(self._num_read, len(completion.token_ids)):
-            token_id = completion.token_ids[index]
+        for index in range(self._num_read, self._num_sure(result, completion.token_ids)):
+            if self._has_ended:
+                return
+            self._num_read, token_id = index + 1, completion.token_ids[index]
             if token_id == self._plan.dead_end and token_id not in self._plan.ends:
+                self._has_ended = True
                 yield self._failed(self._dead_end())
                 return
+            num_drawn = len(self.given) + self._num_read
+            is_end = token_id in self._plan.ends or num_drawn == self._request.max_tokens
+            self._has_ended = bool(self._plan.num_held) and is_end
             yield self._output(result, token_id, self._logprob(completion.logprobs, index, token_id))
+
+    def _num_sure(self, result: Any, token_ids: Sequence[int]) -> int:
+        """Return the number of tokens that no pause has spoiled: the first one, and those with enough others behind."""
+        num_tokens, num_held = len(token_ids), self._plan.num_held
+        if self._is_spoiled(token_ids):
+            num_tokens = token_ids.index(self._plan.dead_end)
+        elif result.finished:
+            num_held = 0
+        return min(num_tokens, max(1, num_tokens - num_held))
+
+    def _is_spoiled(self, token_ids: Sequence[int]) -> bool:
+        """Whether a dead end is the sign of a pause: it is behind two tokens, since the first follows no pause."""
+        dead_end = self._plan.dead_end
+        return bool(self._plan.num_held) and dead_end in token_ids and token_ids.index(dead_end) > 1
+
+    def has_paused(self, result: Any) -> bool:
+        """Whether tokens were drawn without our edits, so that another result must follow the tokens read so far."""
+        token_ids = result.outputs[0].token_ids
+        if self._has_ended or not self._is_spoiled(token_ids):
+            return False
+        self.given += tuple(token_ids[: self._num_read])
+        self._num_read = 0
+        return True
 
     def _dead_end(self) -> StageError:
         field = constraint_field(self._request)
@@ -89,7 +120,7 @@ class ResultReader:
         elif request.max_tokens == 0:
             yield self._output(result, None, None)
         elif completion.finish_reason == "length":
-            if len(ids) < request.max_tokens:  # a limit of the engine
+            if len(self.given) + len(ids) < request.max_tokens:  # a limit of the engine
                 yield self._output(result, None, None)
         elif not (ids and ids[-1] in self._plan.ends):  # only one backend lists the end token
             reason = completion.stop_reason
@@ -101,8 +132,10 @@ class ResultReader:
 
     def _output(self, result: Any, token_id: int | None, logprob: DrawnLogprob | None) -> StepOutput:
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, ()
+        if self._num_cached is None:  # after a pause, drawn tokens count too
+            self._num_cached = int(result.cached_tokens)
         return StepOutput(
-            self._sequence, token_id, int(result.cached_tokens), logprob, prompt_logprobs, scheduled_s=self.scheduled_s
+            self._sequence, token_id, self._num_cached, logprob, prompt_logprobs, scheduled_s=self.scheduled_s
         )
 
     def _logprob(self, entries: Sequence[Any], index: int, token_id: int) -> DrawnLogprob | None:

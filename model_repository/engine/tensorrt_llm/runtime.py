@@ -82,9 +82,14 @@ class TensorRtLlmRuntime:
             unused=_unused(byte_table, config.eos_token_ids),
             guided_decoding=self._options.guided_decoding,
             is_called_per_chunk=self._options.backend is Backend.PYTORCH and self._options.chunked_prefill,
+            has_pauses=self._options.pausing_option is not None,
+            context_window=config.context_window,
         )
         checkpoint = config.artifact_dir / CHECKPOINT_FOLDER
         tokenizer = config.artifact_dir / TOKENIZER_FOLDER / "tokenizer.json"
+        if reads_images(checkpoint) and self._options.pausing_option:  # TensorRT-LLM issue 17882
+            rule = "not with a model that reads images: a pause loses the images"
+            raise EngineFailed(f"option {self._options.pausing_option}: {rule}")
         self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if reads_images(checkpoint) else None
         self._image_counts = ImageCounts()
         self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
@@ -126,11 +131,14 @@ class TensorRtLlmRuntime:
         pictures = prepared.pictures
         self._check(request, has_images=bool(pictures))
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
-        plan = self._planner.plan(replace(request, prompt_token_ids=tuple(text_ids)))
+        text_request = replace(request, prompt_token_ids=tuple(text_ids))
+        plan = self._planner.plan(text_request)
         edits_logits = "logits_processor" in plan.keywords
         if edits_logits and (option := self._options.without_logits_processors) is not None:
             rule = f"needs a logits processor, and this model is served with the option {option}"
             raise Unsupported(rule, constraint_field(request) or "logit_bias_token_ids")
+        if plan.num_held:
+            self._check_pauses(request)
         is_engine = self._options.backend is Backend.ENGINE
         keywords: dict[str, Any] = {
             "inputs": text_ids if self._images is None else self._images.inputs(request.prompt_token_ids, pictures),
@@ -145,7 +153,11 @@ class TensorRtLlmRuntime:
             salt = secrets.token_hex(16) if is_scored(request) else request.params.cache_salt
             keywords |= {"cache_salt": salt} if salt else {}
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
-        make_params = functools.partial(sampling_params, plan, self._vocab_size)
+
+        def make_params() -> Any:
+            planned = self._planner.plan(text_request, len(reader.given)) if reader.given else plan
+            return sampling_params(planned, self._vocab_size)
+
         self._waiting[sequence] = Call(
             sequence,
             keywords,
@@ -163,6 +175,17 @@ class TensorRtLlmRuntime:
         num_image_tokens = len(request.prompt_token_ids) - len(text_ids)
         self._image_counts = self._image_counts.plus(ImageCounts(len(pictures), num_image_tokens))
         self._admit()
+
+    def _check_pauses(self, request: EngineRequest) -> None:
+        """Refuse a request with edited logits that cannot be continued after a pause."""
+        option = f"not with the option {self._options.pausing_option}"
+        if request.params.sampling.mirostat is not None:
+            raise Unsupported(f"{option}: a pause loses its estimate", "mirostat_target")
+        if is_scored(request):
+            raise Unsupported(
+                f"log probabilities of the prompt beside edited logits: {option}",
+                "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs",
+            )
 
     def _logits_bytes(self, request: EngineRequest) -> int:
         """Return the memory that an engine takes as the request starts: logits of tokens to draw, and of the prompt."""

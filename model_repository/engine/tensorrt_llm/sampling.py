@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from model_repository.contract.request import EngineRequest, OutputFormat, SamplingParams
 from model_repository.engine.request_checks import split_biases
@@ -31,6 +32,11 @@ _XGRAMMAR_FORMATS: Mapping[OutputFormat, Callable[[str], dict[str, Any]]] = {
 }
 
 
+# TensorRT-LLM draws the first token after each pause without logits processors. The next pause may begin at once, so
+# that two such tokens come in a row.
+_NUM_HELD = 2
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
     """The arguments of one call to TensorRT-LLM, before any part of it is imported."""
@@ -40,6 +46,7 @@ class SamplingPlan:
     native_grammar: Mapping[str, Any] | None  # arguments of GuidedDecodingParams
     ends: frozenset[int]  # the tokens that may end the completion
     dead_end: int | None  # the token that is drawn if no other token can follow; None: without logits processors
+    num_held: int = 0  # further tokens that are drawn before a token is known to have been drawn with our edits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +57,23 @@ class SamplingPlanner:
         unused: tokens without text; one of them marks a dead end.
         guided_decoding: the source of the masks.
         is_called_per_chunk: logits processors are called for each chunk of a prompt.
+        has_pauses: sequences may be paused, and then computed again.
+        context_window: tokens of a prompt and its completion.
     """
 
     vocabulary: VocabularyFile
     unused: tuple[int, ...]
     guided_decoding: GuidedDecoding
     is_called_per_chunk: bool = False
+    has_pauses: bool = False
+    context_window: int = 0
 
-    def plan(self, request: EngineRequest) -> SamplingPlan:
+    def plan(self, request: EngineRequest, num_given: int = 0) -> SamplingPlan:
+        """Plan a call.
+
+        Args:
+            num_given: the tokens that an earlier call has drawn, which are appended to the prompt.
+        """
         ends = self._ends(request)
         bias, banned = split_biases(request.params.sampling)
         # Two independent masks may together forbid every token, and that would go unnoticed.
@@ -75,13 +91,23 @@ class SamplingPlanner:
         edits = self._masks(request, ends, bool(request.grammar) and not native_grammar, banned)
         if is_shaped:
             edits.append(Shaping(request.params.sampling, bias, request.prompt_token_ids))
-        keywords = _ending(request, ends, self.end_id) | _drawing(request.params.sampling) | _logits(request)
+        num_held = _NUM_HELD if edits and self.has_pauses else 0
+        ending = _hidden_ending if num_held else _ending
+        keywords = ending(request, ends, self.end_id) | _drawing(request.params.sampling) | _logits(request)
+        if num_held:
+            room = self.context_window - len(request.prompt_token_ids)
+            keywords["max_tokens"] = max(1, min(request.max_tokens + num_held, room) - num_given)
         dead_end = None
         if edits:
             used = ends.union(params.sampling.logit_bias, params.allowed_token_ids)
             dead_end = next((token_id for token_id in self.unused if token_id not in used), self.unused[0])
             keywords["logits_processor"] = LogitsChain(
-                edits, self.vocabulary.size, dead_end, is_called_per_chunk=self.is_called_per_chunk
+                edits,
+                self.vocabulary.size,
+                dead_end,
+                is_called_per_chunk=self.is_called_per_chunk,
+                num_given=num_given,
+                hidden_ends=ends if num_held else None,
             )
         return SamplingPlan(
             keywords={**keywords, "detokenize": False},
@@ -89,6 +115,7 @@ class SamplingPlanner:
             native_grammar=native_grammar,
             ends=ends,
             dead_end=dead_end,
+            num_held=num_held,
         )
 
     @property
@@ -164,6 +191,12 @@ def _ending(request: EngineRequest, ends: frozenset[int], end_id: int) -> dict[s
         ends -= {end_id}
         keywords["min_tokens"] = 0  # our masks hold the ends back; the default, 1, forbids an empty completion
     return keywords | ({"stop_token_ids": sorted(ends)} if ends else {})
+
+
+def _hidden_ending(request: EngineRequest, ends: frozenset[int], end_id: int) -> dict[str, Any]:
+    """Return the same without the ends: the token before a pause may be an end that our edits would forbid."""
+    unended = replace(request, params=replace(request.params, ignore_eos=True))
+    return _ending(unended, frozenset(), end_id)
 
 
 def _logits(request: EngineRequest) -> dict[str, Any]:

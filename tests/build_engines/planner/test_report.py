@@ -57,6 +57,7 @@ def test_the_text_shows_layout_arithmetic_limits_and_notes() -> None:
         "Build   disk 435.9 GB (checkpoint 141.1 GB, converted checkpoint and engines 147.4 GB each), "
         "RAM up to 169.3 GB, tens of minutes",
         "Serve   RAM up to 8.6 GB for requests with log probabilities",
+        "with --option kv_cache_manager=v2 up to 320.0 GB more, pinned, within 50% of the container's RAM",
         "Note    Gated: accept its license (Llama 3.1 community) and set a token before it can be downloaded.",
     ):
         assert any(line.split() == expected.split() for line in lines), expected

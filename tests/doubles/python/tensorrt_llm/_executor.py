@@ -13,6 +13,9 @@
   in the caller's process. A call that finds none waits for them in the caller's thread.
 - An adapter is loaded with its first request. One that does not load ends the worker up to release 1.2, and fails its
   request in later ones.
+- With max_utilization, and always with KV cache manager V2, a request starts as soon as its prompt has room in the KV
+  cache. When the cache is full, the newest one is paused: it waits, and all its tokens are computed anew as a prompt.
+  The token after that is drawn without processors of logits, and its native structured output begins again.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
 Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
@@ -63,6 +66,7 @@ class _Sequence:
     logits: Any  # of its next token, raw
     drawn: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    is_recomputed: bool = False
 
 
 @dataclass(slots=True)
@@ -79,6 +83,12 @@ class Request:
     sequences: list[_Sequence] = field(default_factory=list)
     changes: list[Callable[[RequestOutput], None]] = field(default_factory=list)  # of the result, not told yet
     is_aborted: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache for its tokens."""
+        length = len(self.prompt) + sum(len(one.drawn) for one in self.sequences)
+        return -(-length // _TOKENS_PER_BLOCK)
 
     def tell(self) -> None:
         """Hand the reader what has changed, as one update."""
@@ -100,6 +110,7 @@ class Executor:
         num_kv_tokens: tokens of the KV cache, as the statistics say.
         stream_interval: tokens between two updates of a stream.
         loses_adapters: CUDA graphs decode without them.
+        has_pauses: requests are paused when the KV cache is full.
     """
 
     def __init__(
@@ -115,10 +126,12 @@ class Executor:
         num_kv_tokens: int | None = None,
         stream_interval: int = 1,
         loses_adapters: bool = False,
+        has_pauses: bool = False,
     ) -> None:
+        self.num_pauses = 0
         self.iteration_stats: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._has_stats = has_stats
-        self._num_kv_tokens = num_kv_tokens or NUM_KV_TOKENS
+        self._num_blocks = (num_kv_tokens or NUM_KV_TOKENS) // _TOKENS_PER_BLOCK
         self._model = model
         self._is_engine = is_engine
         self._max_batch_size = max_batch_size
@@ -127,6 +140,7 @@ class Executor:
         self._is_told_late = is_told_late
         self._stream_interval = stream_interval
         self._loses_adapters = loses_adapters
+        self._has_pauses = has_pauses
         self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -191,11 +205,32 @@ class Executor:
                 self._condition.wait_for(lambda: self._is_shut_down or self._waiting or self._running)
                 if self._is_shut_down:
                     return
-                room = self._max_batch_size - len(self._running)
-                self._running += self._waiting[:room]
-                del self._waiting[:room]
+                if self._has_pauses:
+                    self._pause()
+                while self._waiting and self._starts(self._waiting[0]):
+                    self._running.append(self._waiting.pop(0))
                 requests = list(self._running)
             self._step(requests)
+
+    def _starts(self, request: Request) -> bool:
+        if len(self._running) >= self._max_batch_size:
+            return False
+        return not (self._has_pauses and self._running) or self._num_used() + request.num_blocks <= self._num_blocks
+
+    def _num_used(self) -> int:
+        return sum(each.num_blocks for each in self._running)
+
+    def _pause(self) -> None:
+        """Pause the newest requests while the cache has too little room; the oldest one always goes on."""
+        while len(self._running) > 1 and self._num_used() > self._num_blocks:
+            request = self._running.pop()
+            for sequence in request.sequences:
+                self.num_pauses += 1
+                sequence.state = self._start(request)
+                sequence.logits = sequence.state.feed([*request.prompt, *sequence.drawn])[-1]
+                sequence.is_recomputed = True
+                sequence.sampler.begin_again(_structured_output(request))
+            self._waiting.insert(0, request)
 
     def _step(self, requests: list[Request]) -> None:
         began_s = time.monotonic()
@@ -215,10 +250,8 @@ class Executor:
         time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
 
     def _cache_stats(self) -> dict[str, int]:
-        lengths = [len(each.prompt) + sum(len(one.drawn) for one in each.sequences) for each in self._running]
-        num_used = sum(-(-length // _TOKENS_PER_BLOCK) for length in lengths)
-        num_blocks = self._num_kv_tokens // _TOKENS_PER_BLOCK
-        return {"usedNumBlocks": num_used, "maxNumBlocks": num_blocks, "tokensPerBlock": _TOKENS_PER_BLOCK}
+        sizes = {"maxNumBlocks": self._num_blocks, "tokensPerBlock": _TOKENS_PER_BLOCK}
+        return {"usedNumBlocks": self._num_used(), **sizes}
 
     def _advance(self, request: Request) -> bool:
         """Give one sequence of a request its next token; return whether the request is done."""
@@ -232,7 +265,8 @@ class Executor:
         index = unfinished[next(self._turns) % len(unfinished)]
         sequence = request.sequences[index]
         raw = sequence.logits
-        token_id = sequence.sampler.draw(raw, sequence.drawn)
+        token_id = sequence.sampler.draw(raw, sequence.drawn, is_recomputed=sequence.is_recomputed)
+        sequence.is_recomputed = False
         sequence.drawn.append(token_id)
         sequence.finish_reason = _finish_reason(request.params, sequence.drawn)
         if sequence.finish_reason is None:

@@ -72,11 +72,18 @@ class _LLM:
             has_stats=self._has_stats(),
             num_kv_tokens=cache and cache.max_tokens,
             stream_interval=1 if self.is_engine else self._args["stream_interval"],
+            has_pauses=not self.is_engine and self._has_pauses(),
             loses_adapters=not self.is_engine and self._loses_adapters("cuda_graph_config" not in bound),
         )
 
     def _has_stats(self) -> bool:
         return bool(self._args["enable_iter_perf_stats"])
+
+    def _has_pauses(self) -> bool:
+        cache, scheduler = self._args["kv_cache_config"], self._args["scheduler_config"]
+        # "auto" is V2 for many models.
+        is_v2 = getattr(cache, "use_kv_cache_manager_v2", False) is not False
+        return is_v2 or (scheduler is not None and scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION")
 
     def _loses_adapters(self, has_default_graphs: bool) -> bool:
         has_graphs = has_default_graphs or self._args["cuda_graph_config"] is not None

@@ -51,10 +51,14 @@ class Sampler:
         self._is_greedy = params.is_greedy or top_p == 0
         self._top_p = top_p
 
-    def draw(self, raw: Floats, drawn: Sequence[int]) -> int:
-        """Draw the token that follows those drawn so far, from its raw logits [vocab_size]."""
+    def draw(self, raw: Floats, drawn: Sequence[int], *, is_recomputed: bool = False) -> int:
+        """Draw the token that follows those drawn so far, from its raw logits [vocab_size].
+
+        The processors are not called where the tokens drawn so far were computed anew.
+        """
         row = logits = _in_row(raw)
-        self.process(logits, drawn[:-1] if self._is_told_late else drawn)
+        if not is_recomputed:
+            self.process(logits, drawn[:-1] if self._is_told_late else drawn)
         if self._structured_output is not None:
             self._structured_output.ban(logits)
         if self._params.embedding_bias is not None:
@@ -72,6 +76,10 @@ class Sampler:
         if self._structured_output is not None:
             self._structured_output.take(token_id)
         return token_id
+
+    def begin_again(self, structured_output: Any) -> None:
+        """Forget how much of a structured output was drawn."""
+        self._structured_output = structured_output
 
     def process(self, logits: Floats, drawn: Sequence[int]) -> None:
         """Let the processors edit logits [vocab_size], given the tokens drawn so far."""

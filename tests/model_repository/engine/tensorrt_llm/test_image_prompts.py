@@ -225,6 +225,20 @@ def test_images_reach_two_types_of_models_and_the_others_get_text(tmp_path: Path
         assert reads_images(tmp_path / model_type / "checkpoint") is is_read
 
 
+def test_a_model_that_reads_images_has_no_pauses(tmp_path: Path) -> None:
+    options = {"backend": "pytorch", "scheduler_policy": "max_utilization"}
+    config = EngineConfig(
+        runtime="tensorrt_llm",
+        artifact_dir=write_model(tmp_path),
+        context_window=256,
+        eos_token_ids=frozenset([1, 2]),
+        max_sequences=2,
+        options=options,
+    )
+    with pytest.raises(EngineFailed, match="option scheduler_policy=max_utilization: not with a model that reads"):
+        RUNTIME.TensorRtLlmRuntime(config, TABLE, environment={})
+
+
 def test_a_model_without_a_tokenizer_does_not_start(tmp_path: Path) -> None:
     write_model(tmp_path, "qwen2_vl")
     (tmp_path / "tokenizer" / "tokenizer.json").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import tensorrt_llm
 from msgspec.structs import replace
 
 from model_repository.engine.runtime import EngineConfig
-from model_repository.engine.tensorrt_llm.llm import llm_keywords
+from model_repository.engine.tensorrt_llm.llm import kv_cache_manager_keywords, llm_keywords
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.errors import EngineFailed
+from model_repository.system.machine import Machine
 from tests.model_repository.engine.tensorrt_llm.conftest import BYTE_TABLE, RUNTIME, write_model
 from tests.tensorrt_llm_artifact import DOUBLES
 
@@ -51,7 +54,6 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
         kv_cache_dtype="fp8",
         block_reuse="false",
         chunked_prefill="false",
-        scheduler_policy="max_utilization",
         stream_interval="4",
         trust_remote_code="true",
     )
@@ -73,7 +75,46 @@ def test_the_pytorch_backend_gets_parallelism_and_limits(config: EngineConfig) -
     }
     assert (graphs.enable_padding, graphs.max_batch_size) == (True, config.max_sequences)
     assert (cache.enable_block_reuse, cache.free_gpu_memory_fraction, cache.dtype) == (False, 0.5, "fp8")
+    assert scheduler.capacity_scheduler_policy.name == "GUARANTEED_NO_EVICT"
+    scheduler = keywords(config, backend="pytorch", scheduler_policy="max_utilization")["scheduler_config"]
     assert scheduler.capacity_scheduler_policy.name == "MAX_UTILIZATION"
+
+
+HAS_V2 = release_of(tensorrt_llm.__version__).has_kv_cache_manager_v2
+GIB = 1 << 30
+GPUS = Machine(gpu_names=("NVIDIA H100",) * 4, gpu_memory_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "ram_gib", "host_cache_gib"),
+    [
+        (GPUS, 200, 25),  # half of the container's memory for its four GPUs, whose other two may serve another model
+        (GPUS, 2000, 80),  # as much as a GPU has
+        (Machine(), 200, 50),  # without nvidia-smi: for the GPUs of this model
+    ],
+)
+def test_v2_of_the_kv_cache_manager_gets_a_share_of_the_containers_memory(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, ram_gib: int, host_cache_gib: int
+) -> None:
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.read_machine", lambda environment: machine)
+    monkeypatch.setattr("model_repository.engine.tensorrt_llm.llm.memory_bytes", lambda: ram_gib * GIB)
+    options = TensorRtLlmOptions.of({"backend": "pytorch", "kv_cache_manager": "v2", "tp_size": "2"})
+    expected = {"use_kv_cache_manager_v2": True, "host_cache_size": host_cache_gib * GIB}
+    assert kv_cache_manager_keywords(options) == expected
+
+
+def test_the_kv_cache_manager_is_named_where_tensorrt_llm_would_choose_one(config: EngineConfig) -> None:
+    cache = keywords(config, backend="pytorch")["kv_cache_config"]
+    if HAS_V2:
+        assert (cache.use_kv_cache_manager_v2, cache.host_cache_size) == (False, 0)
+        v2 = {"backend": "pytorch", "kv_cache_manager": "v2"}
+        assert keywords(config, **v2)["kv_cache_config"].use_kv_cache_manager_v2 is True
+        given = json.dumps({"kv_cache_config": {"host_cache_size": 5}})
+        assert keywords(config, **v2, llm_options=given)["kv_cache_config"].host_cache_size == 5
+    else:
+        assert (hasattr(cache, "use_kv_cache_manager_v2"), cache.host_cache_size) == (False, None)
+        with pytest.raises(EngineFailed, match=r"option kv_cache_manager=v2: TensorRT-LLM 1\.2\.1 has no such"):
+            start(replace(config, options={"backend": "pytorch", "kv_cache_manager": "v2"}))
 
 
 @pytest.mark.engine_backend

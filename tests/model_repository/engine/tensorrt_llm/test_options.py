@@ -12,6 +12,7 @@ from model_repository.engine.tensorrt_llm.options import (
     Backend,
     GuidedDecoding,
     KVCacheDtype,
+    KVCacheManager,
     SchedulerPolicy,
     TensorRtLlmOptions,
 )
@@ -25,6 +26,7 @@ OPTIONS = {
     "max_num_tokens": ("4096", 4096),
     "kv_cache_fraction": ("0.8", 0.8),
     "kv_cache_dtype": ("fp8", KVCacheDtype.FP8),
+    "kv_cache_manager": ("v1", KVCacheManager.V1),
     "scheduler_policy": ("guaranteed_no_evict", SchedulerPolicy.GUARANTEED_NO_EVICT),
     "overlap_scheduler": ("true", True),
     "stream_interval": ("4", 4),
@@ -75,6 +77,7 @@ def test_a_bad_value_is_refused_with_name_value_and_rule(name: str, value: str, 
         ("iteration_stats=false", "option iteration_stats=false: only with backend=pytorch"),
         ("overlap_scheduler=true", "option overlap_scheduler=true: only with backend=pytorch"),
         ("stream_interval=4", "option stream_interval=4: only with backend=pytorch"),
+        ("kv_cache_manager=v2", "option kv_cache_manager=v2: only with backend=pytorch"),
         ("guided_decoding=native_llguidance", "option guided_decoding=native_llguidance: only with backend=pytorch"),
         ("beams=4", "option beams: expected one of backend, "),
     ],
@@ -92,6 +95,14 @@ def test_an_option_that_engines_or_all_do_not_have_is_refused(option: str, rule:
         (
             {"guided_decoding": "native_llguidance", "scheduler_policy": "max_utilization"},
             "option guided_decoding=native_llguidance: not with scheduler_policy=max_utilization",
+        ),
+        (
+            {"guided_decoding": "xgrammar", "kv_cache_manager": "v2"},
+            "option guided_decoding=xgrammar: not with kv_cache_manager=v2",
+        ),
+        (
+            {"pp_size": "2", "scheduler_policy": "max_utilization"},
+            "option scheduler_policy=max_utilization: not with pp_size=2",
         ),
     ],
 )

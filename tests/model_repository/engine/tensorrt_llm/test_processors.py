@@ -169,6 +169,12 @@ def test_the_repetition_penalty_is_of_prompt_and_completion() -> None:
     assert [row[index] for index in (10, 11, 20, 21)] == [0.5, -2.0, 0.5, 1.0]
 
 
+def test_a_token_that_was_drawn_without_a_call_is_reported_where_sequences_are_paused() -> None:
+    chain = LogitsChain([], VOCAB_SIZE, UNUSED, num_given=1, hidden_ends=frozenset([EOS]))
+    assert possible(apply(chain, [20])) == possible(apply(chain, [20, 21])) == list(range(1, VOCAB_SIZE))
+    assert possible(apply(chain, [20, 21, 22, 23])) == [UNUSED]
+
+
 def test_presence_and_frequency_penalties_are_of_the_completion_only_and_biases_are_added() -> None:
     chain = shaping({7: 2.5, 9: -3.0}, presence_penalty=0.5, frequency_penalty=0.25)
     apply(chain, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,18 @@ def test_a_dead_end_is_an_error_and_nothing_follows_it() -> None:
     assert isinstance(dead.error, InvalidRequest) and "nothing can follow" in dead.error.text
     [late] = reader().read(Result().add(UNUSED))
     assert isinstance(late.error, EngineFailed)
+
+
+def test_tokens_are_held_until_no_pause_can_have_spoiled_them() -> None:
+    """Two tokens in a row may have been drawn without a call of the logits processor."""
+    plan = dataclasses.replace(PLAN, num_held=2)
+    held = ResultReader(5, request(max_tokens=9, ignore_eos=False), plan, end_id=EOS, vocab_size=4)
+    result = Result()
+    assert [tokens(held.read(result.add(token_id))) for token_id in (30, 31, 32, 33)] == [[30], [], [], [31]]
+    assert not held.has_paused(result)
+    assert tokens(held.read(result.add(UNUSED))) == []
+    assert held.has_paused(result) and held.given == (30, 31)
+    assert tokens(held.read(Result().add(40, EOS, 50, 51))) == [40, EOS]  # what follows an end is dropped
 
 
 def test_log_probabilities_are_of_the_token_and_the_likeliest() -> None:
