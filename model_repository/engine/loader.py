@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.adapter_control import restore_adapters
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
+from model_repository.engine.tensorrt_llm.mpi import prepare_mpi
 from model_repository.errors import EngineFailed
 from model_repository.system.cores import num_cores
 from model_repository.system.machine import read_machine, show_only, why_unfit
@@ -30,6 +32,7 @@ def load_engine(config: EngineConfig) -> Engine:
             raise EngineFailed(f"GPUs {list(config.gpus)}: CUDA_VISIBLE_DEVICES shows fewer") from exc
     if config.runtime == "tensorrt_llm":  # releases after 1.2 would report their use to NVIDIA
         os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
+        prepare_mpi(os.environ, socket.gethostname(), is_root=os.geteuid() == 0)
     # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -62,18 +63,24 @@ def test_an_artifact_for_another_machine_is_refused_before_its_runtime_is_import
         load_engine(replace(CONFIG, runtime=runtime, requires={"tensorrt_llm": "1.1.0"}))
 
 
-def test_tensorrt_llm_reports_nothing_from_its_import_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The variable was set after the import, and a library may read it there."""
+def test_the_variables_of_tensorrt_llm_are_set_before_its_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It reports no use, and starts its workers also as root. Libraries read the variables while they are imported."""
     environment: dict[str, str] = {}
 
     def load(config: EngineConfig, byte_table: object) -> None:
         raise EngineFailed(f"imports with {environment}")
 
     monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(socket, "gethostname", lambda: "short")
     monkeypatch.setattr("model_repository.engine.loader.load_runtime", load)
     save_byte_table(tmp_path / FILE_NAME, [b"a"])
-    with pytest.raises(EngineFailed, match=r"imports with \{'TRTLLM_NO_USAGE_STATS': '1'\}"):
+    with pytest.raises(EngineFailed, match="imports with"):
         load_engine(replace(CONFIG, runtime="tensorrt_llm", artifact_dir=tmp_path))
+    expected = ("TRTLLM_NO_USAGE_STATS", "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
+    assert environment == dict.fromkeys(expected, "1")
 
 
 def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

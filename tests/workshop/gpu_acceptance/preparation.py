@@ -54,7 +54,12 @@ def needs(examples: Path | None) -> Iterator[Need]:
         "step 3 of docs/gpu.md: llguidance must be 1.9",
     )
     yield _python(
-        "MPI starts here", "from mpi4py import MPI; print(MPI.COMM_WORLD)", "as root: OMPI_ALLOW_RUN_AS_ROOT=1"
+        "MPI starts a worker",
+        "import os, socket, sys; from model_repository.engine.tensorrt_llm.mpi import prepare_mpi; "
+        "prepare_mpi(os.environ, socket.gethostname(), is_root=os.geteuid() == 0); from mpi4py import MPI; "
+        "worker = ('-c', 'from mpi4py import MPI; MPI.Comm.Get_parent().Disconnect()'); "
+        "MPI.COMM_SELF.Spawn(sys.executable, worker, 1).Disconnect(); print(MPI.Get_library_version().split(',')[0])",
+        "PATH, which must have MPI's own programs: orted in Open MPI 4, prte in 5",
     )
     yield _python(
         "tritonserver is found",
