@@ -25,7 +25,6 @@ from model_repository.errors import EngineFailed, InternalError, InvalidRequest,
 logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 2.0
-_TRIAL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class RequestLoop:
             self._busy[call.sequence] = call
         self._loop.call_soon_threadsafe(self._start, call)
 
-    def try_out(self, call: Call) -> None:
+    def try_out(self, call: Call, timeout_s: float) -> None:
         """Run a call to its end, beside those of the engine. It has a sequence number that the engine never uses.
 
         Raises:
@@ -107,10 +106,10 @@ class RequestLoop:
             self._busy[call.sequence] = call
         future = asyncio.run_coroutine_threadsafe(self._try_out(call), self._loop)
         try:
-            error = future.result(_TRIAL_TIMEOUT_S)
+            error = future.result(timeout_s)
         except TimeoutError as exc:
             future.cancel()
-            raise Overloaded(f"TensorRT-LLM made no token in {_TRIAL_TIMEOUT_S:g} s") from exc
+            raise Overloaded(f"TensorRT-LLM made no token in {timeout_s:g} s") from exc
         if error is not None:
             raise error
 

@@ -40,6 +40,7 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
+from model_repository.engine.tensorrt_llm.warm_up import trial_request, warm_up_requests
 from model_repository.errors import EngineFailed, InvalidRequest, Overloaded, StageError, Unsupported
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 # The engine checks silent clients between two waits.
 _MAX_WAIT_S = 0.05
 _TRIAL = 0  # the sequence number of trials; the engine's begin at 1
+_TRIAL_TIMEOUT_S = 60.0
+_WARM_UP_TIMEOUT_S = 600.0  # for one request; a compiler may run
 
 
 class TensorRtLlmRuntime:
@@ -99,11 +102,33 @@ class TensorRtLlmRuntime:
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
         self._kv_cache = KvCacheMonitor(self._llm) if self._options.has_statistics else None
+        try:
+            self._warm_up()
+        except EngineFailed:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """Serve one request of each kind and with each adapter.
+
+        Raises:
+            EngineFailed: names what fails. If another kind of request alone fails, the log names it.
+        """
+        for each in warm_up_requests(self._options, self._planner.end_id, self._config.context_window):
+            started_s = time.monotonic()
+            try:
+                self._try_out(each.request, timeout_s=_WARM_UP_TIMEOUT_S)
+            except StageError as exc:
+                if each.is_needed or isinstance(exc, Overloaded):
+                    raise EngineFailed(f"warm-up ({each.kind}): {exc.text}") from exc
+                self._loop.check()
+                logger.error("warm-up (%s): %s; such requests will fail", each.kind, exc.text)
+            else:
+                logger.info("warm-up (%s): a token after %.2f s", each.kind, time.monotonic() - started_s)
         for name in self._lora.adapters:
             try:
-                self._try_out(self._lora.of(name))
+                self._try_out(trial_request(self._planner.end_id), self._lora.of(name))
             except StageError as exc:
-                self.close()
                 raise EngineFailed(f"adapter {name}: TensorRT-LLM makes no token with it: {exc.text}") from exc
 
     def prepare(self, request: EngineRequest) -> Prepared:
@@ -268,7 +293,7 @@ class TensorRtLlmRuntime:
         assert self._config.adapter_root is not None, "no other adapter is prepared"
         copy = self._config.adapter_root.copy(adapter)
         try:
-            self._try_out(self._lora.request(adapter.source, copy))
+            self._try_out(trial_request(self._planner.end_id), self._lora.request(adapter.source, copy))
         except Overloaded:  # other requests may hold all of the memory
             raise
         except StageError as exc:
@@ -278,26 +303,24 @@ class TensorRtLlmRuntime:
             raise InvalidRequest(f"{adapter.source!r}: {rule}", "source") from exc
         return copy
 
-    def _try_out(self, lora_request: Any) -> None:
-        """Draw a token with an adapter.
+    def _try_out(self, request: EngineRequest, lora_request: Any = None, timeout_s: float = _TRIAL_TIMEOUT_S) -> None:
+        """Serve a request, beside those of the engine.
 
         Raises:
-            StageError: TensorRT-LLM does not load it.
+            StageError: TensorRT-LLM makes no token; Overloaded: not in time.
         """
-        request = EngineRequest(prompt_token_ids=(self._planner.end_id,), max_tokens=1)
         plan, ids = self._planner.plan(request), list(request.prompt_token_ids)
-        self._loop.try_out(
-            Call(
-                _TRIAL,
-                {
-                    "inputs": ids if self._images is None else self._images.inputs(ids, ()),
-                    "lora_request": lora_request,
-                    "streaming": True,
-                },
-                functools.partial(sampling_params, plan, self._vocab_size),
-                ResultReader(_TRIAL, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size),
-            )
+        call = Call(
+            _TRIAL,
+            {
+                "inputs": ids if self._images is None else self._images.inputs(ids, ()),
+                "lora_request": lora_request,
+                "streaming": True,
+            },
+            functools.partial(sampling_params, plan, self._vocab_size),
+            ResultReader(_TRIAL, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size),
         )
+        self._loop.try_out(call, timeout_s)
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         """Offer an adapter."""

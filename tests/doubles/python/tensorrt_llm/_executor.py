@@ -16,6 +16,7 @@
 - With max_utilization, and always with KV cache manager V2, a request starts as soon as its prompt has room in the KV
   cache. When the cache is full, the newest one is paused: it waits, and all its tokens are computed anew as a prompt.
   The token after that is drawn without processors of logits, and its native structured output begins again.
+- The PyTorch backend compiles kernels at the first sampled request, while all others wait.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
 Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
@@ -54,6 +55,7 @@ ENDLESS_READS = "TENSORRT_LLM_DOUBLE_ENDLESS_READS"  # a variable: reads of stat
 READ_WAITS, READ_RETURNS = (f"double: a read of statistics {what}\n" for what in ("waits", "returns"))
 
 _STEP_S = 0.002  # at least
+_COMPILE_S = 0.02  # of kernels: minutes on a GPU
 _DEATHS = {-signal.SIGABRT: "CUDA error: an illegal memory access was encountered"}  # of the worker, by exit status
 NUM_KV_TOKENS = 3200  # of the KV cache, unless max_tokens says so
 _TOKENS_PER_BLOCK = 32
@@ -141,6 +143,7 @@ class Executor:
         self._stream_interval = stream_interval
         self._loses_adapters = loses_adapters
         self._has_pauses = has_pauses
+        self.num_compilations = 0
         self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
         self._waiting: list[Request] = []
         self._running: list[Request] = []
@@ -264,6 +267,9 @@ class Executor:
         unfinished = [index for index, item in enumerate(request.sequences) if item.finish_reason is None]
         index = unfinished[next(self._turns) % len(unfinished)]
         sequence = request.sequences[index]
+        if not (self._is_engine or sequence.sampler.is_greedy or self.num_compilations):
+            self.num_compilations += 1
+            time.sleep(_COMPILE_S)
         raw = sequence.logits
         token_id = sequence.sampler.draw(raw, sequence.drawn, is_recomputed=sequence.is_recomputed)
         sequence.is_recomputed = False

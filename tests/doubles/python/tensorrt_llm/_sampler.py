@@ -48,7 +48,7 @@ class Sampler:
         self._processors = pickle.loads(pickle.dumps(processors if isinstance(processors, list) else [processors]))
         self._random = np.random.default_rng(params.seed or 0)
         top_p = params.top_p if params.top_p is not None else (0.0 if is_engine else 1.0)
-        self._is_greedy = params.is_greedy or top_p == 0
+        self.is_greedy = params.is_greedy or top_p == 0
         self._top_p = top_p
 
     def draw(self, raw: Floats, drawn: Sequence[int], *, is_recomputed: bool = False) -> int:
@@ -65,13 +65,13 @@ class Sampler:
             if self._params.embedding_bias.shape != logits.shape:
                 raise ValueError(f"embedding_bias: expected shape {logits.shape}")
             logits = logits + self._params.embedding_bias.numpy()
-        if not self._is_greedy and self._params.temperature is not None:
+        if not self.is_greedy and self._params.temperature is not None:
             logits = logits / self._params.temperature
         logits = self._penalize(logits, drawn)
         min_tokens = 1 if self._params.min_tokens is None else self._params.min_tokens
         if len(drawn) < min_tokens and not self._params.ignore_eos:
             logits[self._params.end_id] = -np.inf
-        token_id = int(logits.argmax()) if self._is_greedy else self._sample(logits)
+        token_id = int(logits.argmax()) if self.is_greedy else self._sample(logits)
         row.fill(np.nan)
         if self._structured_output is not None:
             self._structured_output.take(token_id)

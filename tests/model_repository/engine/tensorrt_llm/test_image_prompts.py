@@ -37,7 +37,9 @@ def write_model(folder: Path, model_type: str = "qwen2_5_vl") -> Path:
     tokenizer = Tokenizer(models.BPE({**{f"unused{i}": i for i in range(3)}, **spellings()}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in ("unused1", "unused2", *SPECIAL)]
+    )  # its ends, too
     config = {"model_type": model_type, "vocab_size": len(TABLE), "vision_config": {}}
     config |= {"vision_start_token_id": BEGIN, "image_token_id": PLACE, "vision_end_token_id": END}
     processor = {"patch_size": 14, "merge_size": 2, "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS}
