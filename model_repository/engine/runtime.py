@@ -301,6 +301,7 @@ RUNTIMES = {
         frozenset(Capability),
         options=frozenset(
             {
+                "aborts",
                 "backend",
                 "block_reuse",
                 "chunked_prefill",

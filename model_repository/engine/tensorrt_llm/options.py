@@ -49,6 +49,14 @@ class KVCacheManager(StrEnum):
     V2 = "v2"  # also pinned memory of the machine; sequences that do not fit are paused
 
 
+class Aborts(StrEnum):
+    """The moment from which TensorRT-LLM is told that a client has left. Until then its request keeps its place."""
+
+    ALWAYS = "always"
+    AFTER_PREFILL = "after_prefill"  # with the first token
+    NEVER = "never"
+
+
 class KVCacheDtype(StrEnum):
     """Of the KV cache of the PyTorch backend; an engine has its own."""
 
@@ -73,6 +81,7 @@ class TensorRtLlmOptions:
     stream_interval: int = 1  # tokens between two updates of a stream
     cuda_graph_mode: bool = False  # of an engine; the PyTorch backend has CUDA graphs without it
     chunked_prefill: bool = True
+    aborts: Aborts | None = None  # None: as the release is trusted
     block_reuse: bool = True  # prompts with the same beginning share KV cache blocks
     logprobs: bool = True  # an engine keeps the logits of drawn tokens only if started with this option
     iteration_stats: bool = True  # the PyTorch backend makes statistics of each step; an engine always does
@@ -226,6 +235,7 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "stream_interval": _COUNT,
     "cuda_graph_mode": _SWITCH,
     "chunked_prefill": _SWITCH,
+    "aborts": _choice(Aborts),
     "block_reuse": _SWITCH,
     "logprobs": _SWITCH,
     "iteration_stats": _SWITCH,

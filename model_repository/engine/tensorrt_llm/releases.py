@@ -17,6 +17,7 @@ class Release:
     has_engines: bool
     honours_seed: bool  # of each request, on the PyTorch backend
     has_raw_logprobs: bool  # the PyTorch backend gives those of the model, not those after edits of the logits
+    aborts_in_prefill: bool  # an abort there leaves no blocks that were never computed
     has_adapter_graphs: bool  # CUDA graphs and LoRA adapters work together
     has_kv_cache_manager_v2: bool
     latent_chunk_gpus: tuple[int, ...]  # compute capabilities, times ten, with chunked prefill for latent attention
@@ -30,6 +31,7 @@ RELEASES = (
         has_engines=True,
         honours_seed=False,
         has_raw_logprobs=False,
+        aborts_in_prefill=False,
         has_adapter_graphs=False,
         has_kv_cache_manager_v2=False,
         latent_chunk_gpus=(90, 100, 103, 120),
@@ -41,6 +43,7 @@ RELEASES = (
         has_engines=False,
         honours_seed=False,
         has_raw_logprobs=True,
+        aborts_in_prefill=True,
         has_adapter_graphs=True,
         has_kv_cache_manager_v2=True,
         latent_chunk_gpus=(90, 100, 103, 107, 120),

@@ -19,6 +19,7 @@ from tensorrt_llm.llmapi import RequestError
 from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
+from model_repository.engine.tensorrt_llm.options import Aborts
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, Overloaded, StageError
 
@@ -35,7 +36,7 @@ class Call:
     keywords: Mapping[str, Any]
     make_sampling_params: Callable[[], Any]  # called late: the objects are large, and many calls may wait
     reader: ResultReader
-    can_abort: bool = True  # else it runs until it ends by itself
+    aborts: Aborts = Aborts.ALWAYS
     edits_logits: bool = False  # it has a logits processor
     shifts_rows: bool = False  # beside it, logits processors would get the logits of other calls
     logits_bytes: int = 0  # the machine's memory that the engine allocates as the call starts
@@ -61,6 +62,7 @@ class RequestLoop:
         self._outputs: list[StepOutput] = []  # outputs of this iteration of the loop
         self._results: dict[int, Any] = {}  # sequence to its result; dropped calls have none
         self._calls: dict[int, Call] = {}
+        self._late_aborts: set[int] = set()  # dropped calls to abort at their first token
         self._tasks: set[asyncio.Task[Any]] = set()
         self._busy: dict[int, Call] = {}  # that have not ended, including dropped ones
         self._lock = threading.Lock()  # protects the busy calls
@@ -114,7 +116,7 @@ class RequestLoop:
             raise error
 
     def drop(self, sequence: int) -> None:
-        """Stop reading a call, and abort it if possible."""
+        """Stop reading a call, and abort it as soon as it may be."""
         self._loop.call_soon_threadsafe(self._drop, sequence)
 
     def wake(self) -> None:
@@ -164,7 +166,11 @@ class RequestLoop:
 
     def _drop(self, sequence: int) -> None:
         call, result = self._calls.pop(sequence, None), self._results.pop(sequence, None)
-        if call is not None and call.can_abort and result is not None and not result.finished:
+        if call is None or result is None or result.finished or call.aborts is Aborts.NEVER:
+            return
+        if call.aborts is Aborts.AFTER_PREFILL and not result.outputs[0].token_ids:
+            self._late_aborts.add(sequence)
+        else:
             result.abort()
 
     async def _try_out(self, call: Call) -> StageError | None:
@@ -190,6 +196,7 @@ class RequestLoop:
                 del self._busy[call.sequence]
             self.wake()  # a request may wait for this place, and a failure must be reported
             self._drop(call.sequence)
+            self._late_aborts.discard(call.sequence)
         return None
 
     def _fail(self, call: Call, error: StageError) -> StageError:
@@ -219,9 +226,12 @@ class RequestLoop:
         if call.keywords["streaming"]:
             async for _ in result:
                 self._has_progressed = True
+                if call.sequence in self._late_aborts:
+                    self._late_aborts.remove(call.sequence)
+                    result.abort()
                 await self._read(call, result)
                 if call.sequence in self._calls and call.reader.has_paused(result):
-                    if call.can_abort and not result.finished:
+                    if call.aborts is not Aborts.NEVER and not result.finished:
                         result.abort()
                     return True
         else:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
+from tensorrt_llm import __version__
 
 from model_repository.byte_table import FILE_NAME
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest
@@ -34,8 +35,15 @@ from model_repository.engine.tensorrt_llm.llm import (
     work_for_leader,
 )
 from model_repository.engine.tensorrt_llm.lora import LoraRequests
-from model_repository.engine.tensorrt_llm.options import LOGIT_BYTES, MAX_LOGITS_BYTES, Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import (
+    LOGIT_BYTES,
+    MAX_LOGITS_BYTES,
+    Aborts,
+    Backend,
+    TensorRtLlmOptions,
+)
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
@@ -188,8 +196,7 @@ class TensorRtLlmRuntime:
             keywords,
             make_params,
             reader,
-            # An abort of such a stream ends the process (TensorRT-LLM issue 10810).
-            can_abort=not (is_engine and (request.params.num_logprobs is not None or is_scored(request))),
+            aborts=self._aborts(request),
             edits_logits=edits_logits,
             # The PyTorch backend counts one row of logits for each request, and a scored one has a row for each token.
             shifts_rows=not is_engine and is_scored(request),
@@ -211,6 +218,13 @@ class TensorRtLlmRuntime:
                 f"log probabilities of the prompt beside edited logits: {option}",
                 "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs",
             )
+
+    def _aborts(self, request: EngineRequest) -> Aborts:
+        is_engine = self._options.backend is Backend.ENGINE
+        if is_engine and (request.params.num_logprobs is not None or is_scored(request)):
+            return Aborts.NEVER  # an abort of such a stream ends the process (TensorRT-LLM issue 10810)
+        trusted = Aborts.ALWAYS if release_of(__version__).aborts_in_prefill else Aborts.AFTER_PREFILL
+        return self._options.aborts or trusted
 
     def _logits_bytes(self, request: EngineRequest) -> int:
         """Return the memory that an engine takes as the request starts: logits of tokens to draw, and of the prompt."""

@@ -16,6 +16,8 @@
 - With max_utilization, and always with KV cache manager V2, a request starts as soon as its prompt has room in the KV
   cache. When the cache is full, the newest one is paused: it waits, and all its tokens are computed anew as a prompt.
   The token after that is drawn without processors of logits, and its native structured output begins again.
+- A prompt longer than a chunk takes several steps. Where the contract does not trust aborts in prefill, one between two
+  chunks leaves blocks for reuse as if the whole prompt had been computed.
 - The PyTorch backend compiles kernels at the first sampled request, while all others wait.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
@@ -85,6 +87,12 @@ class Request:
     sequences: list[_Sequence] = field(default_factory=list)
     changes: list[Callable[[RequestOutput], None]] = field(default_factory=list)  # of the result, not told yet
     is_aborted: bool = False
+    num_computed: int = 0  # tokens of the prompt
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What requests must share to reuse blocks."""
+        return str(self.adapter), self.cache_salt or ""
 
     @property
     def num_blocks(self) -> int:
@@ -144,7 +152,8 @@ class Executor:
         self._loses_adapters = loses_adapters
         self._has_pauses = has_pauses
         self.num_compilations = 0
-        self._blocks: deque[tuple[Any, ...]] = deque(maxlen=64)  # what was computed, and under what
+        # Under what, which tokens, and how many of them were computed.
+        self._blocks: deque[tuple[tuple[str, str], tuple[int, ...], int]] = deque(maxlen=64)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._ids = itertools.count(1)
@@ -259,10 +268,15 @@ class Executor:
     def _advance(self, request: Request) -> bool:
         """Give one sequence of a request its next token; return whether the request is done."""
         if request.is_aborted:
+            if not request.sequences and not contract()["facts"]["aborts_in_prefill"]["value"]:
+                self._blocks.append((request.key, tuple(request.prompt), request.num_computed))
             request.changes.append(lambda result: _finish(result, ["cancelled"] * len(result.outputs)))
             request.tell()
             return True
         if not request.sequences:
+            request.num_computed += self._max_chunk_tokens or len(request.prompt)
+            if request.num_computed < len(request.prompt):
+                return False
             self._prefill(request)
         unfinished = [index for index, item in enumerate(request.sequences) if item.finish_reason is None]
         index = unfinished[next(self._turns) % len(unfinished)]
@@ -292,13 +306,13 @@ class Executor:
     def _prefill(self, request: Request) -> None:
         structured_outputs = [_structured_output(request) for _ in range(request.params.n)]
         # A salt of its own reuses nothing; what is reused is still computed here, but its logits are not shown.
-        salt = request.cache_salt or ""
-        key = (str(request.adapter), salt)
-        num_cached = self._num_cached(key, request.prompt) if self._has_block_reuse else 0
-        self._blocks.append((key, tuple(request.prompt)))
+        prompt = list(request.prompt)
+        num_cached, num_filled = self._num_cached(request) if self._has_block_reuse else (0, 0)
+        prompt[num_filled:num_cached] = [0] * (num_cached - num_filled)
+        self._blocks.append((request.key, tuple(request.prompt), len(prompt)))
         for number, structured_output in enumerate(structured_outputs):
             state = self._start(request)
-            rows = state.feed(request.prompt)
+            rows = state.feed(prompt)
             sampler = Sampler(
                 request.params,
                 request.prompt,
@@ -312,7 +326,7 @@ class Executor:
                 sampler.process(row.copy(), ())
             if self._loses_adapters and request.adapter is not None:
                 state = self._model.start(None)
-                state.feed(request.prompt)
+                state.feed(prompt)
             request.sequences.append(_Sequence(state, sampler, rows[-1]))
         params = request.params
         shown = torch.from_numpy(rows[num_cached:]) if params.return_context_logits or params.prompt_logprobs else None
@@ -336,14 +350,16 @@ class Executor:
             self._worker.wait()
             raise
 
-    def _num_cached(self, key: tuple[str, str], prompt: list[int]) -> int:
-        """Return how many tokens of whole blocks were computed before; the last token always is computed."""
-        best = 0
-        for known_key, known in self._blocks:
-            if known_key == key:
-                pairs = zip(known, prompt[:-1], strict=False)
-                best = max(best, sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        return best // _TOKENS_PER_BLOCK * _TOKENS_PER_BLOCK
+    def _num_cached(self, request: Request) -> tuple[int, int]:
+        """Return the number of tokens in known blocks, without the last one, and of the computed ones in them."""
+        best = 0, 0
+        for key, known, num_computed in self._blocks:
+            if key == request.key:
+                pairs = zip(known, request.prompt[:-1], strict=False)
+                num_equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+                num_cached = num_equal // _TOKENS_PER_BLOCK * _TOKENS_PER_BLOCK
+                best = max(best, (num_cached, min(num_cached, num_computed)))
+        return best
 
 
 def _structured_output(request: Request) -> Any:

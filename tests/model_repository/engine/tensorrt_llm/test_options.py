@@ -9,6 +9,7 @@ import pytest
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import (
     _READERS,
+    Aborts,
     Backend,
     GuidedDecoding,
     KVCacheDtype,
@@ -32,6 +33,7 @@ OPTIONS = {
     "stream_interval": ("4", 4),
     "cuda_graph_mode": ("false", False),
     "chunked_prefill": ("false", False),
+    "aborts": ("never", Aborts.NEVER),
     "block_reuse": ("false", False),
     "logprobs": ("false", False),
     "iteration_stats": ("false", False),

@@ -30,7 +30,7 @@ def test_no_client_has_the_first_request_of_its_kind(start: Callable[..., Tiny])
     for fields in (SAMPLED, SAMPLED | {"num_logprobs": 1}, FORMED):
         assert tiny.run(**fields)[-1].error is None
     assert (executor.num_compilations, processors._compiler.cache_info().misses) == before == (1, before[1])
-    assert len(max((prompt for _, prompt in executor._blocks), key=len)) == 65  # two chunks
+    assert len(max((prompt for _, prompt, _ in executor._blocks), key=len)) == 65  # two chunks
 
 
 @pytest.mark.parametrize(
