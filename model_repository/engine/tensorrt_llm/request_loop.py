@@ -220,7 +220,7 @@ class RequestLoop:
                 if call.sequence not in self._calls:
                     return False
             result = self._llm.generate_async(**keywords)
-        except (TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
+        except (RequestError, TypeError, ValueError) as exc:  # a limit of the engine or of a parameter
             raise InvalidRequest(f"TensorRT-LLM refuses it: {exc}") from exc
         self._results[call.sequence] = result
         if call.keywords["streaming"]:

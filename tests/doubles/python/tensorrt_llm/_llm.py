@@ -269,7 +269,8 @@ class TorchLLM(_LLM):
     def _check(self, prompt: list[int], params: Any) -> None:
         super()._check(prompt, params)
         if len(prompt) > self._args["max_num_tokens"] and not self._args["enable_chunked_prefill"]:
-            raise ValueError("the prompt exceeds max_num_tokens")
+            kind = ValueError if contract()["version"].startswith("1.2") else RequestError
+            raise kind("the prompt exceeds max_num_tokens")
         longest = self._args["max_seq_len"]
         if longest is not None and len(prompt) + params.max_tokens > longest + 1:
             raise ValueError(f"prompt and max_tokens exceed max_seq_len ({longest})")

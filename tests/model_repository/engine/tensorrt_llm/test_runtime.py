@@ -276,6 +276,14 @@ def test_one_request_that_tensorrt_llm_refuses_leaves_the_others_alone(start: Ca
     assert sum(output.sequence == other for output in outputs) == 20
 
 
+def test_a_prompt_longer_than_a_step_is_the_clients_mistake_without_chunks(start: Callable[..., Tiny]) -> None:
+    """TensorRT-LLM 1.3 refuses it with a RequestError, which counted as a failure of the engine."""
+    tiny = start(backend="pytorch", chunked_prefill="false", max_num_tokens="64")
+    [output] = tiny.run(prompt_token_ids=LONG, max_tokens=1)
+    assert isinstance(output.error, InvalidRequest) and "max_num_tokens" in output.error.text
+    assert len(tiny.tokens()) == 8
+
+
 def test_a_result_that_cannot_be_read_fails_its_request_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: ResultReader, result: Any) -> list[StepOutput]:
         raise KeyError("no such field")
