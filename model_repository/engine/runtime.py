@@ -128,7 +128,7 @@ class RuntimeStats:
     num_kv_tokens_used: int | None  # None: the library does not say it
     max_kv_tokens: int | None
     adapters: Mapping[str, Adapter] = field(default_factory=dict)  # those that requests may name
-    adapter_bytes: int = 0  # all adapters in this process's memory
+    adapter_bytes: int = 0  # all adapters in this process's memory, or that the library never frees
     images: ImageCounts = ImageCounts()
     num_draft_tokens: int = 0  # since the load
     num_accepted_tokens: int = 0

@@ -37,7 +37,7 @@ def lora_config(config: EngineConfig, options: TensorRtLlmOptions) -> Any:
 
 
 class LoraRequests:
-    """The adapters by name. TensorRT-LLM loads an adapter with a request for it, and frees others for it.
+    """The adapters by name. TensorRT-LLM loads an adapter with a request for it.
 
     TensorRT-LLM keeps weights and KV cache blocks by an adapter's number, so a number is never used for two adapters.
     """
@@ -48,6 +48,7 @@ class LoraRequests:
         self.adapters: dict[str, Adapter] = {}  # those that requests may name
         self._requests: dict[str, Any] = {}
         self._numbers: dict[str, int] = {}  # adapter key to number
+        self._num_bytes: dict[str, int] = {}  # adapter key to the size of its files
         self._next_number = itertools.count(1)
         for name in sorted(config.adapters):
             self.add(name, Adapter.of_artifact(config.artifact_dir / config.adapters[name]))
@@ -76,7 +77,13 @@ class LoraRequests:
     def request(self, name: str, adapter: Adapter) -> Any:
         """Return TensorRT-LLM's name of an adapter, which need not be offered yet."""
         number = self._numbers.setdefault(adapter.key, next(self._next_number))
+        self._num_bytes[adapter.key] = adapter.num_bytes
         return LoRARequest(lora_name=name, lora_int_id=number, lora_path=str(adapter.path))
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """The size of all adapters since the start, if the release never frees one; else 0."""
+        return sum(self._num_bytes.values()) if release_of(__version__).keeps_adapters else 0
 
     def add(self, name: str, adapter: Adapter) -> None:
         """Offer one more adapter."""

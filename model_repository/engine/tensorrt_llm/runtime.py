@@ -315,6 +315,8 @@ class TensorRtLlmRuntime:
             logger.warning("the adapter %s: %s", adapter.source, exc.text)
             rule = "TensorRT-LLM makes no token with it, see the engine's log"
             raise InvalidRequest(f"{adapter.source!r}: {rule}", "source") from exc
+        if num_bytes := self._lora.num_kept_bytes:
+            logger.warning("%d bytes of adapters stay on the GPU until the model is loaded again", num_bytes)
         return copy
 
     def _try_out(self, request: EngineRequest, lora_request: Any = None, timeout_s: float = _TRIAL_TIMEOUT_S) -> None:
@@ -341,7 +343,10 @@ class TensorRtLlmRuntime:
         self._lora.add(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Offer an adapter no more. TensorRT-LLM frees it when another one needs its place; its files stay."""
+        """Offer an adapter no more. TensorRT-LLM frees it for another one, but up to release 1.2 never on the GPU.
+
+        Its files stay.
+        """
         self._lora.remove(name)
 
     def wake(self) -> None:
@@ -362,6 +367,7 @@ class TensorRtLlmRuntime:
             num_kv_tokens_used=None if use is None else (use.num_tokens_used if num_active else 0),
             max_kv_tokens=None if use is None else use.max_tokens,
             adapters=dict(self._lora.adapters),
+            adapter_bytes=self._lora.num_kept_bytes,
             images=self._image_counts,
         )
 

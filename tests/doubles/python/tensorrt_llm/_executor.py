@@ -19,6 +19,7 @@
 - A prompt longer than a chunk takes several steps. Where the contract does not trust aborts in prefill, one between two
   chunks leaves blocks for reuse as if the whole prompt had been computed.
 - The PyTorch backend compiles kernels at the first sampled request, while all others wait.
+- Up to release 1.2 an adapter that was loaded is kept for ever.
 - A worker process beside it stands for the ranks: when it dies, everything fails.
 
 Simplified: each sequence computes its own keys and values, so no fault of TensorRT-LLM's KV cache can show. A step of
@@ -152,6 +153,7 @@ class Executor:
         self._loses_adapters = loses_adapters
         self._has_pauses = has_pauses
         self.num_compilations = 0
+        self.kept_adapters: set[Path] = set()
         # Under what, which tokens, and how many of them were computed.
         self._blocks: deque[tuple[tuple[str, str], tuple[int, ...], int]] = deque(maxlen=64)
         self._waiting: list[Request] = []
@@ -341,6 +343,8 @@ class Executor:
         request.changes.append(update)
 
     def _start(self, request: Request) -> State:
+        if request.adapter is not None and contract()["facts"]["keeps_adapters"]["value"]:
+            self.kept_adapters.add(request.adapter)
         try:
             return self._model.start(request.adapter)
         except Exception as exc:

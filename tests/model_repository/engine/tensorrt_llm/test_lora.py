@@ -122,6 +122,22 @@ def test_a_loaded_adapter_does_not_need_its_folder(adapters: tuple[Tiny, Adapter
     assert len(tiny.tokens(lora_name="good")) == 8
 
 
+def test_adapters_that_release_1_2_never_frees_are_counted(
+    adapters: tuple[Tiny, AdapterRoot], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each night's new version of an adapter took memory of the GPU, and no figure showed it."""
+    tiny, root = adapters
+    for name, weights in (("monday", b"{}"), ("tuesday", b"[ ]"), ("wednesday", b"{}")):
+        write_folder(root.folder / name, weights, runtime="tensorrt_llm")
+        load(adapters, name)
+        tiny.runtime.unload_adapter(name)
+    stats, executor = tiny.runtime.stats(), tiny.runtime._llm._executor
+    assert list(stats.adapters) == ["polite"]
+    is_kept = "engine" in BACKENDS  # release 1.2
+    assert (stats.adapter_bytes, len(executor.kept_adapters)) == ((5, 3) if is_kept else (0, 0))
+    assert ("5 bytes of adapters stay on the GPU" in caplog.text) is is_kept
+
+
 def test_an_adapter_that_does_not_load_is_known_before_it_is_offered(adapters: tuple[Tiny, AdapterRoot]) -> None:
     tiny, _ = adapters
     with pytest.raises(StageError) as refused:
