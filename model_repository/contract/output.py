@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, TypedDict
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from model_repository.contract.spec import TensorSpec
 
@@ -214,6 +214,21 @@ class ChunkBatch(Struct, frozen=True, array_like=True):
     items: tuple[tuple[int, GenerationChunk | Announcement | str], ...] = ()
 
 
+class LibraryStats(Struct, kw_only=True):
+    """The state of a library that schedules by itself, after its last step, and sums since the load."""
+
+    is_known: bool = False  # otherwise there is no state, only sums
+    num_queued: int = 0  # requests in the library's own queue
+    num_scheduled: int = 0  # requests in the step
+    num_paused: int = 0  # requests that lost their KV tokens to others, and wait to be computed again
+    num_host_blocks_used: int = 0  # of the KV cache, in the machine's memory
+    max_host_blocks: int = 0
+    num_steps: int = 0  # the first sum
+    step_s: float = 0.0
+    num_reused_blocks: int = 0  # of prompts, found in the KV cache
+    num_missed_blocks: int = 0  # of prompts, computed
+
+
 class EngineStats(Struct, frozen=True, kw_only=True):
     """The engine's answer to every `control` message."""
 
@@ -241,4 +256,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     adapters: dict[str, str]  # LoRA adapters: name to source folder; empty source: part of the artifact
     adapter_bytes: int  # all adapters in memory
     num_unloading: int  # running and waiting sequences whose LoRA adapter has been unloaded
+    library: LibraryStats = field(
+        default_factory=LibraryStats
+    )  # not known of a runtime that schedules the steps itself
     is_draining: bool = False  # a frontend should prefer another replica; requests are still served

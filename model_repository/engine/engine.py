@@ -161,6 +161,7 @@ class Engine:
             adapters={name: adapter.source for name, adapter in runtime.adapters.items()},
             adapter_bytes=runtime.adapter_bytes,
             num_unloading=self._num_unloading(runtime.adapters),
+            library=runtime.library,
             is_draining=self.is_draining,
             **dataclasses.asdict(self._counts),
         )

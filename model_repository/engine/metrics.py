@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from model_repository.contract.output import EngineStats
+from model_repository.contract.output import EngineStats, LibraryStats
 from model_repository.errors import StageError
 from model_repository.metric_family import MetricFamily
 
@@ -31,6 +31,13 @@ def _gauge(name: str, meaning: str, value: Callable[[EngineStats], float]) -> Me
 
 def _counter(name: str, meaning: str, value: Callable[[EngineStats], float]) -> MetricFamily:
     return MetricFamily(f"conch_engine_{name}_total", meaning, True, value)
+
+
+def _library_gauge(name: str, meaning: str, value: Callable[[LibraryStats], float]) -> MetricFamily:
+    def known(stats: EngineStats) -> float:
+        return value(stats.library) if stats.library.is_known else math.nan
+
+    return _gauge(f"library_{name}", f"{meaning}; NaN without its statistics.", known)
 
 
 def _or_nan(value: int | None) -> float:
@@ -71,6 +78,36 @@ FAMILIES = (
         "output_batches", "Output batches sent, to frontends and gRPC clients.", lambda stats: stats.num_output_batches
     ),
     _counter("output_items", "Token deltas and errors in those batches.", lambda stats: stats.num_output_items),
+    # TensorRT-LLM's own figures, one read of its statistics each second.
+    _library_gauge("queued", "Requests in the queue inside TensorRT-LLM", lambda library: library.num_queued),
+    _library_gauge("scheduled", "Requests in TensorRT-LLM's last step", lambda library: library.num_scheduled),
+    _library_gauge(
+        "paused",
+        "Requests whose KV blocks TensorRT-LLM gave to others, to compute them again later",
+        lambda library: library.num_paused,
+    ),
+    _library_gauge(
+        "host_blocks_used",
+        "Blocks of the KV cache in the machine's memory",
+        lambda library: library.num_host_blocks_used,
+    ),
+    _library_gauge(
+        "host_blocks_max",
+        "Blocks of the KV cache that fit in the machine's memory; 0 before release 1.3",
+        lambda library: library.max_host_blocks,
+    ),
+    _counter("library_steps", "Steps of TensorRT-LLM.", lambda stats: stats.library.num_steps),
+    _counter("library_step_seconds", "Time of these steps, added up.", lambda stats: stats.library.step_s),
+    _counter(
+        "library_reused_blocks",
+        "KV blocks of prompts that TensorRT-LLM found in its cache.",
+        lambda stats: stats.library.num_reused_blocks,
+    ),
+    _counter(
+        "library_missed_blocks",
+        "KV blocks of prompts that it had to compute.",
+        lambda stats: stats.library.num_missed_blocks,
+    ),
 )
 
 

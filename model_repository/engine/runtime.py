@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from model_repository.capabilities import Capability
-from model_repository.contract.output import DrawnLogprob
+from model_repository.contract.output import DrawnLogprob, LibraryStats
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
@@ -132,6 +132,7 @@ class RuntimeStats:
     images: ImageCounts = ImageCounts()
     num_draft_tokens: int = 0  # since the load
     num_accepted_tokens: int = 0
+    library: LibraryStats = field(default_factory=LibraryStats)
 
 
 @dataclass(frozen=True, slots=True)

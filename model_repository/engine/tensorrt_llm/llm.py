@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 ENGINE_FOLDER = "engine"
 CHECKPOINT_FOLDER = "checkpoint"
 TOKENIZER_FOLDER = "tokenizer"
+_LONGEST_RUN_S = 1e7
 
 
 def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> Any:
@@ -83,7 +84,7 @@ def llm_keywords(config: EngineConfig, options: TensorRtLlmOptions) -> dict[str,
             **(kv_cache_manager_keywords(options) if release_of(__version__).has_kv_cache_manager_v2 else {}),
         ),
         "scheduler_config": SchedulerConfig(
-            capacity_scheduler_policy=CapacitySchedulerPolicy[options.scheduler_policy.name]
+            capacity_scheduler_policy=CapacitySchedulerPolicy[options.scheduler_policy.name], **_queue_policy()
         ),
         "enable_chunked_prefill": options.chunked_prefill,
         "max_batch_size": _max_batch_size(config, options),
@@ -113,6 +114,14 @@ def kv_cache_manager_keywords(options: TensorRtLlmOptions) -> dict[str, Any]:
         size_bytes = min(size_bytes, machine.gpu_memory_bytes)
     logger.info("KV cache manager V2 pins up to %.1f GB of the machine's memory for each GPU", size_bytes / 1e9)
     return {"use_kv_cache_manager_v2": True, "host_cache_size": size_bytes}
+
+
+def _queue_policy() -> dict[str, Any]:
+    if not release_of(__version__).has_priority:
+        return {}
+    from tensorrt_llm.llmapi.llm_args import WaitingQueuePolicy  # the other releases lack the member
+
+    return {"waiting_queue_policy": WaitingQueuePolicy.PRIORITY}
 
 
 def _max_batch_size(config: EngineConfig, options: TensorRtLlmOptions) -> int:
@@ -194,6 +203,22 @@ def _mpi_session(role: Role) -> Any:
     from tensorrt_llm.llmapi import MpiCommSession
 
     return MpiCommSession(comm=COMM_WORLD, n_workers=role.num_ranks)
+
+
+def queue_priority(order_s: float) -> dict[str, float]:
+    """Return an argument of `generate_async` that keeps the order of our queue in TensorRT-LLM's.
+
+    TensorRT-LLM serves the highest priority first, however long others wait. It takes values from 0 to 1, as 32-bit
+    floats: those of requests within half a second may be equal, and are then served by arrival.
+
+    Args:
+        order_s: see `queue_order_s`, counted from the start of the engine. After 115 days all requests are equal.
+
+    Source: TensorRT-LLM's pull request 12362.
+    """
+    if not release_of(__version__).has_priority:
+        return {}
+    return {"priority": max(0.0, min(1.0, 1.0 - order_s / _LONGEST_RUN_S))}
 
 
 def sampling_params(plan: SamplingPlan, vocab_size: int) -> Any:

@@ -21,6 +21,7 @@ class Release:
     has_adapter_graphs: bool  # CUDA graphs and LoRA adapters work together
     has_kv_cache_manager_v2: bool
     keeps_adapters: bool  # a loaded adapter's memory on the GPU is never freed
+    has_priority: bool  # of requests in its queue, on the PyTorch backend
     latent_chunk_gpus: tuple[int, ...]  # compute capabilities, times ten, with chunked prefill for latent attention
     lora_config: str  # the class, by module and name
     cuda_graph_config: str
@@ -36,6 +37,7 @@ RELEASES = (
         has_adapter_graphs=False,
         has_kv_cache_manager_v2=False,
         keeps_adapters=True,
+        has_priority=False,
         latent_chunk_gpus=(90, 100, 103, 120),
         lora_config="tensorrt_llm.lora_helper:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:CudaGraphConfig",
@@ -49,6 +51,7 @@ RELEASES = (
         has_adapter_graphs=True,
         has_kv_cache_manager_v2=True,
         keeps_adapters=False,
+        has_priority=True,
         latent_chunk_gpus=(90, 100, 103, 107, 120),
         lora_config="tensorrt_llm._torch.peft.lora.config:LoraConfig",
         cuda_graph_config="tensorrt_llm.llmapi:DecodeCudaGraphConfig",

@@ -26,7 +26,7 @@ from model_repository.engine.request_checks import check_request, constraint_fie
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
 from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
-from model_repository.engine.tensorrt_llm.kv_cache_use import KvCacheMonitor
+from model_repository.engine.tensorrt_llm.iteration_stats import IterationStats, StatsMonitor
 from model_repository.engine.tensorrt_llm.llm import (
     CHECKPOINT_FOLDER,
     TOKENIZER_FOLDER,
@@ -109,7 +109,7 @@ class TensorRtLlmRuntime:
         self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
-        self._kv_cache = KvCacheMonitor(self._llm) if self._options.has_statistics else None
+        self._stats_monitor = StatsMonitor(self._llm) if self._options.has_statistics else None
         try:
             self._warm_up()
         except EngineFailed:
@@ -360,23 +360,29 @@ class TensorRtLlmRuntime:
         """Return the current state. The use of the KV cache is known after the first step, if at all."""
         self._loop.check()
         num_active = len(self._loop.busy_calls())
-        use = None if self._kv_cache is None else self._kv_cache.use
+        steps = IterationStats() if self._stats_monitor is None else self._stats_monitor.stats
+        if not num_active:  # the last step had requests
+            steps = replace(steps, num_kv_tokens_used=0, num_queued=0, num_scheduled=0, num_paused=0)
+        has_cache = steps.is_known and steps.max_kv_tokens > 0
         return RuntimeStats(
             num_active=num_active,
             num_waiting=len(self._waiting),
-            num_kv_tokens_used=None if use is None else (use.num_tokens_used if num_active else 0),
-            max_kv_tokens=None if use is None else use.max_tokens,
+            num_kv_tokens_used=steps.num_kv_tokens_used if has_cache else None,
+            max_kv_tokens=steps.max_kv_tokens if has_cache else None,
             adapters=dict(self._lora.adapters),
             adapter_bytes=self._lora.num_kept_bytes,
             images=self._image_counts,
+            num_draft_tokens=steps.num_draft_tokens,
+            num_accepted_tokens=steps.num_accepted_tokens,
+            library=steps,
         )
 
     def close(self) -> None:
         """End the requests, then TensorRT-LLM and its workers."""
         self._forget_all()
         self._loop.close()
-        if self._kv_cache is not None:
-            self._kv_cache.close()
+        if self._stats_monitor is not None:
+            self._stats_monitor.close()
         self._llm.shutdown()
         if self._images is not None:
             self._images.close()

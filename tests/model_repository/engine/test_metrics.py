@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from msgspec.structs import replace
 
+from model_repository.contract.output import LibraryStats
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from tests.fakes import stats
 
@@ -47,6 +49,16 @@ def test_an_unknown_use_of_the_kv_cache_is_not_a_number() -> None:
     EngineMetrics(lambda: unknown, list(metrics.values())).update()
     assert math.isnan(metrics["conch_engine_kv_tokens_used"].value)
     assert math.isnan(metrics["conch_engine_kv_tokens_max"].value)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_state_of_a_library_is_not_a_number_while_it_is_unknown(is_known: bool) -> None:
+    metrics = {family.name: FakeMetric() for family in FAMILIES}
+    library = LibraryStats(is_known=is_known, num_queued=3, num_reused_blocks=5)
+    EngineMetrics(lambda: replace(stats(1), library=library), list(metrics.values())).update()
+    queued = metrics["conch_engine_library_queued"].value
+    assert queued == 3 if is_known else math.isnan(queued)
+    assert metrics["conch_engine_library_reused_blocks_total"].value == 5
 
 
 def test_closing_ends_the_thread() -> None:

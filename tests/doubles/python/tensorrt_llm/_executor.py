@@ -84,6 +84,7 @@ class Request:
     is_streaming: bool
     adapter: Path | None = None
     cache_salt: str | None = None
+    priority: float = 0.5
     make_guide: Callable[[], Any] = lambda: None
     sequences: list[_Sequence] = field(default_factory=list)
     changes: list[Callable[[RequestOutput], None]] = field(default_factory=list)  # of the result, not told yet
@@ -156,6 +157,7 @@ class Executor:
         self.kept_adapters: set[Path] = set()
         # Under what, which tokens, and how many of them were computed.
         self._blocks: deque[tuple[tuple[str, str], tuple[int, ...], int]] = deque(maxlen=64)
+        self._num_reused_blocks = self._num_missed_blocks = 0
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._ids = itertools.count(1)
@@ -181,6 +183,10 @@ class Executor:
                 raise RuntimeError("LLM is shutting down")
             self._waiting.append(request)
             self._condition.notify()
+
+    def is_healthy(self) -> bool:
+        """Whether the worker lives."""
+        return self._worker.poll() is None
 
     def abort(self, request: Request) -> None:
         """End a request in the next step."""
@@ -219,6 +225,7 @@ class Executor:
                 self._condition.wait_for(lambda: self._is_shut_down or self._waiting or self._running)
                 if self._is_shut_down:
                     return
+                self._waiting.sort(key=lambda request: -request.priority)  # equals: the first
                 if self._has_pauses:
                     self._pause()
                 while self._waiting and self._starts(self._waiting[0]):
@@ -260,12 +267,27 @@ class Executor:
                 with self._condition:
                     self._running.remove(request)
         if self._has_stats:
-            self.iteration_stats.put(json.dumps({"kvCacheStats": self._cache_stats()}))
+            self._put_stats(time.monotonic() - began_s)
         time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
 
+    def _put_stats(self, step_s: float) -> None:
+        stats = {
+            "iterLatencyMS": step_s * 1e3,
+            "numQueuedRequests": len(self._waiting),
+            "kvCacheStats": self._cache_stats(),
+            "inflightBatchingStats": {"numScheduledRequests": len(self._running), "numPausedRequests": 0},
+            "specDecodingStats": None,
+        }
+        self.iteration_stats.put(json.dumps(stats))
+
     def _cache_stats(self) -> dict[str, int]:
-        sizes = {"maxNumBlocks": self._num_blocks, "tokensPerBlock": _TOKENS_PER_BLOCK}
-        return {"usedNumBlocks": self._num_used(), **sizes}
+        return {
+            "usedNumBlocks": self._num_used(),
+            "maxNumBlocks": self._num_blocks,
+            "tokensPerBlock": _TOKENS_PER_BLOCK,
+            "reusedBlocks": self._num_reused_blocks,
+            "missedBlocks": self._num_missed_blocks,
+        }
 
     def _advance(self, request: Request) -> bool:
         """Give one sequence of a request its next token; return whether the request is done."""
@@ -312,6 +334,8 @@ class Executor:
         num_cached, num_filled = self._num_cached(request) if self._has_block_reuse else (0, 0)
         prompt[num_filled:num_cached] = [0] * (num_cached - num_filled)
         self._blocks.append((request.key, tuple(request.prompt), len(prompt)))
+        self._num_reused_blocks += num_cached // _TOKENS_PER_BLOCK
+        self._num_missed_blocks += -(-(len(request.prompt) - num_cached) // _TOKENS_PER_BLOCK)
         for number, structured_output in enumerate(structured_outputs):
             state = self._start(request)
             rows = state.feed(prompt)

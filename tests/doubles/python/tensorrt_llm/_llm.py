@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorrt_llm._contract import Recorded, contract
 from tensorrt_llm._executor import Executor, Request
 from tensorrt_llm._guided_decoding import Grammar, end_token, load_tokenizer
@@ -119,6 +121,7 @@ class _LLM:
             is_streaming=bound["streaming"],
             adapter=Path(lora.lora_path) if lora is not None else None,
             cache_salt=bound["cache_salt"],
+            priority=self._priority(bound.get("priority")),
             make_guide=lambda: self._structured_output(params),
         )
         result.on_abort = lambda: self._executor.abort(request)
@@ -127,6 +130,14 @@ class _LLM:
         else:
             self._executor.submit(request)
         return result
+
+    def _priority(self, given: float | None) -> float:
+        if given is None:
+            return 0.5
+        if not 0 <= given <= 1:
+            raise ValueError("priority must be between 0 and 1")
+        assert self._args["scheduler_config"].waiting_queue_policy.name == "PRIORITY", "it gives a warning"
+        return float(np.float32(given))
 
     def _prompt(self, inputs: Any, params: SamplingParams) -> list[int]:
         if not isinstance(inputs, list) or not all(isinstance(item, int) for item in inputs):
@@ -289,5 +300,12 @@ def _preprocess(llm: TorchLLM, *args: Any, **kwargs: Any) -> PreprocessedInputs:
     return PreprocessedInputs(llm._prompt(bound["inputs"], bound["sampling_params"]))
 
 
+def _check_health(llm: TorchLLM) -> bool:
+    """Whether the worker lives, as recorded."""
+    return llm._executor.is_healthy()
+
+
+if f"{TorchLLM.name}._check_health" in contract()["callables"]:
+    TorchLLM._check_health = _check_health  # type: ignore[attr-defined]
 if f"{TorchLLM.name}.preprocess" in contract()["callables"]:
     TorchLLM.preprocess = _preprocess  # type: ignore[attr-defined]

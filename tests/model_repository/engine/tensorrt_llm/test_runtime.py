@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorrt_llm
 from msgspec.structs import replace
-from tensorrt_llm import _executor
+from tensorrt_llm import _executor, _llm
 from tensorrt_llm._model import Model
 from tensorrt_llm._sampler import logprob_entry
 
@@ -17,6 +18,7 @@ from model_repository.capabilities import Capability
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.grammar_budget import MAX_SENDER_BYTES
 from model_repository.engine.runtime import RUNTIMES, EngineConfig, StepOutput
+from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import (
     EngineFailed,
@@ -164,6 +166,44 @@ def test_the_urgent_pass_others_that_wait(tiny: Tiny) -> None:
     while urgent not in seen:
         seen |= {output.sequence for output in tiny.runtime.step() or ()}
     assert patient not in seen
+
+
+def test_the_queue_inside_tensorrt_llm_has_the_same_order_where_it_has_priorities(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_executor, "_STEP_S", 0.05)  # the first request must not end before the others come
+    options = {"backend": "pytorch", "max_batch_size": "1"}
+    tiny = Tiny(RUNTIME.TensorRtLlmRuntime(replace(config, options=options, max_sequences=3), BYTE_TABLE))
+    try:
+        first, patient, urgent = (tiny.submit(max_tokens=200, priority=priority) for priority in (0, 1, -1))
+        tiny.runtime.free(first)
+        seen: set[int] = set()
+        while not (seen := seen | {output.sequence for output in tiny.runtime.step() or ()}):
+            pass
+    finally:
+        tiny.runtime.close()
+    assert seen == {urgent if release_of(tensorrt_llm.__version__).has_priority else patient}
+
+
+def test_a_dead_worker_of_an_idle_model_is_noticed_without_a_request(
+    start: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the next request showed it, or a minute of silence after that."""
+    monkeypatch.setattr(_llm.TorchLLM, "_check_health", _llm._check_health, raising=False)  # release 1.2 has none
+    tiny = start(backend="pytorch", iteration_stats="false")
+    tiny.run()
+    tiny.runtime._llm._executor._worker.kill()
+
+    def failure() -> EngineFailed | None:
+        try:
+            tiny.runtime.stats()
+        except EngineFailed as exc:
+            return exc
+        return None
+
+    assert "must be loaded again" in str(wait_until(failure, "the death is noticed"))
+    with pytest.raises(EngineFailed):
+        tiny.submit()
 
 
 SCORED: dict[str, Any] = {"num_logprobs": 0, "echo": (b"", b"", b"")}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from tensorrt_llm._contract import Recorded, contract
+from tensorrt_llm._contract import Recorded, contract, enumeration
 from tensorrt_llm.llmapi import KvCacheConfig
+
+if "WaitingQueuePolicy" in contract()["enums"]:
+    WaitingQueuePolicy = enumeration("WaitingQueuePolicy")
 
 _RECORDED = Recorded(f"{__name__}.update_llm_args_with_extra_dict")
 _CACHE = Recorded("tensorrt_llm.llmapi.KvCacheConfig.__init__")

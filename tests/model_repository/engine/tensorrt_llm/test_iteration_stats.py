@@ -1,15 +1,17 @@
-"""The use of the KV cache, which a thread of its own reads: the call waits where there are no statistics."""
+"""Statistics of steps, which a thread of its own reads: the call waits where there are no statistics."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorrt_llm import _executor
 from tensorrt_llm._executor import Executor
 
+from model_repository.engine.tensorrt_llm.iteration_stats import IterationStats
 from tests.model_repository.engine.tensorrt_llm.conftest import BACKENDS, Tiny, write_model
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -86,6 +88,72 @@ def test_statistics_that_cannot_be_read_leave_the_use_unknown(
     wait_until(lambda: "the use of the KV cache is unknown" in caplog.text, "it is logged")
     assert len(tiny.tokens()) == 8
     assert use_of(tiny) == (None, None)
+
+
+def test_requests_steps_and_reused_blocks_are_counted(
+    start: Callable[..., Tiny], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_executor, "_STEP_S", 0.05)  # on a busy machine the request must not end too soon
+    tiny = start(backend="pytorch")
+    assert not tiny.runtime.stats().library.is_known
+    for _ in range(2):  # the second time its first two blocks are in the cache
+        tiny.run(prompt_token_ids=LONG, max_tokens=1)
+    tiny.submit(max_tokens=200)
+    wait_until(lambda: tiny.runtime.stats().library.num_scheduled == 1, "the statistics come")
+    library = tiny.runtime.stats().library
+    assert library.num_reused_blocks == 2 < library.num_missed_blocks
+    assert library.num_steps >= 3 and library.step_s > 0
+    tiny.runtime.free(tiny.num_submitted)
+    tiny.wait_until_idle()
+    assert tiny.runtime.stats().library.num_scheduled == 0
+
+
+def test_a_step_of_several_ranks_is_one_step() -> None:
+    """Only the last row was kept: of another rank, with an empty queue."""
+    stats = IterationStats()
+    for _ in range(2):
+        for row in ROWS:
+            stats.add(row)
+    assert (stats.num_queued, stats.num_scheduled, stats.num_paused) == (7, 2 + 3, 1)
+    assert (stats.num_kv_tokens_used, stats.max_kv_tokens) == (2 * 4 * 32, 2 * 100 * 32)
+    assert stats.num_steps == 2 and stats.step_s == pytest.approx(2 * 0.02)
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (2 * 6, 2 * 5)
+    assert (stats.num_reused_blocks, stats.num_missed_blocks) == (30, 10)
+    assert (stats.num_host_blocks_used, stats.max_host_blocks) == (5 + 1, 50 + 10)
+
+
+RANK_0: dict[str, Any] = {
+    "attentionDpRank": 0,
+    "iterLatencyMS": 40.0,  # with the overlap scheduler
+    "hostStepTimeMS": 20.0,
+    "numQueuedRequests": 7,
+    "kvCacheStats": {
+        "usedNumBlocks": 4,
+        "maxNumBlocks": 100,
+        "tokensPerBlock": 32,
+        "reusedBlocks": 30,
+        "missedBlocks": 10,
+    },
+    "inflightBatchingStats": {"numScheduledRequests": 2, "numPausedRequests": 0},
+    "specDecodingStats": {"numDraftTokens": 6, "numAcceptedTokens": 5},
+    "kvCacheIterationStats": {
+        "4096": {"secondaryUsedNumBlocks": 5, "secondaryMaxNumBlocks": 50},
+        "131072": {"secondaryUsedNumBlocks": 1, "secondaryMaxNumBlocks": 10},
+    },
+}
+RANK_1 = RANK_0 | {
+    "attentionDpRank": 1,
+    "numQueuedRequests": 0,
+    "inflightBatchingStats": {"numScheduledRequests": 3, "numPausedRequests": 1},
+    "kvCacheIterationStats": None,
+}
+ROWS = (RANK_0, RANK_1)
+
+
+def test_rows_of_older_releases_have_fewer_parts() -> None:
+    stats = IterationStats()
+    stats.add({"iterLatencyMS": 40.0, "numQueuedRequests": 1, "kvCacheStats": None, "specDecodingStats": None})
+    assert (stats.num_queued, stats.num_steps, stats.step_s, stats.max_kv_tokens) == (1, 1, 0.04, 0)
 
 
 def use_of(tiny: Tiny) -> tuple[int | None, int | None]:
