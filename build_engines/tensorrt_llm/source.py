@@ -147,16 +147,14 @@ def source_format(folder: Path, config: Mapping[str, Any]) -> SourceFormat:
     """
     modelopt = read_json(folder / MODELOPT_FILE, is_optional=True).get("quantization")
     if modelopt is not None:
-        algorithm = modelopt.get("quant_algo") if isinstance(modelopt, dict) else modelopt
-        if algorithm not in _MODELOPT_FORMATS:
-            rule = f"expected {' or '.join(_MODELOPT_FORMATS)}"
-            raise UnsupportedCheckpoint(f"{folder / MODELOPT_FILE}: quant_algo={algorithm}: {rule}")
-        return _MODELOPT_FORMATS[algorithm]
+        return _modelopt_format(folder / MODELOPT_FILE, modelopt)
     quantization = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if quantization is None:
         return SourceFormat.SIXTEEN_BIT
     fields = quantization if isinstance(quantization, dict) else {"quant_method": quantization}
     method = fields.get("quant_method")
+    if method == "modelopt":  # newer exports have no file of ModelOpt's
+        return _modelopt_format(folder / "config.json", fields)
     if method == "fp8" and fields.get("weight_block_size") == _BLOCK:
         return SourceFormat.FP8_BLOCKS
     if method not in (SourceFormat.FP8_ROWWISE, SourceFormat.MXFP4):
@@ -164,3 +162,11 @@ def source_format(folder: Path, config: Mapping[str, Any]) -> SourceFormat:
         rule = f"expected the 16-bit checkpoint, or one in {SourceFormat.FP8_ROWWISE}, {SourceFormat.MODELOPT_FP8}"
         raise UnsupportedCheckpoint(f"{folder}: quantization_config.quant_method={method}: {rule}, {', '.join(others)}")
     return SourceFormat(method)
+
+
+def _modelopt_format(path: Path, fields: Any) -> SourceFormat:
+    algorithm = fields.get("quant_algo") if isinstance(fields, dict) else fields
+    if algorithm not in _MODELOPT_FORMATS:
+        rule = f"expected {' or '.join(_MODELOPT_FORMATS)}"
+        raise UnsupportedCheckpoint(f"{path}: quant_algo={algorithm}: {rule}")
+    return _MODELOPT_FORMATS[algorithm]

@@ -139,3 +139,13 @@ def test_modelopts_fp8_and_nvfp4_are_recognized_and_its_other_formats_are_refuse
     (folder / MODELOPT_FILE).write_text('{"quantization": {"quant_algo": "W4A8_AWQ"}}')
     with pytest.raises(BuildError, match=r"hf_quant_config\.json: quant_algo=W4A8_AWQ: expected FP8 or NVFP4"):
         Source.load(folder, entry)
+
+
+def test_modelopts_format_is_read_in_config_json_where_its_own_file_is_missing(folder: Path, tmp_path: Path) -> None:
+    """Newer exports have the algorithm there alone, and were refused."""
+    entry = tiny_entry("llama", tmp_path)
+    edit(folder, quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]})
+    assert Source.load(folder, entry).format is SourceFormat.MODELOPT_NVFP4
+    edit(folder, quantization_config={"quant_method": "modelopt"})
+    with pytest.raises(BuildError, match=r"config\.json: quant_algo=None: expected FP8 or NVFP4"):
+        Source.load(folder, entry)
