@@ -1,7 +1,8 @@
 # TensorRT-LLM 1.3.0rc29, without engines, in the image of its authors:
 # docker build --file helm/images/tensorrt-llm.Dockerfile --tag conch-tensorrt-llm:0.1.0 .
 ARG TENSORRT_LLM=1.3.0rc29
-FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 AS triton
+ARG TRITON=26.11-py3
+FROM nvcr.io/nvidia/tritonserver:${TRITON} AS triton
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 
 # Triton's core and Python backend are all that Conch needs. The wheel nvidia-pytriton has them too, but built for numpy 1
@@ -16,8 +17,10 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && groupadd --gid 65532 conch \
     && useradd --no-log-init --uid 65532 --gid 65532 --create-home --shell /bin/bash conch
-RUN ! ldd /opt/tritonserver/bin/tritonserver /opt/tritonserver/backends/python/triton_python_backend_stub \
-    | grep 'not found'
+# The libraries carry most needs. A newer Python, CUDA or C library than this image's ends the build here.
+RUN ! LD_LIBRARY_PATH="/opt/tritonserver/lib:$LD_LIBRARY_PATH" ldd /opt/tritonserver/bin/tritonserver \
+    /opt/tritonserver/lib/libtritonserver.so /opt/tritonserver/backends/python/libtriton_python.so \
+    /opt/tritonserver/backends/python/triton_python_backend_stub 2>&1 | grep 'not found'
 WORKDIR /opt/conch
 COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository

@@ -101,7 +101,10 @@ def test_the_image_of_tensorrt_llm_has_tritons_server_where_it_is_looked_for() -
     tree = FULL_TRITON.parents[1]
     for part in ("bin", "lib", "backends/python"):
         assert f"COPY --from=triton {tree}/{part} {tree}/{part}" in found
-    assert "FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 AS triton" in found
+    assert {"ARG TRITON=26.11-py3", "FROM nvcr.io/nvidia/tritonserver:${TRITON} AS triton"} <= set(found)
+    [check] = [line for line in found if " ldd " in line]
+    for file in ("lib/libtritonserver.so", "backends/python/libtriton_python.so"):
+        assert f" {tree}/{file} " in check
     assert "nvidia-pytriton" not in "\n".join(found)
 
 
