@@ -143,6 +143,10 @@ class TensorRtLlmOptions:
                 f"option {_MAX_UTILIZATION}: not with pp_size={self.pp_size}, "
                 "where paused sequences would keep their KV cache, so that no sequence could go on"
             )
+        if self.pausing_option and self.aborts is Aborts.NEVER:
+            raise ValueError(
+                f"option aborts=never: not with {self.pausing_option}, where an abort ends completed answers"
+            )
 
     @property
     def pausing_option(self) -> str | None:

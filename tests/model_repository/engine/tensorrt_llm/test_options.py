@@ -106,6 +106,7 @@ def test_an_option_that_engines_or_all_do_not_have_is_refused(option: str, rule:
             {"pp_size": "2", "scheduler_policy": "max_utilization"},
             "option scheduler_policy=max_utilization: not with pp_size=2",
         ),
+        ({"aborts": "never", "kv_cache_manager": "v2"}, "option aborts=never: not with kv_cache_manager=v2"),
     ],
 )
 def test_an_option_that_the_pytorch_backend_would_follow_wrongly_is_refused(options: dict[str, str], rule: str) -> None:
