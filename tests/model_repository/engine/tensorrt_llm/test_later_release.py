@@ -17,7 +17,7 @@ CONTRACT = "tensorrt_llm_contract_1.3.0rc29.json"
 
 def test_the_pytorch_backend_works_with_a_later_release() -> None:
     folder = Path(__file__).parent
-    ignored = [f"--ignore={__file__}"]
+    ignored = [f"--ignore={__file__}", f"--ignore={folder / 'test_mpi.py'}"]  # MPI knows no release
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not engine_backend", *ignored, folder],
         env=os.environ | {"TENSORRT_LLM_CONTRACT": CONTRACT, "PYTEST_ADDOPTS": ""},
