@@ -17,13 +17,16 @@ import pytest
 from frontend.launcher.checks import SHARED_MEMORY
 from frontend.launcher.guard import marked_pids, shm_prefix
 from frontend.launcher.launcher import Interrupted
-from model_repository.contract.tensors import model_id_to_ensemble
+from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.integration.api import COMPLETIONS, Api
-from tests.integration.conftest import FRONTEND, running_stack
+from tests.integration.conftest import FRONTEND, run_build, running_stack
 from tests.integration.replicas import StreamOutcome, read_stream, until
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.processes import command_line, is_running, parent_of
-from tests.waiting import DEADLINE_S
+from tests.tensorrt_llm_artifact import install_double, write_artifact
+from tests.waiting import DEADLINE_S, wait_until
+
+LATER_RELEASE = "tensorrt_llm_contract_1.3.0rc29.json"
 
 ENSEMBLE = model_id_to_ensemble(PACED_MODEL)
 ONE_TOKEN = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1}
@@ -152,3 +155,19 @@ async def test_serve_answers_again_after_any_of_its_processes_was_killed(
     before = processes_of(two_workers)
     await kill_under_streams(two_workers, name, before[name][number])
     assert name in OF_TRITON or processes_of(two_workers)["tritonserver"] == before["tritonserver"]
+
+
+@pytest.mark.faults
+def test_a_dead_worker_of_an_idle_model_has_it_loaded_again_without_a_request(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Since release 1.3 TensorRT-LLM notices the death; the next request waited a minute for it."""
+    folder = tmp_path_factory.mktemp("later-release")
+    run_build("render", str(write_artifact(folder / "demo", "demo", "pytorch")), "--repository", str(folder / "models"))
+    install_double(folder / "models")
+    with running_stack(folder / "models", tmp_path_factory, TENSORRT_LLM_CONTRACT=LATER_RELEASE) as stack:
+        stage = stage_name("demo", "engine")
+        stack.kill_worker(stage)
+        wait_until(lambda: any(line.endswith(f"reloaded {stage}") for line in stack.log), "it was loaded again")
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 1}
+        wait_until(lambda: Api(stack.url).post(COMPLETIONS, body).status == 200, "it answers again")
