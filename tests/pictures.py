@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
+SIDE = 60  # pixels of the demo model's images
 COLOURS = {
     "red": (215, 35, 35),
     "green": (40, 150, 60),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cyllama.llama import llama_cpp as llama
 
 F32, F16 = 0, 1  # kinds of KV caches
 
@@ -39,7 +38,10 @@ class RawModel:
     """
 
     def __init__(self, path: Path, kv_type: int = F32) -> None:
+        from cyllama.llama import llama_cpp as llama  # GPU images, whose acceptance kit imports this file, lack it
+
         llama.disable_logging()
+        self._llama = llama
         self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
         self._kv_type = kv_type
 
@@ -56,15 +58,15 @@ class RawModel:
             following: computed one after the other, as if they were generated. Computed at once they would have other
                 sums, which differ visibly for weights of 4 bits.
         """
-        params = llama.LlamaContextParams()
+        params = self._llama.LlamaContextParams()
         params.n_ctx = params.n_batch = params.n_ubatch = 512
         params.type_k = params.type_v = self._kv_type
         if self._kv_type == F32:
             params.flash_attn_type = 0  # off, as in the server: it would compute in f16
-        context = llama.LlamaContext(self._model, params)
+        context = self._llama.LlamaContext(self._model, params)
         logits: list[Any] = []
         for part in (token_ids, *([token_id] for token_id in following)):
-            batch = llama.LlamaBatch(n_tokens=512, embd=0, n_seq_max=1)
+            batch = self._llama.LlamaBatch(n_tokens=512, embd=0, n_seq_max=1)
             for position, token_id in enumerate(part, len(logits)):
                 batch.add(token_id, position, [0], True)
             context.decode(batch)

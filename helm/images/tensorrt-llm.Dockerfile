@@ -27,11 +27,10 @@ COPY model_repository model_repository
 COPY frontend frontend
 COPY build_engines build_engines
 COPY tests tests
-# The image's packages are constraints, so that numpy and torch stay; llguidance and aiohttp are exceptions (docs/gpu.md).
-RUN python3 -m pip list --format=freeze | grep -v -e '^llguidance==' -e '^aiohttp==' > /tmp/image.txt \
-    && PIP_CONSTRAINT= python3 -m pip install --no-cache-dir --constraint /tmp/image.txt \
-    '.[tensorrt-llm,build,frontend]' pytest pytest-asyncio openai httptools psutil \
-    && rm -rf /tmp/image.txt build ./*.egg-info
+COPY helm/images/beside-tensorrt-llm.sh helm/images/
+RUN helm/images/beside-tensorrt-llm.sh --no-cache-dir && rm -rf build ./*.egg-info
+# torch asks for the user's name while it is imported. Another user id, as of docker's --user, has none of its own.
+ENV USER=conch
 # The first thing to run on a new machine: docs/gpu.md, the first hour.
 RUN ln -s /opt/conch/tests/workshop/gpu_acceptance/selfcheck.sh /usr/local/bin/selfcheck
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpu_image import environment
 from tests.launching import FREE_PORTS
 from tests.raw_model import real_model
-from tests.test_install import CPU_PINS, PROJECT, environment, pins
+from tests.test_install import CPU_PINS, PROJECT, pins
 from tests.waiting import DEADLINE_S
 
 PACKAGES = ("frontend", "model_repository", "build_engines")

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from tests.pictures import COLOURS
+from tests.pictures import COLOURS, SIDE
 
-SIDE = 60  # pixels
 HELD_OUT_SEED = 1_000_003  # the training has small seeds
 
 BACKGROUNDS = ((255, 255, 255), (225, 225, 220), (150, 150, 155), (90, 90, 95), (25, 25, 30), (200, 225, 240))

@@ -24,13 +24,14 @@ from torch.nn import functional
 
 from model_repository.engine.runtime import PROJECTOR
 from tests.gguf_writing import write_and_close
+from tests.pictures import SIDE
 from tests.workshop.demo_training.checkpoint import CHECKPOINT, DEMO
 from tests.workshop.demo_training.encoding import DocumentEncoder
 from tests.workshop.demo_training.export import load_checkpoint
 from tests.workshop.demo_training.lora import add_lora, save_adapter
 from tests.workshop.demo_training.model import DemoModel
 from tests.workshop.demo_training.muon import Muon
-from tests.workshop.demo_training.pictures import FACTS, SIDE, Painter, Picture, Question
+from tests.workshop.demo_training.pictures import FACTS, Painter, Picture, Question
 
 PATCH = 10  # pixels
 NUM_PATCHES = (SIDE // PATCH) ** 2

@@ -31,6 +31,9 @@ def needs(examples: Path | None) -> Iterator[Need]:
         examples: the folder of TensorRT-LLM's converters; None: nothing is compiled.
     """
     yield _python(
+        "The user has a name", "import getpass; print(getpass.getuser())", "docker's -e USER=conch: torch asks for it"
+    )
+    yield _python(
         "A GPU is visible",
         "from model_repository.system.machine import read_machine; found = read_machine(); print(found); "
         "exit(found.gpu_error or not found.gpu_names)",
@@ -51,7 +54,7 @@ def needs(examples: Path | None) -> Iterator[Need]:
         "Conch is installed beside it",
         "import llguidance, model_repository.engine.constraint, build_engines.__main__, frontend.app; "
         "print('llguidance', llguidance.__version__)",
-        "step 3 of docs/gpu.md: llguidance must be 1.9",
+        "step 3 of docs/gpu.md: llguidance must be 1.9, aiohttp 3.14",
     )
     yield _python(
         "MPI starts a worker",

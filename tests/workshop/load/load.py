@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from tests.pictures import message_with
-from tests.workshop.demo_training.pictures import SIDE
+from tests.pictures import SIDE, message_with
 
 _BEGINNING_CHARS = 60  # of a piece of code that is repeated
 _WORDS = ("apple", "boat", "cloud", "door", "earth", "flower", "green", "house", "island", "jump", "kind", "light")
