@@ -13,34 +13,36 @@ from pathlib import Path
 
 from build_engines.gpus import GPUS
 from tests.tensorrt_llm_artifact import DEMO_CATALOG
-from tests.workshop.gpu_acceptance.report import LeftOut, Report, pack
+from tests.workshop.gpu_acceptance.report import LeftOut, Report, UnmetNeeds, pack
 from tests.workshop.gpu_acceptance.servers import Host, tensorrt_llm_summary
-from tests.workshop.gpu_acceptance.steps import STEPS
+from tests.workshop.gpu_acceptance.steps import STEPS, downloads
 
-_INTERRUPTED = 130  # the exit status after Ctrl-C, as shells have it
+_INTERRUPTED = "the run was interrupted"
+_INTERRUPTED_STATUS = 130  # as shells have it
 
 
 def main() -> int:
     """Run the steps and return the exit status."""
-    options = _parser().parse_args()
+    options = parser().parse_args()
     report = Report(options.report / "report.md", f"TensorRT-LLM: {tensorrt_llm_summary()}", os.environ)
     options.home.mkdir(parents=True, exist_ok=True)
     options.report.mkdir(parents=True, exist_ok=True)
     is_interrupted = _run(options, report)
     sys.stderr.write(f"report: {report.path}, packed for its readers: {pack(options.report, os.environ)}\n")
-    return _INTERRUPTED if is_interrupted else int(report.has_failed)
+    return _INTERRUPTED_STATUS if is_interrupted else int(report.has_failed)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     names = [step.name for step in STEPS]
     lines = [f"  {step.name:12}{step.minutes:4g} min  {step.what}" for step in STEPS]
-    parser = argparse.ArgumentParser(
+    found = argparse.ArgumentParser(
         prog="python3 -m tests.workshop.gpu_acceptance",
         description=__doc__,
         epilog="steps, on 8 x H100 and without downloads:\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = found.add_argument
     add("model", nargs="?", default="demo", metavar="MODEL", help="the small model (this project's demo model)")
     add("--only", action="append", choices=names, metavar="STEP", help="run only this step; repeatable")
     add("--skip", action="append", choices=names, metavar="STEP", default=[], help="leave out a step; repeatable")
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ready-timeout-s", type=float, default=1800, metavar="S", help="for a model to load (%(default)s)")
     add("--home", type=Path, default=Path(".conch/gpu-acceptance"), metavar="DIR", help="(%(default)s)")
     add("--report", type=Path, default=Path("gpu-acceptance-report"), metavar="DIR", help="(%(default)s)")
-    return parser
+    return found
 
 
 def _run(options: argparse.Namespace, report: Report) -> bool:
@@ -67,19 +69,23 @@ def _run(options: argparse.Namespace, report: Report) -> bool:
     minutes = sum(step.minutes for step in STEPS if step.name in chosen)
     report.estimate = f"about {minutes:g} minutes on 8 x H100, and the time of the downloads"
     sys.stderr.write(f"{len(chosen)} steps: {report.estimate}\n")
-    is_interrupted = False
-    with closing(Host(options)) as host:
+    ended = ""  # the reason
+    with closing(Host(options)) as host, host.downloading(downloads(host, chosen)):
         for step in STEPS:
             try:
                 with report.step(step.name, step.what) as record:
-                    if is_interrupted:
-                        raise LeftOut("the run was interrupted")
+                    if ended:
+                        raise LeftOut(ended)
                     if step.name not in chosen:
                         raise LeftOut("--only or --skip")
                     step.run(host, record)
             except KeyboardInterrupt:
-                is_interrupted = True
-    return is_interrupted
+                ended = _INTERRUPTED
+            except UnmetNeeds as exc:
+                ended = f"{step.name}: {exc}"
+    if ended:
+        sys.stderr.write(f"ended early: {ended}\n")
+    return ended == _INTERRUPTED
 
 
 if __name__ == "__main__":

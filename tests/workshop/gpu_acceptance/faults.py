@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import time
+import urllib.request
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
-from openai import OpenAIError, Stream
+from openai import APITimeoutError, OpenAIError, Stream
 from openai.types import Completion
 
+from tests.workshop.gpu_acceptance.reference import TOLERANCE, Case, lacks
 from tests.workshop.gpu_acceptance.report import Check, Step
 from tests.workshop.gpu_acceptance.servers import Served
 
@@ -24,6 +29,7 @@ _LONG: dict[str, Any] = {
     "extra_body": {"ignore_eos": True},
 }
 WHOLE = "whole"  # the end of a stream without an error
+_STOP_S, _LEFT_S = 120.0, 10.0  # until the server, and then its other processes, must have ended
 _BACK_S = 900.0  # until a killed engine must answer again
 # Parts of command lines. The worker's is the module that mpi4py starts; another one is that of the test double.
 ENGINE, WORKERS = "__engine/1/model.py", ("mpi4py.futures", "tensorrt_llm_double_worker")
@@ -81,6 +87,60 @@ def kill(step: Step, served: Served, name: str, parts: tuple[str, ...]) -> None:
         f"{len(victims)} killed; {_NUM_STREAMS} streams ended within {ended_s:.1f} s: {'; '.join(sorted(set(ends)))}; "
     )
     step.check(name, is_right, f"{detail}answers again after {back_s:.1f} s", time.monotonic() - started)
+
+
+def stop(step: Step, served: Served) -> None:
+    """End the server by SIGTERM: its status must be 0, its log must name no crash, and no process may be left."""
+    started, process = time.monotonic(), psutil.Process(served.pid)
+    children = process.children(recursive=True)
+    process.terminate()
+    status = process.wait(_STOP_S)
+    _, left = psutil.wait_procs(children, timeout=_LEFT_S)
+    log = served.log.read_text(encoding="utf-8", errors="replace").lower()
+    crashes = [word for word in ("segmentation fault", "signal 11", "segfault") if word in log]
+    detail = (
+        f"status {status}; processes left: {[' '.join(each.cmdline())[:100] for each in left]}; in the log: {crashes}"
+    )
+    step.check("the server stops", not (status or left or crashes), detail, time.monotonic() - started)
+
+
+def abort_prefills(step: Step, served: Served, checkpoint: Path, *, number: int, length: int) -> None:
+    """Hang up in the prefill of prompts of `length` tokens. Later answers must be right, and no block in use."""
+    subject, started = served.subject, time.monotonic()
+
+    def prompt(index: int) -> list[int]:
+        words = f"{index}: " + "the sea and the sky and the mountains " * (length // 4)
+        found: list[int] = subject.post("/tokenize", prompt=words)["tokens"][:length]
+        return found
+
+    first_s = subject.stream(prompt=prompt(number), max_tokens=1, temperature=0).first_token_s
+    num_left = 0
+    for index in range(number):
+        client = served.client.with_options(timeout=first_s * (index % 10 + 1) / 11)
+        try:
+            client.completions.create(model=subject.model, prompt=prompt(index), max_tokens=1, temperature=0)
+        except APITimeoutError:
+            num_left += 1
+    cases = []
+    for index in range(min(4, number)):
+        request = {"prompt": prompt(index), "temperature": 0, "max_tokens": 20, "return_token_ids": True}
+        cases.append(Case(prompt=prompt(index), tokens=subject.complete(**request)["token_ids"]))
+    worst = max(each for case in lacks(checkpoint, cases) for each in case)
+    usage = _kv_cache_usage(served)
+    detail = f"{num_left} of {number} left before their token; tokens lack up to {worst:.3f}; KV cache in use: {usage}"
+    is_right = num_left > 0 and worst < TOLERANCE and not usage > 0
+    step.check("aborts in the prefill", is_right, detail, time.monotonic() - started)
+
+
+def _kv_cache_usage(served: Served) -> float:
+    """Return the used share of the idle server's KV cache, once it is 0 or after 30 s; NaN: not known."""
+    deadline, usage = time.monotonic() + 30, 1.0
+    while usage > 0 and time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as answer:
+            found = re.findall(r"^conch_kv_cache_usage_ratio\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+        usage = max(map(float, found), default=math.nan)
+        time.sleep(0.2)
+    return usage
 
 
 def end_of(stream: Stream[Completion]) -> str:

@@ -50,6 +50,22 @@ def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, ha
         step.check(f"{name}, {num_streams} {kind}", is_right, figures, time.monotonic() - started)
 
 
+def show_first_requests(step: Step, served: Served) -> None:
+    """Add a line with the time to the first token of the first request of each kind: kernels may be compiled for it."""
+    kinds = {
+        "greedy": {"temperature": 0},
+        "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
+        "penalties": {"temperature": 0, "presence_penalty": 1},
+        "structured": {"temperature": 0, **FORM},
+    }
+    times_s = {
+        name: served.subject.stream(prompt="The sea", max_tokens=4, **fields).first_token_s
+        for name, fields in kinds.items()
+    }
+    figures = ", ".join(f"{name} {1000 * each:.0f}" for name, each in times_s.items())
+    step.lines.append(f"first requests: first tokens after (ms) {figures}")
+
+
 def measure_pauses(step: Step, served: Served, pauses_s: list[float]) -> None:
     """Add a check with the times to the first token of requests after pauses, and without."""
 

@@ -22,6 +22,7 @@ class Need:
     name: str
     command: tuple[str, ...]
     remedy: str
+    ends_run: bool = True  # without it no server runs
 
 
 def needs(examples: Path | None) -> Iterator[Need]:
@@ -54,7 +55,7 @@ def needs(examples: Path | None) -> Iterator[Need]:
         "Conch is installed beside it",
         "import llguidance, model_repository.engine.constraint, build_engines.__main__, frontend.app; "
         "print('llguidance', llguidance.__version__)",
-        "step 3 of docs/gpu.md: llguidance must be 1.9, aiohttp 3.14",
+        "step 3 of docs/gpu.md: llguidance must be 1.9",
     )
     yield _python(
         "MPI starts a worker",
@@ -67,7 +68,7 @@ def needs(examples: Path | None) -> Iterator[Need]:
     yield _python(
         "tritonserver is found",
         "import os, pathlib; from frontend.launcher.triton_server import find_triton; "
-        "print(find_triton(None, pathlib.Path('.conch'), os.environ))",
+        "print(find_triton(None, pathlib.Path('.conch'), os.environ).binary)",
         "the image: it must be one with tritonserver",
     )
     yield _python(
@@ -76,10 +77,18 @@ def needs(examples: Path | None) -> Iterator[Need]:
         f"exit(free < {MIN_SHARED_MEMORY_BYTES})",
         "docker's --shm-size=2g; shmSize of the chart",
     )
+    yield _python(
+        "Kernels that are compiled while serving can be kept",
+        "import pathlib, tempfile; folder = pathlib.Path.home() / '.cache'; folder.mkdir(parents=True, exist_ok=True); "
+        "tempfile.TemporaryFile(dir=folder); print(folder)",
+        "docker's -e HOME=/tmp, or a volume: flashinfer writes into ~/.cache",
+    )
     if examples is not None:
         program = examples / "examples" / "quantization" / "quantize.py"
         command = (sys.executable, str(program), "--help")
-        yield Need("The converters start", command, "--tensorrt-llm-examples: a clone of v1.2.1, or the image's /app")
+        yield Need(
+            "The converters start", command, "--tensorrt-llm-examples: a clone of v1.2.1, or /app", ends_run=False
+        )
 
 
 def checked(need: Need) -> Check:

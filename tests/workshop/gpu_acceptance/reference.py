@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+TOLERANCE = 0.3  # of log probabilities: a 16-bit number of about 20 is exact to 0.06
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:

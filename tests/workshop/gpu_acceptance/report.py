@@ -34,6 +34,10 @@ class LeftOut(Exception):
     """A step cannot run here, or is not wanted; the message is the reason."""
 
 
+class UnmetNeeds(Exception):
+    """The machine or its image lacks something without which no later step can pass; the message names it."""
+
+
 @dataclass(slots=True)
 class Step:
     """One step of the run. A step fails with an exception or with a failed check."""
@@ -83,7 +87,7 @@ class Report:
 
     @contextmanager
     def step(self, name: str, what: str) -> Iterator[Step]:
-        """Run a step. Its exception goes into the report, and the next step can run; after Ctrl-C none does."""
+        """Run a step. Its exception goes into the report, and only Ctrl-C and unmet needs leave it, to end the run."""
         step = Step(name, what)
         self.steps.append(step)
         sys.stderr.write(f"{name}: {what}\n")
@@ -95,6 +99,8 @@ class Report:
         except KeyboardInterrupt:
             step.error = "interrupted"
             raise
+        except UnmetNeeds:
+            raise  # the checks say it
         except Exception as exc:
             step.error = f"{type(exc).__name__}: {exc}"
         finally:

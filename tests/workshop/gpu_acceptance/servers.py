@@ -24,7 +24,7 @@ from build_engines.catalog import Catalog
 from build_engines.errors import CatalogError
 from build_engines.model_entry import Precision
 from build_engines.tensorrt_llm import child
-from build_engines.tensorrt_llm.checks import gpu_of
+from build_engines.tensorrt_llm.checks import available_ram_bytes, gpu_of
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.system.machine import Machine, read_machine
 from tests.launching import free_port
@@ -37,6 +37,12 @@ ALIAS = "conch-acceptance"
 _NUM_LINES = 100  # of a program's output, in the report
 _STOP_TIMEOUT_S = 60.0
 _READY = "/health/ready"
+_DOWNLOAD = """import sys
+from build_engines.digests import Digests
+from build_engines.hub import checkpoint_folder
+for name in sys.argv[1:]:
+    print(*checkpoint_folder(name, Digests()))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,7 @@ class Served:
     artifact: Path
     manifest: Manifest
     pid: int
+    log: Path
     client: OpenAI
 
     @property
@@ -102,6 +109,20 @@ class Host:
         if precision not in ready:
             raise CatalogError(f"{model}: the catalog has no ready checkpoint in {precision}")
         return f"{ready[Precision(precision)]}@main"
+
+    @contextmanager
+    def downloading(self, variants: Sequence[Variant]) -> Iterator[subprocess.Popen[bytes]]:
+        """Download checkpoints in the background, in this order. A build waits for a file that is on its way."""
+        find = Catalog.load(Path(self.options.catalog)).find
+        names = [each.checkpoint or f"{find(each.model).model_id}@main" for each in variants if each.model != "demo"]
+        command = [*_ended_with_us(), sys.executable, "-c", _DOWNLOAD, *names]
+        with (self.options.report / "downloads.log").open("wb") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
     def artifact(self, variant: Variant, step: Step) -> Path:
         """Return the artifact of a variant, planned, built and verified once.
@@ -147,13 +168,16 @@ class Host:
         words += ["--port", str(port), "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
         words += ["--ready-timeout-s", str(self.options.ready_timeout_s)]
         url, log = f"http://127.0.0.1:{port}", self.options.report / f"serve-{variant.name}.log"
-        self._failures[variant] = step.name
+        self._failures[variant], before = step.name, available_ram_bytes()
         running = running_server([sys.executable, *words], f"{url}{_READY}", log, self.options.ready_timeout_s)
         pid, ready_s = self._stack.enter_context(running)
         del self._failures[variant]
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
-        served = Served(url, artifact, Manifest.load(artifact), pid, self._stack.enter_context(client))
-        step.lines.append(f"{variant.name}: ready after {ready_s:.1f} s")
+        served = Served(url, artifact, Manifest.load(artifact), pid, log, self._stack.enter_context(client))
+        taken = (before - available_ram_bytes()) / 1e9
+        step.lines.append(
+            f"{variant.name}: ready after {ready_s:.1f} s; it took {taken:.1f} GB of the machine's memory"
+        )
         self._served = variant, served
         return served
 
@@ -227,10 +251,9 @@ def running_server(
     Raises:
         RuntimeError: it ended, or was not ready in time.
     """
-    # The kernel ends the server with this process, also if this process is killed.
-    wrapper, started = [sys.executable, "-I", "-S", child.__file__, str(os.getpid())], time.monotonic()
+    started = time.monotonic()
     with log_path.open("ab") as log:
-        process = subprocess.Popen([*wrapper, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        process = subprocess.Popen([*_ended_with_us(), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                    start_new_session=True)  # fmt: skip
     try:
         while not _answers(ready_url):
@@ -247,6 +270,11 @@ def running_server(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _ended_with_us() -> list[str]:
+    """Return words before a command that the kernel ends with this process, also if this process is killed."""
+    return [sys.executable, "-I", "-S", child.__file__, str(os.getpid())]
 
 
 def tensorrt_llm_summary() -> str:

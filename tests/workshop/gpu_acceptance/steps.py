@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
+import re
+import resource
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +26,10 @@ from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
 from tests.tensorrt_llm_artifact import DEMO
 from tests.workshop.gpu_acceptance import faults
-from tests.workshop.gpu_acceptance.measuring import NUM_STREAMS, measure_pauses, measure_streams
+from tests.workshop.gpu_acceptance.measuring import NUM_STREAMS, measure_pauses, measure_streams, show_first_requests
 from tests.workshop.gpu_acceptance.preparation import checked, needs
-from tests.workshop.gpu_acceptance.reference import Case, lacks
-from tests.workshop.gpu_acceptance.report import Check, LeftOut, Recorder, Step
+from tests.workshop.gpu_acceptance.reference import TOLERANCE, Case, lacks
+from tests.workshop.gpu_acceptance.report import Check, LeftOut, Recorder, Step, UnmetNeeds
 from tests.workshop.gpu_acceptance.servers import ALIAS, Host, Served, Variant
 from tests.workshop.gpu_acceptance.subject import MAX_SEQUENCES
 from tests.workshop.load.load import Target
@@ -44,9 +49,9 @@ _QUESTIONS = (
     "Tell me the story of the shell.",
     "What is the opposite of hot?",
 )
-TOLERANCE = 0.3  # of log probabilities: a 16-bit number of about 20 is exact to 0.06
 _NUM_PAUSES = 20
 _NUM_GPUS_OF_LARGE = 2
+_NUM_UNDER_PRESSURE = 32
 _OVERLAP = ("--option=overlap_scheduler=true", "--option=guided_decoding=native_llguidance")
 _MANY = (f"--max-sequences={max(NUM_STREAMS)}",)
 _NO_ADAPTER = "no adapter of this model is known: --adapter NAME=DIR"
@@ -73,15 +78,35 @@ def image(host: Host, step: Step) -> None:
     version = host.machine.tensorrt_llm_version
     step.lines.append(f"Python {platform.python_version()}, {platform.platform()}")
     step.lines.append(f"{os.cpu_count()} CPU cores, {available_ram_bytes() / 1e9:,.1f} GB of free RAM")
+    step.lines.append(f"memory that may be locked: {resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]} bytes (-1: all)")
     step.lines += [f"{package} {_version(package)}" for package in _PACKAGES]
     step.lines.append(f"taken for {release_of(version)}")
+    (host.options.report / "packages.txt").write_text(_all_packages(), encoding="utf-8")
     examples = Path(host.options.tensorrt_llm_examples or EXAMPLES)
+    unmet = []
     for need in needs(examples if release_of(version).has_engines else None):
-        step.checks.append(checked(need))
+        check = checked(need)
+        step.checks.append(check)
+        if check.outcome == "failed" and need.ends_run:
+            unmet.append(need.name)
+    if unmet:
+        raise UnmetNeeds(f"not so here: {', '.join(unmet)}")
+
+
+def device(host: Host, step: Step) -> None:
+    path = host.options.report / "device.json"
+    command = [sys.executable, "-m", "tests.workshop.gpu_acceptance.device", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if not path.is_file():
+        raise RuntimeError(f"exit status {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+    for each in json.loads(path.read_text(encoding="utf-8")):
+        step.check(each["check"], each["passed"], each["detail"])
 
 
 def small_model(host: Host, step: Step) -> None:
-    _check(host.serve(_small(host), step), step)
+    served = host.serve(_small(host), step)
+    show_first_requests(step, served)
+    _check(served, step)
 
 
 def texts(host: Host, step: Step) -> None:
@@ -95,10 +120,41 @@ def adapters(host: Host, step: Step) -> None:
     _compare(host, step, variant, dict(variant.adapters))
 
 
+def aborts(host: Host, step: Step) -> None:
+    served, is_quick = host.serve(_small(host), step), host.options.quick
+    length = min(200 if is_quick else 16_000, served.subject.context_window - 100)
+    checkpoint = host.artifact(_small(host), step) / "checkpoint"
+    for _ in range(1 if is_quick else 2):
+        faults.abort_prefills(step, served, checkpoint, number=11 if is_quick else 100, length=length)
+
+
+def pressure(host: Host, step: Step) -> None:
+    plain: dict[str, Any] = {"temperature": 0, "max_tokens": 60 if host.options.quick else 512, "ignore_eos": True}
+    kinds = [
+        plain | {"ignore_eos": False, "response_format": {"type": "regex", "regex": "([a-c][x-z]){200}"}},
+        plain | {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+        plain,
+    ]
+    prompts = [f"{number}: " + "the sea, the sky and the mountains, " * 10 for number in range(_NUM_UNDER_PRESSURE)]
+    requests = [{**kinds[number % 3], "prompt": prompt} for number, prompt in enumerate(prompts)]
+    texts: list[list[str]] = []
+    for policy in ("guaranteed_no_evict", "max_utilization"):
+        flags = (f"--alias={ALIAS}", f"--max-sequences={_NUM_UNDER_PRESSURE}", f"--option=scheduler_policy={policy}")
+        limits = ("--llm-option=kv_cache_config.max_tokens=4096",)
+        variant = replace(_small(host), name=policy, build_flags=flags + limits)
+        started, subject = time.monotonic(), host.serve(variant, step).subject
+        texts.append([choice["text"] for choice in subject.complete_all(requests)])
+        num_wrong = sum(not re.fullmatch("([a-c][x-z])*[a-c]?", text) for text in texts[-1][::3])
+        num_equal = sum(map(str.__eq__, texts[0], texts[-1]))
+        detail = f"{num_wrong} texts break their form; {num_equal} of {len(prompts)} texts as with the first policy"
+        step.check(policy, not num_wrong, detail, time.monotonic() - started)
+
+
 def pauses(host: Host, step: Step) -> None:
     first_s, last_s = (0.1, 0.3) if host.options.quick else (12.0, 25.0)
     between_s = (last_s - first_s) / (_NUM_PAUSES - 1)
     served = host.serve(_small(host), step)
+    show_first_requests(step, served)
     measure_pauses(step, served, [first_s + number * between_s for number in range(_NUM_PAUSES)])
 
 
@@ -155,12 +211,15 @@ def all_faults(host: Host, step: Step) -> None:
         step.checks.append(Check("the files of an adapter are gone", "skipped", _NO_ADAPTER, 0.0))
     for name, parts in (("a killed engine process", (faults.ENGINE,)), ("a killed worker", faults.WORKERS)):
         faults.kill(step, host.serve(variant, step), name, parts)
+    host.close()  # a server without a fault
+    faults.stop(step, host.serve(variant, step))
 
 
 _SHORT_FORM = {"type": "regex", "regex": "(ab){7}"}
 STEPS = (
     Plan("doctor", "`conch doctor` and nvidia-smi", 0.5, doctor),
     Plan("image", "the release, its packages, and what a build and a server need", 2, image),
+    Plan("device", "our edits of logits on the GPU, and their cost, without TensorRT-LLM", 3, device),
     Plan("pytorch", "builds and serves a small model by the PyTorch backend, and checks it", 5, small_model),
     Plan(
         "texts",
@@ -179,6 +238,8 @@ STEPS = (
             "An adapter's answers are right beside CUDA graphs on 1.3, and without them on 1.2.1.",
         ),
     ),
+    Plan("aborts", "100 clients hang up while long prompts are computed, twice; then the same prompts", 2, aborts),
+    Plan("pressure", f"{_NUM_UNDER_PRESSURE} streams in a KV cache of 4,096 tokens, with both policies", 3, pressure),
     Plan(
         "pauses",
         f"the first tokens of {_NUM_PAUSES} requests after pauses of 12 to 25 s",
@@ -208,12 +269,20 @@ STEPS = (
     ),
     Plan(
         "faults",
-        "an adapter without its files, a killed engine process, a killed worker",
+        "an adapter without its files, a killed engine process, a killed worker, a stop",
         4,
         all_faults,
         ("Streams of a killed engine process, or of a killed worker, end with an error, and the model answers again.",),
     ),
 )
+
+
+def downloads(host: Host, chosen: Collection[str]) -> list[Variant]:
+    """Return the variants of steps whose checkpoints may have to be downloaded, in the order of their steps."""
+    found = [_fast(host)] if {"schedulers", "peer"} & {*chosen} else []
+    if {"large", "replicas"} & {*chosen} and host.machine.num_gpus >= _NUM_GPUS_OF_LARGE:
+        found.append(_large(host))
+    return found
 
 
 def _small(host: Host) -> Variant:
@@ -325,6 +394,14 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "is not installed"
+
+
+def _all_packages() -> str:
+    """Return the installed packages with their versions, and the requirements of TensorRT-LLM."""
+    found = {each.name: each.version for each in importlib.metadata.distributions()}
+    lines = [f"{name}=={version}" for name, version in sorted(found.items())]
+    required = importlib.metadata.requires("tensorrt_llm") if "tensorrt_llm" in found else None
+    return "\n".join([*lines, "", "# TensorRT-LLM requires:", *(required or ()), ""])
 
 
 def _nvidia_smi() -> list[str]:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +22,17 @@ from tokenizers import Tokenizer
 from build_engines.catalog import Catalog
 from build_engines.tensorrt_llm.source import Source
 from model_repository.system.machine import Machine
+from tests.build_engines.stand_in_hub import Repository, stand_in_hub
 from tests.build_engines.tensorrt_llm.builder import H100, write_examples
+from tests.gpu_image import GpuImage, gpu_image
 from tests.tensorrt_llm_artifact import DEMO, DEMO_CATALOG
+from tests.waiting import DEADLINE_S
 from tests.workshop.gpu_acceptance import __main__ as kit
 from tests.workshop.gpu_acceptance import claims, faults, measuring
-from tests.workshop.gpu_acceptance.reference import Case, lacks
+from tests.workshop.gpu_acceptance.reference import TOLERANCE, Case, lacks
 from tests.workshop.gpu_acceptance.report import LeftOut, Step
 from tests.workshop.gpu_acceptance.servers import Host, Served
-from tests.workshop.gpu_acceptance.steps import CHECKS, STEPS, TOLERANCE, Plan, engine
+from tests.workshop.gpu_acceptance.steps import CHECKS, STEPS, Plan, downloads, engine
 from tests.workshop.gpu_acceptance.subject import Stream, Subject
 
 ROOT = Path(__file__).parents[3]
@@ -66,19 +70,49 @@ def outcomes(page: str) -> dict[str, str]:
 
 
 def test_a_failed_build_gives_a_report_without_secrets(tmp_path: Path) -> None:
-    status, page, _ = run(tmp_path, *only("image", "pytorch", "texts"), PATH="", MY_TOKEN="TensorRT-LLM")
+    status, page, _ = run(tmp_path, *only("pytorch", "texts"), PATH="", MY_TOKEN="TensorRT-LLM")
     assert status == 1
-    assert "Failed: image, pytorch." in page
+    assert "Failed: pytorch." in page
     found = outcomes(page)
     assert found.pop("texts") == "left out: small failed in the step pytorch"
-    assert (found.pop("image"), found.pop("pytorch")) == ("FAILED", "FAILED")
-    assert set(found.values()) == {"left out: --only or --skip"} and len(found) == len(STEPS) - 3
-    assert "| A GPU is visible | failed | " in page and "Look at: the driver, NVIDIA's container toolkit" in page
+    assert found.pop("pytorch") == "FAILED"
+    assert set(found.values()) == {"left out: --only or --skip"} and len(found) == len(STEPS) - 2
     assert "[left out] is not installed" not in page and "TensorRT-LLM" not in page
     with tarfile.open(tmp_path / "report.tar.gz") as tar:
         texts = {name: file.read().decode() for name in tar.getnames() if (file := tar.extractfile(name)) is not None}
     assert "report/report.md" in texts
     assert not any("TensorRT-LLM" in text for text in texts.values())
+
+
+def test_an_unmet_need_ends_the_run_with_one_line(tmp_path: Path) -> None:
+    status, page, output = run(tmp_path, PATH="")
+    assert status == 1
+    found = outcomes(page)
+    assert (found.pop("doctor"), found.pop("image")) == ("passed", "FAILED")
+    [reason] = {text for text in found.values()}
+    assert reason.startswith("left out: image: not so here: A GPU is visible, ")
+    assert "| A GPU is visible | failed | " in page and "Look at: the driver, NVIDIA's container toolkit" in page
+    assert output.count("\nended early: image: not so here: A GPU is visible, ") == 1
+
+
+def test_checkpoints_of_later_steps_are_downloaded_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = kit.parser().parse_args(
+        ["--speed-model=qwen2.5:7b", "--large-model=llama3.3:70b", f"--report={tmp_path}"]
+    )
+    host = Host(options, Machine(gpu_names=("H100", "H100")))
+    names = ("Qwen/Qwen2.5-7B-Instruct", "nvidia/Llama-3.3-70B-Instruct-FP8")
+    with stand_in_hub(dict.fromkeys(names, Repository(DEMO / "checkpoint"))) as endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        assert downloads(host, ["large", "peer"]) == [*downloads(host, ["schedulers"]), *downloads(host, ["replicas"])]
+        with host.downloading(downloads(host, ["large", "peer"])) as process:
+            assert process.wait(DEADLINE_S) == 0, (tmp_path / "downloads.log").read_text()
+    fetched = [
+        line.split("models--")[1].split("/")[0] for line in (tmp_path / "downloads.log").read_text().splitlines()
+    ]
+    assert fetched == [name.replace("/", "--") for name in names]
 
 
 def test_the_page_marks_the_claims_that_the_acceptance_kit_tests() -> None:
@@ -109,18 +143,31 @@ def test_the_catalog_has_the_end_tokens_of_the_demo_checkpoint() -> None:
     assert set(Source.load(DEMO / "checkpoint", entry).checkpoint.eos_token_ids) == set(entry.eos_token_ids)
 
 
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> GpuImage:
+    """The image of 1.2.1, with the server of our wheel, which needs numpy 1."""
+    found = gpu_image(tmp_path_factory.mktemp("image"), "1.2.1")
+    [site] = (found.root / "venv").glob("lib/python*/site-packages")
+    for name in ("pytriton", "nvidia_pytriton.libs"):
+        (site / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
+    return found
+
+
 @pytest.mark.parametrize(
     "names",
-    [("doctor", "image", "pytorch", "texts", "adapters", "engine"),
+    [("doctor", "image", "device", "pytorch", "texts", "adapters", "aborts", "pressure", "engine"),
      ("pauses", "schedulers", "peer", "large", "replicas", "faults")],
     ids=lambda names: names[-1],
 )  # fmt: skip
-def test_a_run_on_doubles_passes_and_names_the_double(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_run_on_doubles_passes_and_names_the_double(image: GpuImage, tmp_path: Path, names: tuple[str, ...]) -> None:
     options = ["--quick", "--speed-model=demo", "--large-model=demo", *only(*names)]
     options += ["--tensorrt-llm-examples", str(write_examples(tmp_path / "examples"))]
+    places = {"REPORT_DIR": str(tmp_path), "STATE_DIR": str(tmp_path / "state")}
     gpus = "\n".join([H100] * 8)
-    status, page, output = run(tmp_path, *options, **WITH_DOUBLES, CONCH_DOUBLE_GPUS=gpus)
-    assert status == 0, page + output
+    command = image.command("selfcheck", *options, **places, CONCH_DOUBLE_GPUS=gpus, OPENBLAS_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "selfcheck" / "report.md").read_text(encoding="utf-8")
     assert "test double" in page.lower() and "Everything that ran passed." in page
     assert [name for name, outcome in outcomes(page).items() if outcome == "passed"] == list(names)
     assert " | skipped | no process with " not in page

@@ -27,7 +27,7 @@ class Tensor(np.ndarray):
     def to(self, target: Any, *, non_blocking: bool = False) -> Self:
         """Move it to a device, or return it in another type."""
         assert not non_blocking or self.is_pinned, "a copy of other memory waits for the device"
-        return self if target in (self.device, "cuda") else self._as(target)
+        return self if target in (self.device, "cpu", "cuda") else self._as(target)
 
     def _as(self, kind: Any) -> Self:
         return self.astype(kind).view(type(self))

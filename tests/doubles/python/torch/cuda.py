@@ -6,6 +6,11 @@ import contextlib
 from collections.abc import Iterator
 
 
+def is_available() -> bool:
+    """There is no GPU."""
+    return False
+
+
 class ExternalStream:
     """A stream that somebody else made."""
 
