@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from tests.workshop.gpu_acceptance.report import Step
 from tests.workshop.gpu_acceptance.servers import Served
@@ -52,16 +53,14 @@ def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, ha
 
 def show_first_requests(step: Step, served: Served) -> None:
     """Add a line with the time to the first token of the first request of each kind: kernels may be compiled for it."""
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "greedy": {"temperature": 0},
         "sampled": {"temperature": 0.9, "top_p": 0.9, "top_k": 40},
         "penalties": {"temperature": 0, "presence_penalty": 1},
         "structured": {"temperature": 0, **FORM},
     }
-    times_s = {
-        name: served.subject.stream(prompt="The sea", max_tokens=4, **fields).first_token_s
-        for name, fields in kinds.items()
-    }
+    stream = served.subject.stream
+    times_s = {name: stream(prompt="The sea", max_tokens=4, **kinds[name]).first_token_s for name in kinds}
     figures = ", ".join(f"{name} {1000 * each:.0f}" for name, each in times_s.items())
     step.lines.append(f"first requests: first tokens after (ms) {figures}")
 

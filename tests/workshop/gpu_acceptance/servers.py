@@ -175,9 +175,7 @@ class Host:
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
         served = Served(url, artifact, Manifest.load(artifact), pid, log, self._stack.enter_context(client))
         taken = (before - available_ram_bytes()) / 1e9
-        step.lines.append(
-            f"{variant.name}: ready after {ready_s:.1f} s; it took {taken:.1f} GB of the machine's memory"
-        )
+        step.lines.append(f"{variant.name}: ready after {ready_s:.1f} s; it took {taken:.1f} GB of RAM")
         self._served = variant, served
         return served
 

@@ -54,6 +54,11 @@ _NUM_GPUS_OF_LARGE = 2
 _NUM_UNDER_PRESSURE = 32
 _OVERLAP = ("--option=overlap_scheduler=true", "--option=guided_decoding=native_llguidance")
 _MANY = (f"--max-sequences={max(NUM_STREAMS)}",)
+# Lines of a log that must not be there, with what they contradict.
+_NOT_IN_LOG = {
+    "a request of each kind was served before the model was ready": "such requests will fail",
+    "the KV cache manager is the one that was chosen": "KVCacheV2Scheduler",
+}
 _NO_ADAPTER = "no adapter of this model is known: --adapter NAME=DIR"
 _NUM_ROUNDS = 2  # of servers in turns, but for a trial
 
@@ -105,6 +110,10 @@ def device(host: Host, step: Step) -> None:
 
 def small_model(host: Host, step: Step) -> None:
     served = host.serve(_small(host), step)
+    log = served.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    step.lines += [line for line in log if "warm-up (" in line]
+    for name, text in _NOT_IN_LOG.items():
+        step.check(name, not any(text in line for line in log), f"the log must not have {text!r}")
     show_first_requests(step, served)
     _check(served, step)
 
@@ -121,8 +130,10 @@ def adapters(host: Host, step: Step) -> None:
 
 
 def aborts(host: Host, step: Step) -> None:
-    served, is_quick = host.serve(_small(host), step), host.options.quick
-    length = min(200 if is_quick else 16_000, served.subject.context_window - 100)
+    variant = _small(host)
+    variant = replace(variant, name="aborts", build_flags=(*variant.build_flags, "--max-num-tokens=512"))  # for chunks
+    served, is_quick = host.serve(variant, step), host.options.quick
+    length = min(600 if is_quick else 16_000, served.subject.context_window - 100)
     checkpoint = host.artifact(_small(host), step) / "checkpoint"
     for _ in range(1 if is_quick else 2):
         faults.abort_prefills(step, served, checkpoint, number=11 if is_quick else 100, length=length)
