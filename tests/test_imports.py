@@ -8,18 +8,14 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
-# Only the images of TensorRT-LLM have these, and some need a driver; only other environments have the others.
+# Only the images of TensorRT-LLM have these; only other environments have the others.
 OF_GPU_IMAGES = {"tensorrt_llm", "torch", "triton_python_backend_utils"}
 OF_OTHERS = {"cyllama", "markdown_it", "rich"}
 
 
 def test_every_module_is_imported(monkeypatch):
     elsewhere = OF_GPU_IMAGES if importlib.util.find_spec("cyllama") else OF_GPU_IMAGES | OF_OTHERS
-    for name in elsewhere:
-        try:
-            importlib.import_module(name)
-        except Exception:
-            monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)  # not where it is: the import starts MPI, and needs a driver
     failed: dict[str, str] = {}
     for package in ("frontend", "model_repository", "build_engines"):
         for path in sorted((PROJECT / package).rglob("*.py")):
