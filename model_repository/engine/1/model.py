@@ -120,4 +120,3 @@ class TritonPythonModel:
         self.cancel_receiver.close()
         self.cancel_sender.close()
         self.engine.close()
-        del self.metrics  # alive at the exit, Triton's metrics crash the stub before release 26.09 (issue 8662)

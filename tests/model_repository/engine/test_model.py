@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,21 +52,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(KEY_VARIABLE, "k" * 32)
         door.engine, door.key, door.signature = Engine(), "", SIGNATURE()
         yield door
-
-
-class Part:
-    """Has nothing to close."""
-
-    def close(self) -> None:
-        pass
-
-
-def test_no_metric_of_triton_outlives_the_model(model: Any) -> None:
-    model.cancel_receiver = model.cancel_sender = model.engine = Part()
-    model.metrics = Part()
-    metrics = weakref.ref(model.metrics)
-    model.finalize()
-    assert metrics() is None
 
 
 def test_it_is_ready_while_its_engine_works(model: Any) -> None:
