@@ -55,7 +55,7 @@ def needs(examples: Path | None) -> Iterator[Need]:
         "Conch is installed beside it",
         "import llguidance, model_repository.engine.constraint, build_engines.__main__, frontend.app; "
         "print('llguidance', llguidance.__version__)",
-        "step 3 of docs/gpu.md: llguidance must be 1.9",
+        "step 3 of docs/gpu.md: llguidance must be 1.9, aiohttp 3.14",
     )
     yield _python(
         "MPI starts a worker",

@@ -249,7 +249,13 @@ STEPS = (
             "An adapter's answers are right beside CUDA graphs on 1.3, and without them on 1.2.1.",
         ),
     ),
-    Plan("aborts", "100 clients hang up while long prompts are computed, twice; then the same prompts", 2, aborts),
+    Plan(
+        "aborts",
+        "100 clients hang up while long prompts are computed, twice; then the same prompts",
+        2,
+        aborts,
+        proves=("Clients that leave during a prefill in chunks leave nothing wrong in the KV cache.",),
+    ),
     Plan("pressure", f"{_NUM_UNDER_PRESSURE} streams in a KV cache of 4,096 tokens, with both policies", 3, pressure),
     Plan(
         "pauses",
