@@ -8,23 +8,15 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import grpc
-import msgspec
-import numpy as np
-from tritonclient.grpc import service_pb2_grpc
+from typing import Self
 
 from frontend.launcher.launcher import Launcher
-from model_repository.contract.codec import message_tensor, payload_of
-from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import CONTROL, STATS, model_id_to_ensemble, stage_name
-from tests.grpc_messages import infer_request, tensors_from_response
+from tests.grpc_client import GrpcClient
 from tests.processes import is_stopped, parent_of
-from tests.waiting import DEADLINE_S, wait_until
+from tests.waiting import wait_until
 
 PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms, until max_tokens
 FLOOD_MODEL = "synthetic/flood"  # the same every 2 ms
@@ -61,19 +53,16 @@ def endpoint_of(launcher: Launcher) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(GrpcClient):
     """A running server: its addresses, its engines' stats, and faults."""
 
     launcher: Launcher
-    grpc_stub: Any
     log_path: Path
 
     @classmethod
-    @contextmanager
-    def of(cls, launcher: Launcher, log_path: Path) -> Iterator[Self]:
+    def of(cls, launcher: Launcher, log_path: Path) -> AbstractContextManager[Self]:
         """Connect to a launcher's Triton."""
-        with grpc.insecure_channel(endpoint_of(launcher)) as channel:
-            yield cls(launcher, service_pb2_grpc.GRPCInferenceServiceStub(channel), log_path)
+        return cls.connected(endpoint_of(launcher), launcher, log_path)
 
     @property
     def log(self) -> list[str]:
@@ -89,30 +78,6 @@ class Stack:
     def triton_metrics_url(self) -> str:
         """The URL of Triton's metrics port, without the path."""
         return f"http://127.0.0.1:{self.launcher.triton_ports.metrics}"
-
-    @property
-    def endpoint(self) -> str:
-        """Triton's gRPC host and port."""
-        return endpoint_of(self.launcher)
-
-    def stats(self, model: str) -> EngineStats:
-        """Return the stats of a model's engine."""
-        engine = stage_name(model_id_to_ensemble(model), "engine")
-        [answer] = self.infer(engine, message_tensor(CONTROL, b"{}"))
-        return msgspec.json.decode(payload_of(answer, STATS), type=EngineStats)
-
-    def infer(self, triton_name: str, tensors: dict[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]]:
-        """Call a model and return the outputs of every response."""
-        answers = []
-        for response in self.stream(triton_name, tensors):
-            assert not response.error_message, response.error_message
-            answers.append(tensors_from_response(response.infer_response))
-        return answers
-
-    def stream(self, triton_name: str, tensors: dict[str, Any]) -> Any:
-        """Call a model and return the gRPC call, an iterator of ModelStreamInferResponse."""
-        message = infer_request(triton_name, tensors)
-        return self.grpc_stub.ModelStreamInfer(iter((message,)), timeout=DEADLINE_S)
 
     def wait_until_idle(self, model: str) -> None:
         """Wait until an engine holds no sequence."""

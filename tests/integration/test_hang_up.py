@@ -74,7 +74,8 @@ def test_a_cancelled_grpc_call_beside_another_that_goes_on(paced_stack: Stack, i
 def test_a_killed_grpc_client_frees_its_sequence(paced_stack: Stack) -> None:
     script = f"""
 import sys, grpc
-from tests.integration.stack import service_pb2_grpc, infer_request
+from tritonclient.grpc import service_pb2_grpc
+from tests.grpc_messages import infer_request
 from tests.integration.test_hang_up import tensors
 stub = service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel({paced_stack.endpoint!r}))
 for _ in stub.ModelStreamInfer(iter((infer_request({ENSEMBLE!r}, tensors(is_stream=True)),))):

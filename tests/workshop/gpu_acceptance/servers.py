@@ -27,6 +27,7 @@ from build_engines.tensorrt_llm import child
 from build_engines.tensorrt_llm.checks import available_ram_bytes, gpu_of
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.system.machine import Machine, read_machine
+from tests.grpc_client import GrpcClient
 from tests.launching import free_port
 from tests.tensorrt_llm_artifact import DEMO, install_double
 from tests.workshop.gpu_acceptance.report import LeftOut, Step
@@ -68,6 +69,7 @@ class Served:
     pid: int
     log: Path
     client: OpenAI
+    triton: GrpcClient
 
     @property
     def target(self) -> Target:
@@ -163,9 +165,9 @@ class Host:
             return self._served[1]
         self.close()
         artifact, repository = self.artifact(variant, step), self._repository(variant)
-        port = free_port()
+        port, grpc_port = free_port(), free_port()
         words = ["-m", "frontend", "serve", "--repository", str(repository), "--home", str(self.options.home)]
-        words += ["--port", str(port), "--triton-grpc-port", "0", "--triton-metrics-port", "0"]
+        words += ["--port", str(port), "--triton-grpc-port", str(grpc_port), "--triton-metrics-port", "0"]
         words += ["--ready-timeout-s", str(self.options.ready_timeout_s)]
         url, log = f"http://127.0.0.1:{port}", self.options.report / f"serve-{variant.name}.log"
         self._failures[variant], before = step.name, available_ram_bytes()
@@ -173,7 +175,8 @@ class Host:
         pid, ready_s = self._stack.enter_context(running)
         del self._failures[variant]
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300)
-        served = Served(url, artifact, Manifest.load(artifact), pid, log, self._stack.enter_context(client))
+        triton = self._stack.enter_context(GrpcClient.connected(f"127.0.0.1:{grpc_port}"))
+        served = Served(url, artifact, Manifest.load(artifact), pid, log, self._stack.enter_context(client), triton)
         taken = (before - available_ram_bytes()) / 1e9
         step.lines.append(f"{variant.name}: ready after {ready_s:.1f} s; it took {taken:.1f} GB of RAM")
         self._served = variant, served

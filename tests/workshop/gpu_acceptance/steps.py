@@ -214,6 +214,12 @@ def replicas(host: Host, step: Step) -> None:
     measure_streams(step, f"{number} replicas", served.target, is_quick=host.options.quick)
 
 
+def triton(host: Host, step: Step) -> None:
+    served = host.serve(_small(host), step)
+    for check in (faults.read_late, faults.cancel_queued, faults.watch_readiness):
+        check(step, served)
+
+
 def all_faults(host: Host, step: Step) -> None:
     variant = _with_adapters(host)
     if variant.adapters:
@@ -283,6 +289,12 @@ STEPS = (
             "Several replicas in one Triton: each engine stage sees its own GPUs alone, and their workers do not "
             "disturb each other.",
         ),
+    ),
+    Plan(
+        "triton",
+        "a stream that is read late, requests cancelled in the queue, a stage whose worker is killed",
+        2,
+        triton,
     ),
     Plan(
         "faults",

@@ -156,7 +156,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> GpuImage:
 @pytest.mark.parametrize(
     "names",
     [("doctor", "image", "device", "pytorch", "texts", "adapters", "aborts", "pressure", "engine"),
-     ("pauses", "schedulers", "peer", "large", "replicas", "faults")],
+     ("pauses", "schedulers", "peer", "large", "replicas", "triton", "faults")],
     ids=lambda names: names[-1],
 )  # fmt: skip
 def test_a_run_on_doubles_passes_and_names_the_double(image: GpuImage, tmp_path: Path, names: tuple[str, ...]) -> None:
