@@ -103,7 +103,7 @@ def watch_readiness(step: Step, served: Served) -> None:
         return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name=stage), timeout=_LEFT_S).ready)
 
     def num_reloads() -> int:
-        return served.log.read_text(encoding="utf-8", errors="replace").count(f"reloading {stage}")
+        return len(served.lines_with(f"reloading {stage}"))
 
     was_ready, before, started = is_ready(), num_reloads(), _killed(victims)
     with ThreadPoolExecutor(1) as pool:

@@ -76,6 +76,10 @@ class Served:
         """The model for the load generator."""
         return Target(url=self.url, model=self.manifest.model_id)
 
+    def lines_with(self, text: str) -> list[str]:
+        """Return the lines of the server's log with a text."""
+        return [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if text in line]
+
     @property
     def subject(self) -> Subject:
         """The model as a client sees it."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,10 +111,9 @@ def device(host: Host, step: Step) -> None:
 
 def small_model(host: Host, step: Step) -> None:
     served = host.serve(_small(host), step)
-    log = served.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    step.lines += [line for line in log if "warm-up (" in line]
+    step.lines += served.lines_with("warm-up (")
     for name, text in _NOT_IN_LOG.items():
-        step.check(name, not any(text in line for line in log), f"the log must not have {text!r}")
+        step.check(name, not served.lines_with(text), f"the log must not have {text!r}")
     show_first_requests(step, served)
     _check(served, step)
 
@@ -148,17 +148,25 @@ def pressure(host: Host, step: Step) -> None:
     ]
     prompts = [f"{number}: " + "the sea, the sky and the mountains, " * 10 for number in range(_NUM_UNDER_PRESSURE)]
     requests = [{**kinds[number % 3], "prompt": prompt} for number, prompt in enumerate(prompts)]
+    limits = (f"--max-sequences={_NUM_UNDER_PRESSURE}", "--llm-option=kv_cache_config.max_tokens=4096")
     texts: list[list[str]] = []
-    for policy in ("guaranteed_no_evict", "max_utilization"):
-        flags = (f"--alias={ALIAS}", f"--max-sequences={_NUM_UNDER_PRESSURE}", f"--option=scheduler_policy={policy}")
-        limits = ("--llm-option=kv_cache_config.max_tokens=4096",)
-        variant = replace(_small(host), name=policy, build_flags=flags + limits)
-        started, subject = time.monotonic(), host.serve(variant, step).subject
-        texts.append([choice["text"] for choice in subject.complete_all(requests)])
+    for name, options in _under_pressure(host).items():
+        served = host.serve(replace(_small(host), name=name, build_flags=(f"--alias={ALIAS}", *limits, *options)), step)
+        step.lines += served.lines_with("KV cache manager V2 pins up to")
+        started, num_paused = time.monotonic(), 0
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(served.subject.complete_all, requests)
+            while not answers.done():
+                num_paused = max(num_paused, served.triton.stats(served.manifest.model_id).library.num_paused)
+                wait([answers], timeout=0.2)
+        texts.append([choice["text"] for choice in answers.result()])
         num_wrong = sum(not re.fullmatch("([a-c][x-z])*[a-c]?", text) for text in texts[-1][::3])
         num_equal = sum(map(str.__eq__, texts[0], texts[-1]))
-        detail = f"{num_wrong} texts break their form; {num_equal} of {len(prompts)} texts as with the first policy"
-        step.check(policy, not num_wrong, detail, time.monotonic() - started)
+        detail = (
+            f"{num_wrong} texts break their form; {num_equal} of {len(prompts)} texts as of the first server; up to "
+            f"{num_paused} paused in the last steps of seconds"
+        )
+        step.check(name, not num_wrong, detail, time.monotonic() - started)
 
 
 def pauses(host: Host, step: Step) -> None:
@@ -262,7 +270,12 @@ STEPS = (
         aborts,
         proves=("Clients that leave during a prefill in chunks leave nothing wrong in the KV cache.",),
     ),
-    Plan("pressure", f"{_NUM_UNDER_PRESSURE} streams in a KV cache of 4,096 tokens, with both policies", 3, pressure),
+    Plan(
+        "pressure",
+        f"{_NUM_UNDER_PRESSURE} streams in a KV cache of 4,096 tokens, with both policies, and with manager V2",
+        4,
+        pressure,
+    ),
     Plan(
         "pauses",
         f"the first tokens of {_NUM_PAUSES} requests after pauses of 12 to 25 s",
@@ -332,6 +345,18 @@ def _with_adapters(host: Host) -> Variant:
     given = tuple(tuple(each.split("=", 1)) for each in options.adapter)
     found = given or (_DEMO_ADAPTERS if options.model == "demo" else ())
     return replace(_small(host), name="adapters", adapters=found)
+
+
+def _under_pressure(host: Host) -> dict[str, tuple[str, ...]]:
+    """Return the options of servers whose KV cache is too small, by name; all but the first one pause sequences."""
+    found: dict[str, tuple[str, ...]] = {
+        "guaranteed_no_evict": ("--option=scheduler_policy=guaranteed_no_evict",),
+        "max_utilization": ("--option=scheduler_policy=max_utilization",),
+    }
+    if release_of(host.machine.tensorrt_llm_version).has_kv_cache_manager_v2:
+        found["v2"] = ("--option=kv_cache_manager=v2",)
+        found["v2-alone"] = (*found["v2"], "--llm-option=kv_cache_config.host_cache_size=0")  # computes anew
+    return found
 
 
 def _fast(host: Host, *options: str) -> Variant:

@@ -189,6 +189,19 @@ def test_a_small_host_leaves_out_the_large_model_with_the_reason(tmp_path: Path)
     assert outcomes(page)["replicas"] == "left out: needs 4 GPUs, and this host has 1"
 
 
+def test_a_later_release_is_tested_with_the_options_that_it_has(tmp_path: Path) -> None:
+    metadata = (DOUBLES / "python" / "tensorrt_llm-1.2.1.dist-info" / "METADATA").read_text(encoding="utf-8")
+    package = tmp_path / "later" / "tensorrt_llm-1.3.0rc29.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text(metadata.replace("1.2.1", "1.3.0rc29"), encoding="utf-8")
+    path = f"{package.parent}:{WITH_DOUBLES['PYTHONPATH']}"
+    contract = {"TENSORRT_LLM_CONTRACT": "tensorrt_llm_contract_1.3.0rc29.json", "CONCH_DOUBLE_GPUS": H100}
+    status, page, output = run(tmp_path, "--quick", *only("pressure"), **WITH_DOUBLES | contract | {"PYTHONPATH": path})
+    assert status == 0, output
+    assert "| v2 | passed |" in page and "| v2-alone | passed |" in page
+    assert "KV cache manager V2 pins up to " in page
+
+
 def test_a_release_without_engines_leaves_out_the_engine() -> None:
     host = Host(argparse.Namespace(), Machine(tensorrt_llm_version="1.3.0rc29"))
     with pytest.raises(LeftOut, match=re.escape("TensorRT-LLM 1.3.0rc29 has no engines")):

@@ -271,11 +271,12 @@ class Executor:
         time.sleep(max(0.0, began_s + _STEP_S - time.monotonic()))
 
     def _put_stats(self, step_s: float) -> None:
+        num_paused = sum(bool(each.sequences) for each in self._waiting)
         stats = {
             "iterLatencyMS": step_s * 1e3,
             "numQueuedRequests": len(self._waiting),
             "kvCacheStats": self._cache_stats(),
-            "inflightBatchingStats": {"numScheduledRequests": len(self._running), "numPausedRequests": 0},
+            "inflightBatchingStats": {"numScheduledRequests": len(self._running), "numPausedRequests": num_paused},
             "specDecodingStats": None,
         }
         self.iteration_stats.put(json.dumps(stats))
