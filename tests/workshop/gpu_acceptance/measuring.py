@@ -14,29 +14,35 @@ from tests.workshop.load.runs import measure
 
 NUM_STREAMS = (1, 32, 128)
 QUICK_NUM_STREAMS = (1, 2)
-# A form that no text within the limit can end.
+# Forms that no text within the limit can end.
 FORM = {"response_format": {"type": "regex", "regex": "[a-z ,.]{1500}"}}
+_OBJECT = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}}
+_SCHEMA = {"type": "array", "minItems": 100, "items": _OBJECT | {"required": ["name", "age"]}}
+FORMS: dict[str, dict[str, Any]] = {
+    "a wide pattern": FORM,
+    "a JSON schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "list", "schema": _SCHEMA}}},
+}
 _LOAD = Load(num_tokens=256, prompt_words=40, api="completions", warmup_s=5, window_s=12)
 _QUICK = replace(_LOAD, num_tokens=8, warmup_s=0.1, window_s=0.5)
 _MAX_IDLE_TTFT_S = 1.0  # the fault that this looks for makes it 5 s on average
 
 
-def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, has_form: bool = False) -> None:
+def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, form: str = "") -> None:
     """Add a check with the figures of each number of streams; it fails if an answer is not whole.
 
     Args:
         name: of the server.
-        has_form: the texts are structured outputs.
+        form: the texts are structured outputs; its name in FORMS.
     """
     load = _QUICK if is_quick else _LOAD
-    fields = {**load.fields, **(FORM if has_form else {})}
+    fields = {**load.fields, **(FORMS[form] if form else {})}
     for num_streams in QUICK_NUM_STREAMS if is_quick else NUM_STREAMS:
         started = time.monotonic()
         one = replace(
             load,
             num_streams=num_streams,
             fields=fields,
-            ignores_eos=not has_form,  # the two are refused together
+            ignores_eos=not form,  # the two are refused together
             seed=1000 * len(step.checks) + num_streams,  # other prompts each time, since a server may cache them
         )
         result, window = measure(one, target, Processes({}))
@@ -46,7 +52,7 @@ def measure_streams(step: Step, name: str, target: Target, *, is_quick: bool, ha
             f"(99%: {ttft.at(99):.0f}); between chunks {gap.at(50):.1f} ms (99%: {gap.at(99):.1f}); "
             f"{result.num_sent} requests, {result.num_failed} failed {result.errors or ''}"
         )
-        kind = "streams with a form" if has_form else "streams"
+        kind = f"streams with {form}" if form else "streams"
         is_right = bool(result.num_tokens) and not result.num_failed
         step.check(f"{name}, {num_streams} {kind}", is_right, figures, time.monotonic() - started)
 

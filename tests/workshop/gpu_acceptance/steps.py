@@ -27,7 +27,13 @@ from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
 from tests.tensorrt_llm_artifact import DEMO
 from tests.workshop.gpu_acceptance import faults
-from tests.workshop.gpu_acceptance.measuring import NUM_STREAMS, measure_pauses, measure_streams, show_first_requests
+from tests.workshop.gpu_acceptance.measuring import (
+    FORMS,
+    NUM_STREAMS,
+    measure_pauses,
+    measure_streams,
+    show_first_requests,
+)
 from tests.workshop.gpu_acceptance.preparation import checked, needs
 from tests.workshop.gpu_acceptance.reference import TOLERANCE, Case, lacks
 from tests.workshop.gpu_acceptance.report import Check, LeftOut, Recorder, Step, UnmetNeeds
@@ -179,7 +185,7 @@ def pauses(host: Host, step: Step) -> None:
 
 def schedulers(host: Host, step: Step) -> None:
     variants = {"our masks": _fast(host), "overlap and native masks": _fast(host, *_OVERLAP)}
-    _in_turns(host, step, {name: _ours(host, step, variant) for name, variant in variants.items()}, has_form=True)
+    _in_turns(host, step, {name: _ours(host, step, variant) for name, variant in variants.items()}, forms=("", *FORMS))
     subject = host.serve(variants["overlap and native masks"], step).subject
     text = subject.complete(prompt="zq xv", temperature=0, max_tokens=30, response_format=_SHORT_FORM)["text"]
     step.check("native masks keep the form", text == "ab" * 7, repr(text))
@@ -285,8 +291,8 @@ STEPS = (
     ),
     Plan(
         "schedulers",
-        "our masks, or the overlap scheduler with native masks: 1, 32, 128 streams",
-        14,
+        "our masks, or the overlap scheduler with native masks: 1, 32, 128 streams, with and without forms",
+        18,
         schedulers,
         ("With overlap_scheduler=true and guided_decoding=native_llguidance, an answer keeps a regular expression.",),
     ),
@@ -396,16 +402,15 @@ def _in_turns(
     host: Host,
     step: Step,
     servers: dict[str, Callable[[], AbstractContextManager[Target]]],
-    *,
-    has_form: bool = False,
+    forms: Collection[str] = ("",),
 ) -> None:
     """Measure servers one after the other, and all of them again. The GPU has one at a time."""
     for number in range(1, 2 if host.options.quick else _NUM_ROUNDS + 1):
         for name, serving in servers.items():
             with serving() as target:
-                for kind in (False, True)[: 1 + has_form]:
+                for form in forms:
                     label = f"{name}, round {number}"
-                    measure_streams(step, label, target, is_quick=host.options.quick, has_form=kind)
+                    measure_streams(step, label, target, is_quick=host.options.quick, form=form)
 
 
 def _compare(host: Host, step: Step, variant: Variant, models: dict[str, str]) -> None:
