@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from tests.waiting import wait_until
 from tests.workshop.gpu_acceptance.report import Step
 from tests.workshop.gpu_acceptance.servers import Served
 from tests.workshop.load.accounting import Processes
@@ -24,6 +25,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 _LOAD = Load(num_tokens=256, prompt_words=40, api="completions", warmup_s=5, window_s=12)
 _QUICK = replace(_LOAD, num_tokens=8, warmup_s=0.1, window_s=0.5)
+_STATISTICS_S = 60.0  # until the engine has read the statistics, which it does each second
 _MAX_IDLE_TTFT_S = 1.0  # the fault that this looks for makes it 5 s on average
 
 
@@ -69,6 +71,27 @@ def show_first_requests(step: Step, served: Served) -> None:
     times_s = {name: stream(prompt="The sea", max_tokens=4, **kinds[name]).first_token_s for name in kinds}
     figures = ", ".join(f"{name} {1000 * each:.0f}" for name, each in times_s.items())
     step.lines.append(f"first requests: first tokens after (ms) {figures}")
+
+
+def check_statistics(step: Step, served: Served) -> None:
+    """Add a check of TensorRT-LLM's statistics: the time of a step, and the blocks of a prompt that comes twice."""
+    triton, model, started = served.triton, served.manifest.model_id, time.monotonic()
+    before = triton.stats(model).library
+    for _ in range(2):
+        served.subject.complete(prompt="The sea, the sky and the mountains again. " * 30, max_tokens=2)
+    wait_until(
+        lambda: triton.stats(model).library.num_reused_blocks > before.num_reused_blocks,
+        "the statistics name blocks that were reused",
+        _STATISTICS_S,
+    )
+    after = triton.stats(model).library
+    step_ms = 1000 * after.step_s / after.num_steps
+    detail = (
+        f"{after.num_steps} steps of {step_ms:.2f} ms; blocks of a prompt that came twice: "
+        f"{after.num_missed_blocks - before.num_missed_blocks} computed, "
+        f"{after.num_reused_blocks - before.num_reused_blocks} reused"
+    )
+    step.check("statistics of the steps", 0.1 < step_ms < 1000, detail, time.monotonic() - started)
 
 
 def measure_pauses(step: Step, served: Served, pauses_s: list[float]) -> None:

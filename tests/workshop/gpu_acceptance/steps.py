@@ -30,6 +30,7 @@ from tests.workshop.gpu_acceptance import faults
 from tests.workshop.gpu_acceptance.measuring import (
     FORMS,
     NUM_STREAMS,
+    check_statistics,
     measure_pauses,
     measure_streams,
     show_first_requests,
@@ -121,6 +122,7 @@ def small_model(host: Host, step: Step) -> None:
     for name, text in _NOT_IN_LOG.items():
         step.check(name, not served.lines_with(text), f"the log must not have {text!r}")
     show_first_requests(step, served)
+    check_statistics(step, served)
     _check(served, step)
 
 
