@@ -55,10 +55,10 @@ class GrpcClient:
         with grpc.insecure_channel(endpoint, options) as channel:
             yield cls(endpoint, service_pb2_grpc.GRPCInferenceServiceStub(channel), *fields)
 
-    def stats(self, model: str) -> EngineStats:
-        """Return the stats of a model's engine."""
+    def stats(self, model: str, **order: str) -> EngineStats:
+        """Have a model's engine follow an order, if there is one, and return its stats."""
         engine = stage_name(model_id_to_ensemble(model), "engine")
-        [answer] = self.infer(engine, message_tensor(CONTROL, b"{}"))
+        [answer] = self.infer(engine, message_tensor(CONTROL, msgspec.json.encode(order)))
         return msgspec.json.decode(payload_of(answer, STATS), type=EngineStats)
 
     def infer(self, triton_name: str, tensors: dict[str, Any]) -> list[dict[str, np.ndarray[Any, Any]]]:

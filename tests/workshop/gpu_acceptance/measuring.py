@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from tests.launching import KEY_OF_ALL
 from tests.waiting import wait_until
 from tests.workshop.gpu_acceptance.report import Step
 from tests.workshop.gpu_acceptance.servers import Served
@@ -94,6 +97,28 @@ def check_statistics(step: Step, served: Served) -> None:
     step.check("statistics of the steps", 0.1 < step_ms < 1000, detail, time.monotonic() - started)
 
 
+def measure_loads(step: Step, served: Served, adapters: list[Path], *, room: int, keeps: bool) -> None:
+    """Load adapters one after the other, with a line of the GPUs' memory after each.
+
+    Args:
+        adapters: folders below the server's root of adapters.
+        room: adapters that TensorRT-LLM has room for.
+        keeps: TensorRT-LLM never frees one, so the figures are only for the reader.
+    """
+    triton, model, started, used = served.triton, served.manifest.model_id, time.monotonic(), []
+    for folder in adapters:
+        order = {"load_adapter": folder.name, "source": folder.name}
+        num_bytes = triton.stats(model, key=KEY_OF_ALL, **order).adapter_bytes
+        used.append(_gpu_memory_mib())
+        step.lines.append(f"{folder.name}: {used[-1]} MiB of the GPUs in use; adapter_bytes {num_bytes}")
+        triton.stats(model, key=KEY_OF_ALL, unload_adapter=folder.name)
+    further_mib = sum(path.stat().st_size for folder in adapters[room:] for path in folder.iterdir()) / 2**20
+    grown_mib = used[-1] - used[room - 1]
+    detail = f"the GPUs' memory grew by {grown_mib} MiB after the first {room}; the other files have {further_mib:.1f}"
+    is_right = keeps or grown_mib <= further_mib / 4  # files of 32 bits take half on the GPU
+    step.check(f"{len(adapters)} adapters, one after the other", is_right, detail, time.monotonic() - started)
+
+
 def measure_pauses(step: Step, served: Served, pauses_s: list[float]) -> None:
     """Add a check with the times to the first token of requests after pauses, and without."""
 
@@ -107,3 +132,9 @@ def measure_pauses(step: Step, served: Served, pauses_s: list[float]) -> None:
         figures = " ".join(f"{1000 * each:.0f}" for each in times_s)
         detail = f"first tokens after {figures} ms; pauses of {min(pauses):g} to {max(pauses):g} s"
         step.check(f"requests {name}", max(times_s) < _MAX_IDLE_TTFT_S, detail, time.monotonic() - started)
+
+
+def _gpu_memory_mib() -> int:
+    """Return the memory in use of all GPUs."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()))

@@ -28,7 +28,7 @@ from build_engines.tensorrt_llm.checks import available_ram_bytes, gpu_of
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.system.machine import Machine, read_machine
 from tests.grpc_client import GrpcClient
-from tests.launching import free_port
+from tests.launching import environment_with_key, free_port
 from tests.tensorrt_llm_artifact import DEMO, install_double
 from tests.workshop.gpu_acceptance.report import LeftOut, Step
 from tests.workshop.gpu_acceptance.subject import Subject
@@ -259,7 +259,7 @@ def running_server(
     started = time.monotonic()
     with log_path.open("ab") as log:
         process = subprocess.Popen([*_ended_with_us(), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   start_new_session=True)  # fmt: skip
+                                   env=environment_with_key(), start_new_session=True)  # fmt: skip
     try:
         while not _answers(ready_url):
             if process.poll() is not None:

@@ -17,11 +17,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from build_engines.commands.adapter import build_adapter
 from build_engines.commands.build_tensorrt_llm import EXAMPLES
+from build_engines.peft import FILES
 from build_engines.tensorrt_llm.checks import available_ram_bytes
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
@@ -31,6 +34,7 @@ from tests.workshop.gpu_acceptance.measuring import (
     FORMS,
     NUM_STREAMS,
     check_statistics,
+    measure_loads,
     measure_pauses,
     measure_streams,
     show_first_requests,
@@ -60,6 +64,7 @@ _QUESTIONS = (
 _NUM_PAUSES = 20
 _NUM_GPUS_OF_LARGE = 2
 _NUM_UNDER_PRESSURE = 32
+_NUM_LOADS, _MAX_ADAPTERS = 30, 4
 _OVERLAP = ("--option=overlap_scheduler=true", "--option=guided_decoding=native_llguidance")
 _MANY = (f"--max-sequences={max(NUM_STREAMS)}",)
 # Lines of a log that must not be there, with what they contradict.
@@ -135,6 +140,15 @@ def adapters(host: Host, step: Step) -> None:
     if not variant.adapters:
         raise LeftOut(_NO_ADAPTER)
     _compare(host, step, variant, dict(variant.adapters))
+    root, room = host.options.home / "adapters", len(variant.adapters) + _MAX_ADAPTERS
+    root.mkdir(exist_ok=True)
+    flags = (f"--adapter-root={root}", f"--max-adapters={_MAX_ADAPTERS}")
+    served = host.serve(replace(variant, name="loads", build_flags=(*variant.build_flags, *flags)), step)
+    source = Path(variant.adapters[-1][1])
+    number = room + 2 if host.options.quick else _NUM_LOADS
+    copies = [_changed_adapter(host, served, source, root, index) for index in range(number)]
+    keeps = release_of(host.machine.tensorrt_llm_version).keeps_adapters
+    measure_loads(step, served, copies, room=room, keeps=keeps)
 
 
 def aborts(host: Host, step: Step) -> None:
@@ -263,8 +277,8 @@ STEPS = (
     ),
     Plan(
         "adapters",
-        "greedy tokens of its adapters under transformers and peft",
-        2,
+        "greedy tokens of its adapters under transformers and peft; the GPUs' memory while adapters are loaded",
+        4,
         adapters,
         (
             "Greedy tokens under LoRA adapters are those of peft, with both backends.",
@@ -365,6 +379,17 @@ def _under_pressure(host: Host) -> dict[str, tuple[str, ...]]:
         found["v2"] = ("--option=kv_cache_manager=v2",)
         found["v2-alone"] = (*found["v2"], "--llm-option=kv_cache_config.host_cache_size=0")  # computes anew
     return found
+
+
+def _changed_adapter(host: Host, served: Served, source: Path, root: Path, index: int) -> Path:
+    """Convert an adapter for loading into a server, with low bits of a weight that say the index; return its folder."""
+    target = root / f"night-{index}"
+    with TemporaryDirectory() as folder:
+        copy = shutil.copytree(source, Path(folder) / target.name)
+        weights = (copy / FILES[1]).read_bytes()
+        (copy / FILES[1]).write_bytes(weights[:-4] + bytes([index]) + weights[-3:])
+        build_adapter(copy, served.artifact, target, (Path(host.options.catalog),))
+    return target
 
 
 def _fast(host: Host, *options: str) -> Variant:

@@ -171,6 +171,7 @@ def test_a_run_on_doubles_passes_and_names_the_double(image: GpuImage, tmp_path:
     assert "test double" in page.lower() and "Everything that ran passed." in page
     assert [name for name, outcome in outcomes(page).items() if outcome == "passed"] == list(names)
     assert " | skipped | no process with " not in page
+    assert "triton" not in names or "Triton 2.51.0: ready: True; not ready after " in page
     if "engine" in names:
         assert page.count(" | passed | ") > 120
         assert (
@@ -196,10 +197,13 @@ def test_a_later_release_is_tested_with_the_options_that_it_has(tmp_path: Path) 
     (package / "METADATA").write_text(metadata.replace("1.2.1", "1.3.0rc29"), encoding="utf-8")
     path = f"{package.parent}:{WITH_DOUBLES['PYTHONPATH']}"
     contract = {"TENSORRT_LLM_CONTRACT": "tensorrt_llm_contract_1.3.0rc29.json", "CONCH_DOUBLE_GPUS": H100}
-    status, page, output = run(tmp_path, "--quick", *only("pressure"), **WITH_DOUBLES | contract | {"PYTHONPATH": path})
+    status, page, output = run(
+        tmp_path, "--quick", *only("adapters", "pressure"), **WITH_DOUBLES | contract | {"PYTHONPATH": path}
+    )
     assert status == 0, output
     assert "| v2 | passed |" in page and "| v2-alone | passed |" in page
     assert "KV cache manager V2 pins up to " in page
+    assert "night-7: 0 MiB of the GPUs in use; adapter_bytes 0" in page
 
 
 def test_a_release_without_engines_leaves_out_the_engine() -> None:
@@ -247,6 +251,28 @@ def test_a_late_first_token_after_a_pause_fails() -> None:
     step = Step("pauses", "")
     measuring.measure_pauses(step, cast(Served, SimpleNamespace(subject=SimpleNamespace(stream=stream))), [0.0])
     assert step.has_failed and "first tokens after 5000 ms" in step.checks[-1].detail
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gpu_memory_that_grows_with_each_adapter_fails_where_adapters_are_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, keeps: bool
+) -> None:
+    folders = [tmp_path / f"night-{number}" for number in range(4)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "weights").write_bytes(bytes(2**20))
+    orders: list[dict[str, str]] = []
+
+    def stats(model: str, **order: str) -> Any:
+        orders.append(order)
+        return SimpleNamespace(adapter_bytes=7)
+
+    monkeypatch.setattr(measuring, "_gpu_memory_mib", lambda: sum("load_adapter" in order for order in orders))
+    served = SimpleNamespace(triton=SimpleNamespace(stats=stats), manifest=SimpleNamespace(model_id="demo"))
+    step = Step("adapters", "")
+    measuring.measure_loads(step, cast(Served, served), folders, room=2, keeps=keeps)
+    assert step.has_failed is not keeps
+    assert step.lines[-1] == "night-3: 4 MiB of the GPUs in use; adapter_bytes 7"
 
 
 def test_a_stream_that_seems_whole_is_seen() -> None:
