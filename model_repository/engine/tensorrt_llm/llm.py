@@ -49,7 +49,11 @@ def start_llm(config: EngineConfig, options: TensorRtLlmOptions, role: Role) -> 
     llm_class = _engine_class() if options.backend is Backend.ENGINE else LLM
     leader = {"_mpi_session": _mpi_session(role)} if role.kind is RoleKind.LEADER else {}
     try:
-        return llm_class(**llm_keywords(config, options), **leader)
+        keywords = llm_keywords(config, options)
+        if options.kv_cache_manager is KVCacheManager.V2:
+            size_gb = keywords["kv_cache_config"].host_cache_size / 1e9  # may be an --llm-option
+            logger.info("KV cache manager V2 pins up to %.1f GB of the machine's memory for each GPU", size_gb)
+        return llm_class(**keywords, **leader)
     except (OSError, RuntimeError, TypeError, ValueError) as exc:
         raise EngineFailed(f"{config.artifact_dir}: TensorRT-LLM does not load it: {exc}") from exc
 
@@ -112,7 +116,6 @@ def kv_cache_manager_keywords(options: TensorRtLlmOptions) -> dict[str, Any]:
     size_bytes = int(HOST_CACHE_SHARE * memory_bytes()) // num_gpus
     if machine.num_gpus:  # a larger one would have no use
         size_bytes = min(size_bytes, machine.gpu_memory_bytes)
-    logger.info("KV cache manager V2 pins up to %.1f GB of the machine's memory for each GPU", size_bytes / 1e9)
     return {"use_kv_cache_manager_v2": True, "host_cache_size": size_bytes}
 
 
