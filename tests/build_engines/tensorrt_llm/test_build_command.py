@@ -209,7 +209,7 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
         (["--max-num-tokens", "100000"], "--max-num-tokens 100000: the plan has memory for 8192 in one step"),
         (["--max-num-tokens", "127"], "--max-num-tokens 127: a step has a token of each sequence: expected at least"),
         (["--gguf", "x"], "--gguf: not with --runtime tensorrt_llm: use --checkpoint"),
-        (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes backend, block_reuse"),
+        (["--option", "itl_ms=2"], "--option itl_ms: the runtime tensorrt_llm takes aborts, backend, block_reuse"),
         (["--option", "block_reuse=yes"], "option block_reuse=yes: must be true or false"),
         (["--option", "llm_options={}"], "--option llm_options: follows from the build: use --llm-option"),
         (["--llm-option", "dtype"], "--llm-option dtype: expected KEY=VALUE"),
