@@ -199,6 +199,11 @@ class Child:
             self._signal(os.killpg, signal.SIGKILL)
             self._reported.wait()
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the process has ended by a fault of its own code."""
+        return self._process is not None and self._process.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
+
     def how_it_ended(self) -> str:
         """Return the end of the process as a sentence for people."""
         assert self._process is not None and self._process.returncode is not None, "still running"

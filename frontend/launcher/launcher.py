@@ -243,6 +243,7 @@ class Launcher:
         deadline = time.monotonic() + self._settings.ready_timeout_s
         threading.Thread(target=self._wait_for_first_tokens, args=(deadline,), daemon=True).start()
         ended: dict[int, tuple[float, str]] = {}
+        has_crashed = False
         while True:
             try:
                 event = self._events.get(timeout=_STAGE_POLL_S)
@@ -251,7 +252,11 @@ class Launcher:
                 continue
             match event:
                 case Child() as child:
-                    if not child.is_running:
+                    if child is self.triton and child.has_crashed and not has_crashed:
+                        has_crashed = True  # a fault of Triton's that comes by chance: its issue 8882
+                        self.report(f"{child.how_it_ended()} while it started; it is started again")
+                        self.start_again(child)
+                    elif not child.is_running:
                         raise _ended(child, child.how_it_ended())
                 case Interrupted() as interrupted:
                     raise interrupted

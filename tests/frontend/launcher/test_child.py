@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def ended(source: str, lines: list[str] | None = None) -> Child:
     wait_until(lambda: not found.is_running, "it has ended")
     found.kill()  # waits until its log is read
     return found
+
+
+@pytest.mark.parametrize(("number", "has_crashed"), [(signal.SIGABRT, True), (signal.SIGKILL, False)])
+def test_a_crash_is_told_from_a_kill(number: signal.Signals, has_crashed: bool) -> None:
+    assert ended(f"import os; os.kill(os.getpid(), {number:d})").has_crashed is has_crashed
 
 
 def test_a_child_that_ignores_sigterm_is_killed_and_can_be_started_again():

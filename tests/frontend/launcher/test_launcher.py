@@ -237,6 +237,7 @@ class FakeChild:
 
     last_lines = ("loading the model", "no space left on the moon")
     last_problem = last_lines[-1]
+    has_crashed = False
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], *, on_end: Any, **options: Any
@@ -313,6 +314,24 @@ def test_a_child_that_ends_at_the_start_is_reported_with_its_last_lines(launch):
     with pytest.raises(ChildEnded, match=r"^triton ended with status 3: no space left on the moon$") as caught:
         launcher.wait_until_ready()
     assert caught.value.log == ["The last lines of triton:", "loading the model", "no space left on the moon"]
+
+
+@pytest.mark.parametrize("num_crashes", [1, 2])
+def test_a_triton_that_crashes_at_the_start_is_started_once_more(launch, monkeypatch, num_crashes):
+    def first_tokens(*arguments: object, **options: object) -> list[str]:
+        wait_until(lambda: launcher.triton.num_starts == 2, "a second start")
+        if num_crashes == 2:
+            launcher.triton.stop()
+        return ["demo"]
+
+    monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", first_tokens)
+    launcher, lines = launch()
+    launcher.triton.has_crashed = True
+    launcher.start()
+    launcher.triton.stop()
+    with nullcontext() if num_crashes == 1 else pytest.raises(ChildEnded):
+        assert launcher.wait_until_ready() == ["demo"]
+    assert sum(line.endswith("triton ended with status 3 while it started; it is started again") for line in lines) == 1
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
