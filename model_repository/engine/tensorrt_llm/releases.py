@@ -5,6 +5,7 @@ Source: `facts` in tests/data/tensorrt_llm_contract*.json, which say where each 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -60,6 +61,7 @@ RELEASES = (
 ENGINE_RELEASE = RELEASES[0]  # the newest with engines
 
 
+@functools.cache  # each request asks
 def release_of(version: str | None) -> Release:
     """Return the facts of a release: of an unrecorded one, those of the nearest recorded line (1.2, 1.3) before it.
 

@@ -215,8 +215,7 @@ class TensorRtLlmRuntime:
             raise Unsupported(f"{option}: a pause loses its estimate", "mirostat_target")
         if is_scored(request):
             raise Unsupported(
-                f"log probabilities of the prompt beside edited logits: {option}",
-                "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs",
+                f"log probabilities of the prompt beside edited logits: {option}", _scoring_field(request)
             )
 
     def _aborts(self, request: EngineRequest) -> Aborts:
@@ -242,7 +241,7 @@ class TensorRtLlmRuntime:
             raise Unsupported(
                 "log probabilities of the prompt need an engine that was built to gather context logits, "
                 "and the option prompt_logprobs=true",
-                "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs",
+                _scoring_field(request),
             )
         if self._logits_bytes(request) > MAX_LOGITS_BYTES:
             num_tokens = MAX_LOGITS_BYTES // (self._vocab_size * LOGIT_BYTES)
@@ -391,6 +390,11 @@ class TensorRtLlmRuntime:
         self._waiting.clear()
         self._running.clear()
         self._unstreamed.clear()
+
+
+def _scoring_field(request: EngineRequest) -> str:
+    """Return the field by which a request asks for log probabilities of its prompt."""
+    return "return_log_probs" if request.params.num_prompt_logprobs is None else "prompt_logprobs"
 
 
 def _may_start(call: Call, earlier: Sequence[Call]) -> bool:
