@@ -56,17 +56,20 @@ def spellings() -> dict[str, int]:
     return {"\u0121" if text == b"\x7f" else text.decode(): index for index, text in enumerate(TABLE) if text}
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Iterator[Tiny]:
-    config = EngineConfig(
+def config_of(folder: Path, **options: str) -> EngineConfig:
+    return EngineConfig(
         runtime="tensorrt_llm",
-        artifact_dir=write_model(tmp_path),
+        artifact_dir=write_model(folder),
         context_window=256,
         eos_token_ids=frozenset([1, 2]),
         max_sequences=2,
-        options={"backend": "pytorch"},
+        options={"backend": "pytorch", **options},
     )
-    runtime = RUNTIME.TensorRtLlmRuntime(config, TABLE, environment={})
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Tiny]:
+    runtime = RUNTIME.TensorRtLlmRuntime(config_of(tmp_path), TABLE, environment={})
     yield Tiny(runtime)
     runtime.close()
 
@@ -228,15 +231,7 @@ def test_images_reach_two_types_of_models_and_the_others_get_text(tmp_path: Path
 
 
 def test_a_model_that_reads_images_has_no_pauses(tmp_path: Path) -> None:
-    options = {"backend": "pytorch", "scheduler_policy": "max_utilization"}
-    config = EngineConfig(
-        runtime="tensorrt_llm",
-        artifact_dir=write_model(tmp_path),
-        context_window=256,
-        eos_token_ids=frozenset([1, 2]),
-        max_sequences=2,
-        options=options,
-    )
+    config = config_of(tmp_path, scheduler_policy="max_utilization")
     with pytest.raises(EngineFailed, match="option scheduler_policy=max_utilization: not with a model that reads"):
         RUNTIME.TensorRtLlmRuntime(config, TABLE, environment={})
 
