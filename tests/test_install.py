@@ -1,4 +1,4 @@
-"""What is installed: the pins and their hashes."""
+"""The pinned packages, and their hashes."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ FAMILIES = (
     _library_gauge("scheduled", "Requests in TensorRT-LLM's last step", lambda library: library.num_scheduled),
     _library_gauge(
         "paused",
-        "Requests whose KV blocks TensorRT-LLM gave to others, to compute them again later",
+        "Requests that TensorRT-LLM has paused: others use their KV blocks, and it computes them again later",
         lambda library: library.num_paused,
     ),
     _library_gauge(

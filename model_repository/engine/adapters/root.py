@@ -166,7 +166,7 @@ def _own_folder(copies: Path) -> tuple[Path, TextIO]:
     lock = _lock_path(folder).open("w", encoding="utf-8")
     with contextlib.suppress(OSError):  # a file system without locks: the copies stay
         try_lock(lock)
-    folder.mkdir()  # last: a folder whose lock is free is removed
+    folder.mkdir()  # after the lock: other processes remove folders with a free lock
     return folder, lock
 
 

@@ -125,7 +125,7 @@ def test_a_noted_adapter_that_breaks_the_runtime_does_not_break_the_next_one(fol
     assert noted(folder) == {"b": "b"}
 
 
-# Restores the adapters of a model whose runtime needs copies, and runs until its standard input ends.
+# Restores the adapters of a model for a runtime that needs copies. Runs until its standard input ends.
 _ENGINE = """
 import os, sys
 from pathlib import Path

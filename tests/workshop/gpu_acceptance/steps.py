@@ -327,7 +327,7 @@ STEPS = (
     ),
     Plan(
         "triton",
-        "a stream that is read late, requests cancelled in the queue, a stage whose worker is killed",
+        "a stream that is read late, requests cancelled in the queue, a stage after its worker was killed",
         2,
         triton,
     ),
@@ -370,7 +370,7 @@ def _with_adapters(host: Host) -> Variant:
 
 
 def _under_pressure(host: Host) -> dict[str, tuple[str, ...]]:
-    """Return the options of servers whose KV cache is too small, by name; all but the first one pause sequences."""
+    """Return the options of servers with too small a KV cache, by name. All but the first one pause sequences."""
     found: dict[str, tuple[str, ...]] = {
         "guaranteed_no_evict": ("--option=scheduler_policy=guaranteed_no_evict",),
         "max_utilization": ("--option=scheduler_policy=max_utilization",),

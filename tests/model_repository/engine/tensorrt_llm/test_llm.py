@@ -88,7 +88,7 @@ GPUS = Machine(gpu_names=("NVIDIA H100",) * 4, gpu_memory_bytes=80 * GIB)
 @pytest.mark.parametrize(
     ("machine", "ram_gib", "host_cache_gib"),
     [
-        (GPUS, 200, 25),  # half of the container's memory for its four GPUs, whose other two may serve another model
+        (GPUS, 200, 25),  # half of the container's memory for its four GPUs; two may serve another model
         (GPUS, 2000, 80),  # as much as a GPU has
         (Machine(), 200, 50),  # without nvidia-smi: for the GPUs of this model
     ],

@@ -106,7 +106,7 @@ def test_tokens_are_held_until_no_pause_can_have_spoiled_them() -> None:
     assert not held.has_paused(result)
     assert tokens(held.read(result.add(UNUSED))) == []
     assert held.has_paused(result) and held.given == (30, 31)
-    assert tokens(held.read(Result().add(40, EOS, 50, 51))) == [40, EOS]  # what follows an end is dropped
+    assert tokens(held.read(Result().add(40, EOS, 50, 51))) == [40, EOS]  # tokens behind an end are dropped
 
 
 def test_log_probabilities_are_of_the_token_and_the_likeliest() -> None:
