@@ -11,16 +11,20 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
+from msgspec import field
+from msgspec.structs import replace
 
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.json_files import read_json
 from build_engines.sequence_memory import SequenceMemory
 from build_engines.serving import Serving, check_id
+from model_repository.model_facts import ModelFacts
 from model_repository.model_parameters import API_SAMPLING, ModelDefaults
 from model_repository.system.linked_file import LinkedFile, why_changed
 
@@ -30,63 +34,30 @@ KEY_LENGTH = 12  # digits
 MAX_COPIED_BYTES = 256 << 20  # a disk copies this in about a second
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """The part of a manifest that describes the written files. Manifest explains the fields."""
+class Contents(ModelFacts, frozen=True, kw_only=True):
+    """The part of a manifest that describes the written files."""
 
-    context_window: int
-    eos_token_ids: tuple[int, ...]
-    sampling: dict[str, float]
-    precision: str
-    options: dict[str, str]
-    requires: dict[str, str] = field(default_factory=dict)
-    build: dict[str, Any] = field(default_factory=dict)
-    adapters: dict[str, str]
-    tool_call_format: str
-    reasoning_format: str  # see ModelParameters
-    template_fields: tuple[str, ...]  # see ModelParameters
-    has_images: bool = False
-    pooling: str = ""
-    min_dimensions: int = 0
-    labels: tuple[str, ...] = ()
-    has_token_types: bool = False
-    sequence_memory: SequenceMemory | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Return them by name."""
-        return {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+    sampling: Mapping[str, int | float] = {}  # the author's values for requests without these fields
+    has_images: bool = False  # the model reads images
+    build: Mapping[str, Any] = {}  # a record for people
+    sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """The model of an artifact, its sources, and the digests of its files."""
+class Manifest(Contents, frozen=True, kw_only=True, omit_defaults=False):
+    """The model of an artifact, its sources, and the digests of its files.
+
+    Defaults are written too: an earlier version, after a rollback, requires some of them.
+    """
 
     model_id: str
     runtime: str
-    context_window: int
-    eos_token_ids: tuple[int, ...]
     created: int  # unix seconds
-    source: dict[str, str]  # file name to sha256
+    source: Mapping[str, str]  # file name to sha256
     key: str  # digest of all inputs of the build
-    format: int = FORMAT
-    precision: str = "f16"  # matrices and KV cache
-    sampling: dict[str, float] = field(default_factory=dict)  # the author's values for requests without these fields
-    options: dict[str, str] = field(default_factory=dict)  # the runtime's
-    requires: dict[str, str] = field(default_factory=dict)  # properties of the serving machine: see machine.why_unfit
-    build: dict[str, Any] = field(default_factory=dict)  # a record for people
-    adapters: dict[str, str] = field(default_factory=dict)  # name to path, relative to the artifact
-    tool_call_format: str
-    reasoning_format: str  # see ModelParameters
-    template_fields: tuple[str, ...]  # see ModelParameters
-    has_images: bool = False  # the model reads images
-    pooling: str = ""  # see EngineConfig
-    min_dimensions: int = 0  # see ModelParameters
-    labels: tuple[str, ...] = ()  # see ModelParameters
-    has_token_types: bool = False  # see ModelParameters
-    sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
-    serving: Serving = field(default_factory=Serving)  # not in the key
-    files: dict[str, str] = field(default_factory=dict)  # relative path to sha256
-    linked: dict[str, LinkedFile] = field(default_factory=dict)  # those files that are links to source files
+    format: int = field(default_factory=lambda: FORMAT)
+    serving: Serving = Serving()  # not in the key
+    files: Mapping[str, str] = {}  # relative path to sha256
+    linked: Mapping[str, LinkedFile] = {}  # those files that are links to source files
 
     @property
     def defaults(self) -> ModelDefaults:
@@ -109,7 +80,7 @@ class Manifest:
         """
         check_id(name)
         aliases = tuple(alias for alias in self.serving.aliases if alias != name)
-        return dataclasses.replace(self, model_id=name, serving=dataclasses.replace(self.serving, aliases=aliases))
+        return replace(self, model_id=name, serving=dataclasses.replace(self.serving, aliases=aliases))
 
     @classmethod
     def load(cls, artifact_dir: Path) -> Manifest:
@@ -127,22 +98,14 @@ class Manifest:
         if fields.get("format", FORMAT) != FORMAT:
             raise ArtifactInvalid(f"{path}: format {fields['format']}, expected {FORMAT}: build it again")
         try:
-            names = ("eos_token_ids", "template_fields", "labels")
-            tuples = {name: tuple(fields[name]) for name in names if name in fields}
-            linked = {name: LinkedFile(**each) for name, each in fields.get("linked", {}).items()}
-            memory = fields.get("sequence_memory")
-            parts = {
-                "serving": Serving.of(**fields["serving"]),
-                "linked": linked,
-                "sequence_memory": None if memory is None else SequenceMemory(**memory),
-            }
-            return cls(**(fields | tuples | parts))
-        except (BuildError, AttributeError, KeyError, TypeError) as exc:
+            manifest = msgspec.convert(fields, cls)
+            return replace(manifest, serving=Serving.of(manifest.serving.aliases, manifest.serving.defaults))
+        except (BuildError, msgspec.ValidationError) as exc:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 
     def save(self, artifact_dir: Path) -> None:
         """Write it into the artifact atomically: a reader sees the old or the new manifest."""
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
+        text = msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=2).decode()
         aside = artifact_dir / f".{MANIFEST}.{secrets.token_hex(8)}"
         aside.write_text(text + "\n", encoding="utf-8")
         aside.replace(artifact_dir / MANIFEST)
@@ -236,7 +199,7 @@ def seal(
     files = {str(path.relative_to(artifact_dir)): path for path in sorted(artifact_dir.rglob("*")) if path.is_file()}
     # Before the digests, so that a change meanwhile is found.
     linked = {name: LinkedFile.of(each) for name, path in files.items() for each in sources if each.samefile(path)}
-    sealed = dataclasses.replace(manifest, files=(digests or Digests()).of_all(files), linked=linked)
+    sealed = replace(manifest, files=(digests or Digests()).of_all(files), linked=linked)
     sealed.save(artifact_dir)
     return sealed
 
@@ -245,4 +208,4 @@ def serve_as(artifact_dir: Path, serving: Serving) -> None:
     """Replace the serving part of a manifest. The caller has the artifact's lock."""
     manifest = Manifest.load(artifact_dir)
     if manifest.serving != serving:
-        dataclasses.replace(manifest, serving=serving).save(artifact_dir)
+        replace(manifest, serving=serving).save(artifact_dir)

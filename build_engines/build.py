@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from build_engines import artifact
 from build_engines.artifact import Contents, Manifest
 from build_engines.digests import Digests
@@ -99,7 +101,7 @@ def _built(spec: Spec, artifacts_dir: Path) -> Path:
                     source=source,
                     key=key,
                     serving=spec.serving,
-                    **contents.fields(),
+                    **msgspec.structs.asdict(contents),
                 )
                 artifact.seal(folder, manifest, digests, source_files.values())
         spec.clean_up(source)

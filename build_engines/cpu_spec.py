@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from build_engines.artifact import Contents, copy_or_link
 from build_engines.checkpoint import (
@@ -93,24 +95,27 @@ def check_options(
             raise BuildError(f"--option {name}={value}: expected {rule}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuSpec:
-    """A model to build: a checkpoint in Hugging Face's layout, or a GGUF file with its tokenizer's folder."""
+class ModelSource(Struct, frozen=True, kw_only=True):
+    """The files of a model, and the values that its name implies."""
 
     model_id: str
-    runtime: str = "llama_cpp"
-    checkpoint: Path | None = None
+    checkpoint: Path | None = None  # a folder in Hugging Face's layout
     gguf: Path | None = None
-    tokenizer: Path | None = None
     projector: Path | None = None  # a GGUF file that makes images readable
-    context_window: int | None = None  # None: the model's own
+    adapters: dict[str, Path] = {}  # name to folder in PEFT's format
     precision: str = "f16"  # KV cache, and matrices of a checkpoint
-    options: dict[str, str] = field(default_factory=dict)  # the runtime's
-    adapters: dict[str, Path] = field(default_factory=dict)  # name to folder in PEFT's format
+    named_facts: Mapping[str, Any] = {}  # fields of Contents by name, where the files do not state them
+
+
+class CpuSpec(ModelSource, frozen=True, kw_only=True):
+    """A model to build: a checkpoint, or a GGUF file with its tokenizer's folder."""
+
+    runtime: str = "llama_cpp"
+    tokenizer: Path | None = None
+    context_window: int | None = None  # None: the model's own
+    options: dict[str, str] = {}  # the runtime's
     tool_call_format: str | None = None  # None: that of the chat template
-    sampling: dict[str, float] = field(default_factory=dict)  # the author's, where the source names no values
-    min_dimensions: int = 0  # see ModelParameters; 0: the source decides
-    serving: Serving = field(default_factory=Serving)
+    serving: Serving = Serving()
 
     def __post_init__(self) -> None:
         check_names(self.model_id, self.serving.aliases, self.adapters)
@@ -164,8 +169,9 @@ class CpuSpec:
             "precision": self.precision,
             "options": self.options,
             "tool_call_format": self._tool_call_format,
-            "sampling": self.sampling,
-            "min_dimensions": self.min_dimensions,
+            "sampling": {},
+            "min_dimensions": 0,
+            **self.named_facts,
         }
 
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
@@ -173,22 +179,22 @@ class CpuSpec:
         del source, lock  # there are no child processes
         capabilities = RUNTIMES[self.runtime].capabilities
         if self.gguf is not None:
-            checkpoint, facts = None, _facts_of_gguf(self.gguf, self.tokenizer_folder)
+            checkpoint, (found, vocab_size) = None, _facts_of_gguf(self.gguf, self.tokenizer_folder)
         else:
             checkpoint = Checkpoint.load(self.tokenizer_folder)
-            facts = _facts_of_checkpoint(checkpoint, self.runtime)
+            found, vocab_size = _facts_of_checkpoint(checkpoint, self.runtime)
+        facts = replace(found, **{name: value for name, value in self.named_facts.items() if not getattr(found, name)})
         for flag, given in (("--option", self.options), ("--adapter", self.adapters)):
             if facts.pooling and given:
                 raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
-        sampling = facts.sampling or self.sampling
         template = _pair_template(checkpoint)
-        write_text_files(self.tokenizer_folder, folder, facts.vocab_size, self._tool_call_format, template)
+        write_text_files(self.tokenizer_folder, folder, vocab_size, self._tool_call_format, template)
         context_window = _context_window(self, facts)
         sequence_memory = _write_model(self, checkpoint, folder, facts.pooling, context_window)
-        return Contents(
+        return replace(
+            facts,
             context_window=context_window,
-            eos_token_ids=facts.eos_token_ids,
-            sampling={name: value for name, value in sampling.items() if name in capabilities},
+            sampling={name: value for name, value in facts.sampling.items() if name in capabilities},
             precision=self.precision,
             options=self.options,
             adapters={name: _adapter_path(name) for name in self.adapters},
@@ -197,10 +203,6 @@ class CpuSpec:
             reasoning_format="" if facts.pooling else detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
-            pooling=facts.pooling,
-            min_dimensions=facts.min_dimensions or self.min_dimensions,
-            labels=facts.labels,
-            has_token_types=facts.has_token_types,
             sequence_memory=sequence_memory,
         )
 
@@ -218,20 +220,6 @@ def _pair_template(checkpoint: Checkpoint | None) -> str | None:
         return None
     own = read_chat_templates(checkpoint.folder).get("default")
     return pair_template(checkpoint.scores, own if own and writes_pairs(ChatTemplate(own, {})) else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """Facts of the source about the model."""
-
-    context_window: int
-    eos_token_ids: tuple[int, ...]
-    sampling: dict[str, float]
-    vocab_size: int
-    pooling: str  # see EngineConfig
-    min_dimensions: int = 0  # see ModelParameters
-    labels: tuple[str, ...]  # see ModelParameters
-    has_token_types: bool = False  # see ModelParameters
 
 
 def _write_model(
@@ -275,7 +263,8 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
             write_projector(checkpoint, folder / PROJECTOR, precision)
 
 
-def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
+def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> tuple[Contents, int]:
+    """Return what a checkpoint says about its model, and the size of its vocabulary."""
     context_window = checkpoint.context_window
     if runtime == "llama_cpp":
         model = read_model(checkpoint.config)
@@ -284,35 +273,36 @@ def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> ModelFacts:
             logger.warning("warning: config.json: sliding_window=%d: %s", model.context_window, rule)
         context_window = model.context_window
     scores, vocab_size = checkpoint.scores or Scores(labels=()), int(checkpoint.config["vocab_size"])
-    return ModelFacts(
+    contents = Contents(
         context_window=context_window,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=frozenset(checkpoint.eos_token_ids),
         sampling=checkpoint.sampling,
-        vocab_size=vocab_size * 2 if scores.has_token_types else vocab_size,
         pooling=checkpoint.pooling or "",
         min_dimensions=checkpoint.min_dimensions,
         labels=scores.labels,
         has_token_types=scores.has_token_types,
     )
+    return contents, vocab_size * 2 if scores.has_token_types else vocab_size
 
 
-def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> ModelFacts:
+def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> tuple[Contents, int]:
+    """Return what a GGUF file says about its model, and the size of its vocabulary."""
     header = read_gguf_facts(path)
     generation = read_json(tokenizer_folder / "generation_config.json", is_optional=True)
     eos_token_ids = named_eos_token_ids(generation) or header.eos_token_ids
     if not eos_token_ids and not header.pooling:
         raise BuildError(f"{path}: names no end-of-generation token, nor does generation_config.json")
-    return ModelFacts(
+    contents = Contents(
         context_window=header.context_length,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=frozenset(eos_token_ids),
         sampling=named_sampling(header.sampling, path.name) | named_sampling(generation),
-        vocab_size=header.vocab_size,
         pooling=header.pooling,
         labels=header.labels,
     )
+    return contents, header.vocab_size
 
 
-def _context_window(spec: CpuSpec, facts: ModelFacts) -> int:
+def _context_window(spec: CpuSpec, facts: Contents) -> int:
     if spec.context_window is None:
         return min(facts.context_window, _MAX_EMBEDDED_TOKENS) if facts.pooling else facts.context_window
     if not 2 <= spec.context_window <= facts.context_window:

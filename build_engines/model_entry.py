@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -117,8 +117,8 @@ class ModelEntry:
     has_system_role: Flag = True
     tool_call_format: str = ""  # empty: unknown
     reasoning_format: str = ""  # of thinking; empty: it does not think
-    sampling: Mapping[str, int | float] = Field(default_factory=dict)  # the author's, for a GGUF file that names none
-    min_dimensions: Count | None = None  # of a model that embeds, if its files do not say it: see ModelParameters
+    sampling: Mapping[str, int | float] = Field(default_factory=dict)  # the author's
+    min_dimensions: Count | None = None  # of a model that embeds
     fill_in_middle: FillInMiddleTokens | None = None
     license: Text
     is_gated: Flag = False
@@ -159,6 +159,11 @@ class ModelEntry:
     def tag(self) -> str:
         """The alias of the form name:size, as people type it; without one the id."""
         return next((alias for alias in self.aliases if ":" in alias), self.model_id)
+
+    @property
+    def named_facts(self) -> dict[str, Any]:
+        """The facts that hold for files that do not state them: fields of Contents by name."""
+        return {name: value for name in ("sampling", "min_dimensions") if (value := getattr(self, name))}
 
     @property
     def task(self) -> Task:

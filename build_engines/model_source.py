@@ -6,7 +6,6 @@ import logging
 import re
 import shlex
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+from msgspec.structs import replace
 
 from build_engines.catalog import Catalog
 from build_engines.checkpoint import read_config
-from build_engines.cpu_spec import MATRIX_PRECISIONS
+from build_engines.cpu_spec import MATRIX_PRECISIONS, ModelSource
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError, UnsupportedCheckpoint
 from build_engines.hub import (
@@ -56,20 +56,6 @@ _KV_CACHE = ("f16", "f32")
 _BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
 _CONVERTED = (*ARCHITECTURES, *ENCODERS, *CLASSIFIERS, *IMAGE_ARCHITECTURES)
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """The files of a model, and the values that its name implies."""
-
-    model_id: str
-    checkpoint: Path | None = None
-    gguf: Path | None = None
-    projector: Path | None = None
-    adapters: dict[str, Path] = field(default_factory=dict)
-    precision: str  # the KV cache's, and a checkpoint's matrices'
-    sampling: dict[str, float] = field(default_factory=dict)  # the author's values, for a GGUF file that names none
-    min_dimensions: int = 0  # see ModelParameters; 0: the files decide
 
 
 def model_id_of(model: str) -> str:
@@ -124,7 +110,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
         raise BuildError(f"{model}: {_rule_of_file(path)}")
     entry = _entry(model)
     if entry is not None:
-        return replace(_of_entry(model, entry, precision, digests), min_dimensions=entry.min_dimensions or 0)
+        return replace(_of_entry(model, entry, precision, digests), named_facts=entry.named_facts)
     if found is None:
         raise CatalogError(f"{model}: no such folder, nor OWNER/NAME of the hub")
     return _of_hub(model_id, found, precision, digests)
@@ -134,7 +120,7 @@ def _of_entry(model: str, entry: ModelEntry, precision: str | None, digests: Dig
     if entry.gguf is not None:
         reference = HubReference.find(entry.gguf)
         assert reference is not None
-        return replace(_of_hub(model, reference, precision, digests), sampling=dict(entry.sampling))
+        return _of_hub(model, reference, precision, digests)
     reference = HubReference(entry.model_id, "main")
     if entry.architecture.class_name not in _CONVERTED:
         reason = f"{entry.architecture.class_name} is not converted"

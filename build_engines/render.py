@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from google.protobuf import text_format
+from msgspec.structs import replace
 from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines import artifact
@@ -158,7 +159,7 @@ def render(
         release = installed_version("tensorrt_llm")
         options.check_llm(own.backend, release, pp_size=own.pp_size, has_adapters=bool(manifest.adapters))
         texts = {"llm_options": json.dumps(options.llm_options, sort_keys=True)}
-        manifest = dataclasses.replace(manifest, options=manifest.options | texts)
+        manifest = replace(manifest, options={**manifest.options, **texts})
     num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
@@ -217,37 +218,25 @@ def model_parameters(
 ) -> ModelParameters:
     """Return what the stages and the frontend must know of a model's replica."""
     return ModelParameters(
+        **manifest.facts(),
         model_id=manifest.model_id,
         replica=replica,
         position=position,
         artifact_dir=artifact_dir,
         runtime=manifest.runtime,
-        options=manifest.options,
-        precision=manifest.precision,
-        requires=manifest.requires,
         linked_files=manifest.linked,
         gpus=tuple(gpus),
-        context_window=manifest.context_window,
-        eos_token_ids=frozenset(manifest.eos_token_ids),
         max_sequences=options.max_sequences_of(manifest),
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
         stream_interval_ms=options.stream_interval_ms,
         speculative=options.speculative,
-        pooling=manifest.pooling,
-        labels=manifest.labels,
-        has_token_types=manifest.has_token_types,
-        adapters=manifest.adapters,
         adapter_root=_adapter_root(manifest, options),
         created=manifest.created,
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,
         capabilities=_capabilities(manifest),
-        tool_call_format=manifest.tool_call_format,
-        reasoning_format=manifest.reasoning_format,
-        template_fields=manifest.template_fields,
         defaults=manifest.defaults,
-        min_dimensions=manifest.min_dimensions,
     )
 
 
@@ -307,7 +296,7 @@ def render_artifacts(
     for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir.resolve()))
-        manifest = dataclasses.replace(manifest, serving=manifest.serving.with_aliases(aliases))
+        manifest = replace(manifest, serving=manifest.serving.with_aliases(aliases))
         if name is not None:
             manifest = manifest.named(name)
         owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
@@ -356,7 +345,7 @@ def _fitted(
     fits = dict(zip(engines, fit([demands[folder] for folder in engines], num_bytes, num_cores), strict=True))
     for folder, model in demands.items():
         (num_sequences, window), own = fits[folder], options[folder]
-        manifest = dataclasses.replace(manifests[folder], context_window=window)
+        manifest = replace(manifests[folder], context_window=window)
         num_threads = own.num_threads or (max(1, num_cores // own.replicas) if own.replicas > 1 else 0)
         own = dataclasses.replace(own, max_sequences=num_sequences, num_threads=num_threads)
         if window != model.window:

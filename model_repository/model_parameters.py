@@ -99,13 +99,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     fingerprint: str  # changes whenever the same request could get a different answer
     aliases: tuple[str, ...]  # further names of the model, of printable characters
     capabilities: frozenset[str]  # values of Capability, and words of later versions
-    tool_call_format: str
-    reasoning_format: str  # a name in `reasoning_formats`; empty: the model does not think
-    labels: tuple[str, ...] = ()  # those of the scores, in their order, of a model that scores
-    has_token_types: bool = False  # the vocabulary is there twice: the tokens of a pair's second text are others
-    template_fields: tuple[str, ...]  # variables, REASONING_FIELDS and `name` of messages that its chat template reads
     defaults: ModelDefaults
-    min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: none is useful
 
     def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:
         """Return the server's defaults with the model's own in their place.

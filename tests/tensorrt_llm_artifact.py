@@ -56,7 +56,7 @@ def write_artifact(
         model_id=model_id,
         runtime="tensorrt_llm",
         context_window=checkpoint.context_window,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=frozenset(checkpoint.eos_token_ids),
         created=0,
         source={},
         key="by-hand",

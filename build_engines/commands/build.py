@@ -13,13 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec.structs import asdict
+
 from build_engines.artifact import Manifest, serve_as
 from build_engines.build import build
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
-from build_engines.cpu_spec import CpuSpec, check_options
+from build_engines.cpu_spec import CpuSpec, ModelSource, check_options
 from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError, NotStored
 from build_engines.hub import HubReference, checkpoint_folder
@@ -27,7 +29,7 @@ from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.lock import lock_path, locked
-from build_engines.model_source import DEMO_MODELS, ModelSource, check_converted, find_source, gguf_source
+from build_engines.model_source import DEMO_MODELS, check_converted, find_source, gguf_source
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_id, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
@@ -405,19 +407,12 @@ def _build_on_cpu(options: argparse.Namespace) -> Path:
             tokenizer = Path(folder)
             write_tokenizer(source.gguf, tokenizer)
         spec = CpuSpec(
-            model_id=source.model_id,
+            **asdict(source) | {"adapters": adapters, "projector": projector},
             runtime=options.runtime,
-            checkpoint=source.checkpoint,
-            gguf=source.gguf,
             tokenizer=tokenizer,
-            projector=projector,
             context_window=options.context_window,
-            precision=source.precision,
             options=_pairs("--option", options.option),
-            adapters=adapters,
             tool_call_format=options.tool_call_format,
-            sampling=source.sampling,
-            min_dimensions=source.min_dimensions,
             serving=_serving(options),
         )
         return build(spec, options.home / "artifacts")

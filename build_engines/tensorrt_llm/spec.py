@@ -121,7 +121,7 @@ class TensorRtLlmSpec:
             copy_adapter(adapter, folder / _adapter_path(name))
         return Contents(
             context_window=self.plan.max_seq_len,
-            eos_token_ids=_eos_token_ids(self.plan.entry, self.source),
+            eos_token_ids=frozenset(_eos_token_ids(self.plan.entry, self.source)),
             sampling=self.source.checkpoint.sampling,
             precision=self.plan.precision,
             options=self._all_options(),

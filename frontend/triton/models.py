@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
 from model_repository.contract.tensors import replica_suffix
+from model_repository.model_facts import ModelFacts
 from model_repository.model_parameters import ModelParameters, Task
 
 logger = logging.getLogger(__name__)
@@ -26,18 +27,8 @@ MAX_AGE_S = 1.0
 MAX_AGE_FOR_REQUESTS_S = 10.0
 # Adapters may differ: a request for an adapter goes where it is. Settings of the machine may differ, too.
 _COMPARED = (
-    "context_window",
-    "max_sequences",
-    "runtime",
-    "pooling",
-    "min_dimensions",
-    "fingerprint",
-    "aliases",
-    "capabilities",
-    "tool_call_format",
-    "reasoning_format",
-    "template_fields",
-    "defaults",
+    *(name for name in ModelFacts.__struct_fields__ if name not in ("adapters", "options", "precision", "requires")),
+    *("max_sequences", "runtime", "fingerprint", "aliases", "capabilities", "defaults"),
 )
 
 

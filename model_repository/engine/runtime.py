@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from msgspec import Struct
 
 from model_repository.capabilities import Capability
 from model_repository.contract.output import DrawnLogprob, LibraryStats
@@ -22,6 +21,7 @@ from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, NotFinite, StageError
+from model_repository.model_facts import ModelFacts
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completion
@@ -41,24 +41,17 @@ class Pooling(StrEnum):
     RANK = "rank"  # scores, by a classification head
 
 
-class EngineConfig(Struct, frozen=True, kw_only=True):
+class EngineConfig(ModelFacts, frozen=True, kw_only=True):
     """The parameters of a model in config.pbtxt that its engine needs."""
 
     runtime: str
     artifact_dir: Path
-    context_window: int  # tokens of prompt and completion together
-    eos_token_ids: frozenset[int]
     max_sequences: int = 16  # decoded in one step
     max_waiting: int = 1024  # further requests are refused
     num_threads: int = 0  # 0: the runtime chooses
     stream_interval_ms: int = 40  # under load, the longest wait of a stream's tokens
-    precision: str = "f16"  # matrices and KV cache
     speculative: str | None = None  # how tokens are drafted, one of the runtime's; None: no drafts
-    options: Mapping[str, str] = {}  # the runtime's own
-    pooling: str = ""  # a value of Pooling: the model embeds; empty: it generates
-    adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
     adapter_root: AdapterRoot | None = None  # folder of adapters to load later; None: no adapter can be loaded
-    requires: Mapping[str, str] = {}  # properties of the machine, for compiled models
     linked_files: Mapping[str, LinkedFile] = {}  # name in the artifact to file
     gpus: tuple[int, ...] = ()  # numbers of the model's GPUs; empty: the first ones of the machine
 

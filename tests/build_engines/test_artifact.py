@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from build_engines import artifact, store
 from build_engines.artifact import Manifest
@@ -15,7 +15,7 @@ from build_engines.errors import ArtifactInvalid
 from build_engines.serving import Serving
 from tests.build_engines import test_render
 
-MANIFEST = dataclasses.replace(
+MANIFEST = replace(
     test_render.MANIFEST,
     sampling={"temperature": 0.6, "top_k": 20},
     options={"itl_ms": "20"},
@@ -52,7 +52,7 @@ def test_a_manifest_survives_its_file(tmp_path: Path) -> None:
 )
 def test_an_operators_defaults_go_before_the_models(default: dict[str, Any], sampling: dict[str, Any]) -> None:
     serving = Serving.of([], default | {"chat_max_tokens": None})
-    assert dataclasses.replace(MANIFEST, serving=serving).defaults == sampling | {"chat_max_tokens": None}
+    assert replace(MANIFEST, serving=serving).defaults == sampling | {"chat_max_tokens": None}
 
 
 def test_a_sealed_artifact_is_complete_and_verified(folder: Path) -> None:

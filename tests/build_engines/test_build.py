@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import json
@@ -14,6 +13,7 @@ from typing import Any, BinaryIO
 import gguf as gguf_format
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from build_engines import artifact, cpu_spec
 from build_engines.build import build
@@ -52,7 +52,7 @@ def test_a_checkpoint_becomes_an_artifact(checkpoint: Path, artifacts: Path) -> 
     manifest = artifact.verify(folder)
     assert folder == artifacts / f"org--tiny-{manifest.key}"
     assert (manifest.model_id, manifest.runtime, manifest.context_window) == ("org/tiny", "llama_cpp", 1024)
-    assert (manifest.eos_token_ids, manifest.options) == ((261,), {})
+    assert (manifest.eos_token_ids, manifest.options) == (frozenset({261}), {})
     assert set(manifest.source) == {
         "config.json",
         "generation_config.json",
@@ -79,7 +79,7 @@ def test_a_projector_beside_a_gguf_file_lets_the_model_read_images(
     folder = build(spec, artifacts)
     assert (folder / PROJECTOR).read_bytes() == projector.read_bytes()
     assert artifact.verify(folder).has_images
-    assert folder != build(dataclasses.replace(spec, projector=None), artifacts)
+    assert folder != build(replace(spec, projector=None), artifacts)
 
 
 def test_a_gguf_file_behind_a_symbolic_link_is_in_the_artifact(gguf: Path, checkpoint: Path, artifacts: Path) -> None:
@@ -163,11 +163,11 @@ def test_generation_config_beside_the_tokenizer_names_the_end_tokens_of_a_gguf_f
     edit_json(checkpoint / "generation_config.json", eos_token_id=[5, 6])
     spec = CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint)
     first = build(spec, artifacts)
-    assert artifact.verify(first).eos_token_ids == (5, 6)
+    assert artifact.verify(first).eos_token_ids == {5, 6}
     # It was not among the sources, so a change did not lead to another artifact.
     edit_json(checkpoint / "generation_config.json", eos_token_id=7)
     second = build(spec, artifacts)
-    assert (second != first, artifact.verify(second).eos_token_ids) == (True, (7,))
+    assert (second != first, artifact.verify(second).eos_token_ids) == (True, frozenset({7}))
 
 
 def test_a_gguf_file_names_the_end_tokens_when_generation_config_does_not(
@@ -175,7 +175,7 @@ def test_a_gguf_file_names_the_end_tokens_when_generation_config_does_not(
 ) -> None:
     edit_json(checkpoint / "generation_config.json", eos_token_id=[])
     folder = build(CpuSpec(model_id="mine", gguf=gguf, tokenizer=checkpoint), artifacts)
-    assert artifact.verify(folder).eos_token_ids == (261,)
+    assert artifact.verify(folder).eos_token_ids == {261}
 
 
 def test_generation_config_has_sampling_defaults_and_its_wrong_values_are_left_out(
@@ -204,7 +204,7 @@ def test_a_sliding_window_that_cuts_the_context_window_is_named(
 
 
 def test_sampling_defaults_of_the_catalog_are_for_a_source_without_values(checkpoint: Path, artifacts: Path) -> None:
-    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, sampling={"temperature": 0.6, "top_k": 20})
+    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, named_facts={"sampling": {"temperature": 0.6, "top_k": 20}})
     assert artifact.verify(build(spec, artifacts)).sampling == {"temperature": 0.6, "top_k": 20}
     edit_json(checkpoint / "generation_config.json", top_p=0.9)
     assert artifact.verify(build(spec, artifacts)).sampling == {"top_p": 0.9}
@@ -224,7 +224,7 @@ def test_the_shortest_vector_is_that_of_the_source_or_of_the_catalog(
     checkpoint: Path, artifacts: Path, config: dict[str, Any], of_catalog: int, expected: int
 ) -> None:
     edit_json(checkpoint / "config.json", **config)
-    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, min_dimensions=of_catalog)
+    spec = CpuSpec(model_id="tiny", checkpoint=checkpoint, named_facts={"min_dimensions": of_catalog})
     assert artifact.verify(build(spec, artifacts)).min_dimensions == expected
 
 
@@ -275,7 +275,7 @@ def test_config_names_the_end_token_when_generation_config_does_not(checkpoint: 
     (checkpoint / "generation_config.json").unlink()
     edit_json(checkpoint / "config.json", eos_token_id=9)
     folder = build(CpuSpec(model_id="tiny", checkpoint=checkpoint), artifacts)
-    assert artifact.verify(folder).eos_token_ids == (9,)
+    assert artifact.verify(folder).eos_token_ids == {9}
 
 
 # --- reuse ------------------------------------------------------------------------------------------------------------

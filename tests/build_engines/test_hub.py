@@ -19,11 +19,12 @@ from huggingface_hub import constants, file_download
 from build_engines.__main__ import main
 from build_engines.artifact import Manifest
 from build_engines.catalog import Catalog
+from build_engines.cpu_spec import ModelSource
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.hub import HubReference, checkpoint_folder, reference_of_address
 from build_engines.model_entry import ModelEntry
-from build_engines.model_source import DEMO, ModelSource, check_converted, find_source, gguf_source
+from build_engines.model_source import DEMO, check_converted, find_source, gguf_source
 from tests.build_engines.stand_in_hub import COMMIT, TOKEN, Repository, share, stand_in_hub
 from tests.build_engines.tiny_embedders import write_embedder
 from tests.mounts import make_read_only, with_own_mounts
@@ -359,7 +360,7 @@ def test_a_model_of_the_catalog_is_the_gguf_file_that_it_names(hub: Hub, tmp_pat
         "Qwen3-8B-Q4_K_M.gguf",
         "f16",
     )
-    assert dense.sampling == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}
+    assert dense.named_facts["sampling"] == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0}
     assert split.gguf is not None and split.gguf.name == "gpt-oss-120b-mxfp4-00001-of-00002.gguf"
     assert refused == "--precision q8_0: a GGUF file keeps its precision: expected f16 or f32, for the KV cache"
 

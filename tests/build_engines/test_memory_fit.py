@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from build_engines import artifact
 from build_engines.memory_fit import ModelDemand, fit
@@ -102,9 +103,7 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
     folder = tmp_path / "large"
     folder.mkdir()
-    manifest = dataclasses.replace(
-        MANIFEST, context_window=131_072, sequence_memory=SequenceMemory(bytes_per_token=32_768)
-    )
+    manifest = replace(MANIFEST, context_window=131_072, sequence_memory=SequenceMemory(bytes_per_token=32_768))
     artifact.seal(folder, manifest)
     files = render_artifacts({folder: ServeOptions()})
     fitted = parameters_in(files["org--demo/config.pbtxt"])

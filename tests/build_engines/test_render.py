@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from msgspec.structs import replace
 from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.artifact import Manifest
@@ -44,7 +45,7 @@ MANIFEST = Manifest(
     model_id="org/demo",
     runtime="llama_cpp",
     context_window=2048,
-    eos_token_ids=(3056, 3054),
+    eos_token_ids=frozenset({3056, 3054}),
     created=1_700_000_000,
     source={},
     key="0123456789ab",
@@ -87,7 +88,7 @@ def test_every_stage_has_its_door() -> None:
 
 
 def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
-    manifest = dataclasses.replace(MANIFEST, has_images=True)
+    manifest = replace(MANIFEST, has_images=True)
     assert Capability.IMAGES in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
 
 
@@ -100,23 +101,21 @@ def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     ids=["speculative", "adapter root"],
 )
 def test_a_model_that_embeds_has_neither_drafts_nor_adapters(options: ServeOptions, flag: str) -> None:
-    manifest = dataclasses.replace(MANIFEST, pooling="mean")
+    manifest = replace(MANIFEST, pooling="mean")
     with pytest.raises(BuildError, match=f"^{flag}: org/demo embeds, and takes none"):
         render(manifest, Path("unused"), options, "0")
 
 
 @pytest.mark.parametrize(("pooling", "task"), [("", "generate"), ("mean", "embed"), ("rank", "score")])
 def test_the_task_of_a_model_follows_from_its_pooling(pooling: str, task: str) -> None:
-    manifest = dataclasses.replace(MANIFEST, pooling=pooling)
+    manifest = replace(MANIFEST, pooling=pooling)
     parameters = model_parameters(manifest, Path("unused"), OPTIONS, "0")
     assert (parameters.task, Capability.TOP_P in parameters.capabilities) == (task, not pooling)
 
 
 def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds() -> None:
     for backend in Backend:
-        manifest = dataclasses.replace(
-            MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)}, has_images=True
-        )
+        manifest = replace(MANIFEST, runtime="tensorrt_llm", options={"backend": str(backend)}, has_images=True)
         capabilities = model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
         assert (Capability.SEED in capabilities) == (backend is Backend.ENGINE)
         assert (Capability.IMAGES in capabilities) == (backend is Backend.PYTORCH)
@@ -127,12 +126,12 @@ def test_a_release_whose_pytorch_backend_honours_seeds_says_so(monkeypatch: pyte
     monkeypatch.setattr(
         "build_engines.render.release_of", lambda _: dataclasses.replace(RELEASES[0], honours_seed=True)
     )
-    manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
+    manifest = replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
     assert Capability.SEED in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities
 
 
 def test_keywords_of_tensorrt_llm_reach_the_engine_and_speculation_takes_what_logits_processors_do() -> None:
-    manifest = dataclasses.replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
+    manifest = replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
     given = {"speculative_config": {"decoding_type": "MTP"}}
     options = dataclasses.replace(OPTIONS, llm_options=given)
     parameters = parameters_in(
@@ -153,7 +152,7 @@ def test_keywords_of_tensorrt_llm_reach_the_engine_and_speculation_takes_what_lo
     ],
 )
 def test_keywords_of_tensorrt_llm_that_do_not_fit_the_model_are_refused(changes: dict[str, Any], message: str) -> None:
-    manifest = dataclasses.replace(MANIFEST, **{"runtime": "tensorrt_llm", **changes})
+    manifest = replace(MANIFEST, **{"runtime": "tensorrt_llm", **changes})
     options = dataclasses.replace(OPTIONS, llm_options={"speculative_config": {"decoding_type": "MTP"}})
     with pytest.raises(BuildError, match=message):
         render(manifest, Path("/artifacts/demo"), options, "1")
@@ -204,12 +203,12 @@ def test_only_a_runtime_that_can_draft_gets_the_option() -> None:
     assert model_parameters(MANIFEST, Path("/artifacts/demo"), options, "1").speculative == "ngram"
     for runtime in RUNTIMES.keys() - {"llama_cpp"}:
         with pytest.raises(BuildError, match=f"--speculative ngram: the runtime {runtime} has no such speculation"):
-            render(dataclasses.replace(MANIFEST, runtime=runtime), Path("/artifacts/demo"), options, "1")
+            render(replace(MANIFEST, runtime=runtime), Path("/artifacts/demo"), options, "1")
 
 
 def test_more_contexts_than_sequences_are_refused() -> None:
     """The engine did not load."""
-    manifest = dataclasses.replace(MANIFEST, options={"contexts": "9"})
+    manifest = replace(MANIFEST, options={"contexts": "9"})
     with pytest.raises(BuildError, match=r"org/demo: option contexts=9: the model has 8 sequences"):
         render(manifest, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 
@@ -219,7 +218,7 @@ def test_more_contexts_than_sequences_are_refused() -> None:
 
 def fingerprint(version: str = "1.2.3", serve: dict[str, Any] | None = None, **changes: Any) -> str:
     options = dataclasses.replace(OPTIONS, **(serve or {}))
-    return model_parameters(dataclasses.replace(MANIFEST, **changes), Path("unused"), options, version).fingerprint
+    return model_parameters(replace(MANIFEST, **changes), Path("unused"), options, version).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -267,7 +266,7 @@ def catalog_manifest(entry: ModelEntry) -> Manifest:
         model_id=entry.model_id,
         runtime="tensorrt_llm",
         context_window=recipe.plan.max_seq_len,
-        eos_token_ids=entry.eos_token_ids,
+        eos_token_ids=frozenset(entry.eos_token_ids),
         created=1_700_000_000,
         source={},
         key="0123456789ab",

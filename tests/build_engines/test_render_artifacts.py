@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from build_engines import artifact
 from build_engines.__main__ import main
@@ -17,7 +18,7 @@ from build_engines.serving import Serving
 from tests.build_engines import test_render
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
 
-MANIFEST = dataclasses.replace(test_render.MANIFEST, adapters={}, serving=Serving(), files={}, linked={})
+MANIFEST = replace(test_render.MANIFEST, adapters={}, serving=Serving(), files={}, linked={})
 OPTIONS = ServeOptions()
 FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
 
@@ -29,7 +30,7 @@ def write_artifact(folder: Path, model_id: str, *, aliases: Iterable[str] = (), 
     (folder / "weights").touch()
     paths = {name: "weights" for name in adapters}
     serving = Serving.of(aliases, {})
-    artifact.seal(folder, dataclasses.replace(MANIFEST, model_id=model_id, adapters=paths, serving=serving))
+    artifact.seal(folder, replace(MANIFEST, model_id=model_id, adapters=paths, serving=serving))
     return folder
 
 
@@ -77,7 +78,7 @@ def test_a_name_that_means_two_things_is_refused(
 
 def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
     folder.mkdir()
-    artifact.seal(folder, dataclasses.replace(MANIFEST, model_id=model_id, requires={"num_gpus": str(num_gpus)}))
+    artifact.seal(folder, replace(MANIFEST, model_id=model_id, requires={"num_gpus": str(num_gpus)}))
     return folder
 
 
@@ -149,7 +150,7 @@ def test_replicas_that_the_machine_has_no_gpus_for_or_that_contradict_are_refuse
 
 def test_a_model_of_several_nodes_has_no_replicas(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    manifest = dataclasses.replace(MANIFEST, requires={"num_gpus": "8"}, options={"tp_size": "8", "pp_size": "2"})
+    manifest = replace(MANIFEST, requires={"num_gpus": "8"}, options={"tp_size": "8", "pp_size": "2"})
     artifact.seal(tmp_path / "one", manifest)
     with pytest.raises(BuildError, match="--replicas 2: org/demo takes 2 nodes, and replicas share one"):
         render_artifacts({tmp_path / "one": dataclasses.replace(OPTIONS, replicas=2)})
@@ -202,7 +203,7 @@ def test_a_repository_without_changes_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_served_any_more_is_gone(tmp_path: Path) -> None:
-    other = render(dataclasses.replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
+    other = render(replace(MANIFEST, model_id="b"), Path("/b"), OPTIONS, "1.2.3")
     write_repository(FILES | other, tmp_path / "repository")
     write_repository(other, tmp_path / "repository")
     assert set(snapshot(tmp_path / "repository")) == set(other)

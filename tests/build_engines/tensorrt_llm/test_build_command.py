@@ -179,9 +179,9 @@ def test_verify_lists_its_checks_and_names_those_that_fail(builder: Builder, her
         0,
         [
             "ok      digests of 6 files",
-            "ok      TensorRT-LLM version: 1.2.1",
             "ok      GPU architecture: sm90",
             "ok      number of GPUs: 2",
+            "ok      TensorRT-LLM version: 1.2.1",
         ],
     )
     engine = folder / "engine" / "rank1.engine"

@@ -180,7 +180,7 @@ def test_generation_config_has_end_tokens_and_sampling_defaults(spec: TensorRtLl
     (spec.source.folder / "generation_config.json").write_text(json.dumps(generation))
     source = Source.load(spec.source.folder, spec.plan.entry)
     manifest = artifact.verify(build(replace(spec, source=source), tmp_path / "artifacts"))
-    assert (manifest.eos_token_ids, manifest.sampling) == ((261, 7), {"temperature": 0.6})
+    assert (manifest.eos_token_ids, manifest.sampling) == (frozenset({261, 7}), {"temperature": 0.6})
 
 
 def test_other_adapters_of_the_same_shape_need_no_other_engine(spec: TensorRtLlmSpec, tmp_path: Path) -> None:

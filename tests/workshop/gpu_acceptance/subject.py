@@ -29,7 +29,7 @@ class Subject:
     client: OpenAI
     model: str
     backend: str
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: frozenset[int]
     context_window: int
 
     def post(self, path: str, **fields: Any) -> Any:

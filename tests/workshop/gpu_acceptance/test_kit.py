@@ -309,7 +309,7 @@ class BadSubject(Subject):
 def test_every_claim_fails_on_a_bad_server(name: str, record_property: Callable[[str, str], None]) -> None:
     claim = getattr(claims, name)
     backend = "pytorch" if name == "test_prompt_cache" else "engine"
-    subject = BadSubject(cast(OpenAI, None), "demo", backend, eos_token_ids=(3,), context_window=2048)
+    subject = BadSubject(cast(OpenAI, None), "demo", backend, eos_token_ids=frozenset({3}), context_window=2048)
     given = {"subject": subject, "record_property": record_property}
     with pytest.raises(AssertionError):
         claim(**{argument: given[argument] for argument in claim.__annotations__ if argument in given})

@@ -1,0 +1,31 @@
+"""The facts of a model: a build finds them, its artifact stores them, and engine, stages and frontend read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The facts that pass from the build of a model to its use as they are."""
+
+    context_window: int  # tokens of prompt and completion together
+    eos_token_ids: frozenset[int]
+    precision: str = "f16"  # matrices and KV cache
+    options: Mapping[str, str] = {}  # the runtime's own
+    requires: Mapping[str, str] = {}  # properties of the serving machine: see machine.why_unfit
+    adapters: Mapping[str, str] = {}  # LoRA adapters in the artifact: name to path
+    pooling: str = ""  # a value of Pooling: the model embeds; empty: it generates
+    labels: tuple[str, ...] = ()  # those of the scores, in their order, of a model that scores
+    has_token_types: bool = False  # the vocabulary is there twice: the tokens of a pair's second text are others
+    min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: none is useful
+    # A default of a factory is written too: frontends until November 2026 require these three.
+    tool_call_format: str = field(default_factory=str)
+    reasoning_format: str = field(default_factory=str)  # a name in `reasoning_formats`; empty: no thinking
+    template_fields: tuple[str, ...] = field(default_factory=tuple)  # read by its chat template; see REASONING_FIELDS
+
+    def facts(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {name: getattr(self, name) for name in ModelFacts.__struct_fields__}
