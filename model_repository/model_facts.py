@@ -21,10 +21,12 @@ class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     labels: tuple[str, ...] = ()  # those of the scores, in their order, of a model that scores
     has_token_types: bool = False  # the vocabulary is there twice: the tokens of a pair's second text are others
     min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: none is useful
-    # A default of a factory is written too: frontends until November 2026 require these three.
-    tool_call_format: str = field(default_factory=str)
-    reasoning_format: str = field(default_factory=str)  # a name in `reasoning_formats`; empty: no thinking
-    template_fields: tuple[str, ...] = field(default_factory=tuple)  # read by its chat template; see REASONING_FIELDS
+    # These three are written even if empty, since frontends until November 2026 require them: msgspec leaves out plain
+    # defaults alone.
+    tool_call_format: str = field(default_factory=lambda: "")
+    reasoning_format: str = field(default_factory=lambda: "")  # a name in `reasoning_formats`; empty: no thinking
+    # Variables, REASONING_FIELDS and `name` of messages that the chat template reads.
+    template_fields: tuple[str, ...] = field(default_factory=lambda: ())
 
     def facts(self) -> dict[str, Any]:
         """Return them by name."""
