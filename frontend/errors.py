@@ -31,7 +31,7 @@ APIError
     ├── TritonUnreachable        no connection to Triton
     │   └── NotTaken             and the engine does not have the request
     ├── TritonTimeout            Triton did not answer before the deadline
-    ├── QueueFull                the model is full; Retry-After comes from its completion rate
+    ├── QueueFull                a queue for requests, or for the chunks of an answer, is full
     ├── ModelNotReady            the model is known, but not loaded
     └── StageUnhealthy           a stage's process is dead and needs a reload
 """
@@ -43,7 +43,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from model_repository.contract.tensors import KEY_VARIABLE
+from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, stage_name
 from model_repository.system.command_parser import did_you_mean
 
 _MAX_COMPARED = 256  # characters of a name: the search for near ones takes time for each
@@ -68,6 +68,7 @@ class APIError(Exception):
     type: ClassVar[str] = "server_error"
     code: str | None = None
     headers: Mapping[str, str] = {}
+    is_over: bool = False  # the engine refused the request, or never had it, or has ended it
     index: int | None = None  # of the completion that failed, in its request
 
     def __init__(
@@ -100,6 +101,7 @@ class InvalidRequest(APIError):
     """The client's mistake."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
+    is_over = True
 
 
 class CannotContinue(InvalidRequest):
@@ -162,6 +164,7 @@ class NotFound(APIError):
     """No such route."""
 
     status, type, code = 404, "invalid_request_error", "not_found"
+    is_over = True
 
 
 class ModelNotFound(NotFound):
@@ -260,6 +263,7 @@ class RateLimited(APIError):
     """A limit of the key is reached. The code may also be `tokens` or `too_many_waiting`."""
 
     status, type, code = 429, "rate_limit_error", "requests"
+    is_over = True
 
 
 class ServerError(APIError):
@@ -320,7 +324,9 @@ class Overloaded(APIError):
 
 
 class QueueFull(Overloaded):
-    """The model has no room for this request in time. Its Retry-After is estimated."""
+    """A queue for requests, or for the chunks of an answer, is full. Admission estimates the time to retry."""
+
+    is_over = True
 
 
 class TritonUnreachable(Overloaded):
@@ -365,6 +371,8 @@ class ModelNotReady(Overloaded):
 class ModelUnloaded(ModelNotReady):
     """The model was unloaded during the request."""
 
+    is_over = True
+
     def __init__(self) -> None:
         super().__init__("The model was unloaded before this request was finished.")
 
@@ -391,6 +399,7 @@ class StageUnhealthy(Overloaded):
     def __init__(self, stage: str) -> None:
         super().__init__("A part of the model's pipeline is down and is being reloaded.")
         self.stage = stage
+        self.is_over = stage == stage_name(ensemble_of_stage(stage), "engine")
 
 
 def retry_headers(wait_s: float | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from frontend.errors import APIError, Overloaded, ReaderTooSlow
+from frontend.errors import APIError, QueueFull, ReaderTooSlow
 from model_repository.contract.output import Announcement, GenerationChunk, Usage
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
@@ -95,7 +95,7 @@ class ChunkQueue:
         if self._error is None and not self.is_finished and not is_empty:
             self._count(_num_bytes(chunk))
             if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
-                self._overflow(ReaderTooSlow() if self._is_stream else Overloaded("The answer is too large."))
+                self._overflow(ReaderTooSlow() if self._is_stream else QueueFull("The answer is too large."))
                 return
             if not self._is_stream and not isinstance(chunk, Announced):
                 self._parts.append(chunk)

@@ -94,7 +94,7 @@ def _known_error(message: str) -> APIError | None:
         case stage_errors.InvalidRequest() as error:
             return _client_mistake(errors.InvalidRequest, error)
         case stage_errors.Overloaded():
-            return errors.Overloaded("The model's queue is full.")
+            return errors.QueueFull("The model's queue is full.")
         case stage_errors.TooManyWaiting() as error:
             return errors.RateLimited(error.text, code="too_many_waiting", headers=errors.retry_headers(1.0))
         case stage_errors.KeyRefused():

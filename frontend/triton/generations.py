@@ -22,8 +22,6 @@ from model_repository.contract.tensors import ensemble_of_stage, stage_name
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
-# The engine refused the request, or never had it, or has ended it. So does Overloaded itself: the queue was full.
-_OVER = (errors.InvalidRequest, errors.NotFound, errors.RateLimited, errors.ModelUnloaded)
 
 
 class Generations:
@@ -67,7 +65,7 @@ class Generations:
         """
         started_at = time.monotonic()
         queue: ChunkQueue | None = None
-        is_generating = True  # errors below may prove otherwise
+        is_generating = True
         try:
             try:
                 queue = await self._send(ensemble, request, on_end)
@@ -78,9 +76,8 @@ class Generations:
                 queue = await self._send(ensemble, request, on_end)
             yield queue
         except APIError as exc:
-            is_generating = not isinstance(exc, _OVER) and type(exc) is not errors.Overloaded
+            is_generating = not exc.is_over
             if isinstance(exc, errors.StageUnhealthy):
-                is_generating = exc.stage != stage_name(ensemble, "engine")  # a dead engine has nothing to cancel
                 self.on_stage_down(exc.stage, started_at)
             if isinstance(exc, errors.TritonUnreachable) and (queue is None or queue.is_waiting):
                 raise errors.NotTaken() from exc

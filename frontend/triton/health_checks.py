@@ -13,7 +13,7 @@ from frontend.errors import (
     APIError,
     ModelNotFound,
     NotFinite,
-    Overloaded,
+    QueueFull,
     StageUnhealthy,
     TritonTimeout,
     TritonUnreachable,
@@ -100,7 +100,7 @@ async def require_tokens(triton: TritonClient, ensemble: str, before: EngineStat
     except NotFinite:  # the stages work, and each such request gets this error
         return True
     except APIError as exc:
-        if type(exc) not in (Overloaded, TritonTimeout):  # a full queue, or other requests were first
+        if not isinstance(exc, QueueFull | TritonTimeout):  # other requests were first
             raise
         if not await _is_busy(triton, ensemble, before, within_s=(1 - _SHARE_OF_TOKEN) * deadline_s):
             raise

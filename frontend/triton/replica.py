@@ -16,7 +16,7 @@ from frontend.errors import (
     InvalidRequest,
     ModelNotReady,
     NotFound,
-    Overloaded,
+    QueueFull,
     RateLimited,
     ReaderTooSlow,
     StageUnhealthy,
@@ -234,11 +234,11 @@ class Replica:
         match exc:
             case InvalidRequest() | RateLimited() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
                 return  # no fault of the server
-            case TritonTimeout():
+            case QueueFull() | TritonTimeout():
                 return  # a long text may take longer to tokenize; the health monitor judges silence
             case TritonUnreachable() | StageUnhealthy():
                 self.open_circuit(ensemble)
-            case _ if type(exc) is not Overloaded:  # a full queue is no failure
+            case _:
                 self._judge(ensemble, CircuitBreaker.failed)
 
     def _judge(self, ensemble: str, verdict: Callable[[CircuitBreaker], None]) -> None:

@@ -94,7 +94,7 @@ async def test_a_stream_that_cannot_be_opened_fails_those_that_wait_and_the_next
 ) -> None:
     server.opening = [Overloaded("full").message()]
     failures = await asyncio.gather(*(failure_of(client) for _ in range(2)))
-    assert [type(failure) for failure in failures] == [errors.Overloaded] * 2
+    assert [type(failure) for failure in failures] == [errors.QueueFull] * 2
     server.opening, server.script = [], list(chunks("a"))
     assert await completion_of(client) == chunks("a")
     assert (server.num_opened, len(server.requests), server.controls.qsize()) == (2, 1, 0)
@@ -237,7 +237,7 @@ async def test_an_error_of_a_message_fails_exactly_its_requests(server: FakeTrit
     async with running(server, client, 1) as others:
         server.refusal = Overloaded("full").message()
         failures = await asyncio.gather(*(failure_of(client) for _ in range(3)))
-        assert [type(failure) for failure in failures] == [errors.Overloaded] * 3
+        assert [type(failure) for failure in failures] == [errors.QueueFull] * 3
         assert [batch.numbers for batch in server.batches] == [[1], [2, 3, 4]]
         server.refusal = InvalidRequest("9 is too much", "max_tokens").message()
         assert (await failure_of(client)).param == "max_tokens"

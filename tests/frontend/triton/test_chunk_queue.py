@@ -101,7 +101,7 @@ async def test_one_long_chunk_is_never_too_much() -> None:
         assert await queue.get() == chunk
 
 
-@pytest.mark.parametrize(("is_stream", "error"), [(True, errors.ReaderTooSlow), (False, errors.Overloaded)])
+@pytest.mark.parametrize(("is_stream", "error"), [(True, errors.ReaderTooSlow), (False, errors.QueueFull)])
 async def test_all_readers_of_a_sender_have_bounded_memory(
     monkeypatch: pytest.MonkeyPatch, is_stream: bool, error: type[errors.APIError]
 ) -> None:

@@ -36,7 +36,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (InvalidRequest("x", "output_batch").message(), errors.InvalidRequest, "tokens"),
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
-        (Overloaded("x").message(), errors.Overloaded, None),
+        (Overloaded("x").message(), errors.QueueFull, None),
         (TooManyWaiting("x").message(), errors.RateLimited, None),
         (EngineFailed("secret").message(), errors.EngineFailed, None),
         (NotFinite().message(), errors.NotFinite, "prompt"),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec.structs
 import pytest
 
-from frontend.errors import APIError, EngineFailed, Overloaded, StageUnhealthy, TritonUnreachable
+from frontend.errors import APIError, EngineFailed, QueueFull, StageUnhealthy, TritonUnreachable
 from frontend.triton.health_checks import check_health
 from frontend.triton.models import ModelSnapshot, ServedModel
 from model_repository.contract.output import EngineStats
@@ -59,7 +59,7 @@ class Busy(FakeTriton):
         return msgspec.structs.replace(stats, num_waiting=3, num_step_tokens=self.num_step_tokens)
 
 
-@pytest.mark.parametrize("obstacle", [Overloaded("The model's queue is full."), asyncio.Event()])
+@pytest.mark.parametrize("obstacle", [QueueFull("The model's queue is full."), asyncio.Event()])
 async def test_an_engine_that_is_too_busy_for_a_probe_is_well_while_it_makes_tokens(
     obstacle: APIError | asyncio.Event,
 ) -> None:

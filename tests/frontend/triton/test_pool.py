@@ -17,7 +17,7 @@ from frontend.errors import (
     InvalidRequest,
     ModelNotReady,
     NotTaken,
-    Overloaded,
+    QueueFull,
     RateLimited,
     ReaderTooSlow,
     TritonTimeout,
@@ -142,9 +142,7 @@ async def test_a_request_that_fails_at_one_replica_is_sent_once_more_to_another_
     assert sorted(triton.asked) == [ENSEMBLE, f"{ENSEMBLE}@2"]
 
 
-@pytest.mark.parametrize(
-    "error", [TritonUnreachable(), NotTaken(), EngineFailed(), Overloaded("full"), TritonTimeout()]
-)
+@pytest.mark.parametrize("error", [TritonUnreachable(), NotTaken(), EngineFailed(), QueueFull("full"), TritonTimeout()])
 async def test_what_fails_before_its_first_chunk_is_sent_once_more_elsewhere(error: APIError) -> None:
     bad, good = FakeTriton([error]), FakeTriton(chunks("a", "b"))
     pool = await pool_of(bad, good)
@@ -239,6 +237,13 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     await pool.run_probes()
     assert triton.requests[-1].params.max_tokens == 1
     assert await pool.text() == "x"
+
+
+async def test_a_full_queue_is_no_failure_of_the_model() -> None:
+    pool = await pool_of(FakeTriton([QueueFull("full")]))
+    for _ in range(MAX_FAILURES + 1):
+        with pytest.raises(QueueFull):
+            await pool.text()
 
 
 async def test_a_stage_that_is_down_sends_requests_elsewhere_at_once() -> None:
