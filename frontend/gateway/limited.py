@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import os
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from frontend.caller import ANONYMOUS, KeyRole
 from frontend.errors import CannotContinue, UnsupportedValue, shown
 from frontend.gateway.authentication import KEY_LIMITS
+from frontend.gateway.charge import Charge, Outcome
 from frontend.gateway.headers import rate_headers
 from frontend.gateway.key_file import KeyLimits
 from frontend.gateway.limiter import LocalLimiter, local_limiter
@@ -26,7 +26,6 @@ from frontend.gateway.types import AdmissionRequest, Lease, RateLimits
 from frontend.protocol.fields import QueuedBody
 from frontend.protocol.priority import Priority
 from frontend.request_context import (
-    CLIENT_CLOSED,
     FACTS,
     LIMITS,
     LIMITS_SOCKET,
@@ -34,7 +33,6 @@ from frontend.request_context import (
     TRITON,
     Admitted,
     Chunks,
-    RequestFacts,
     sender_of,
 )
 from frontend.settings import Settings
@@ -101,56 +99,37 @@ class Limits:
         Raises:
             APIError: a limit of the key is reached, or the model has no room.
         """
-        facts, window = request[FACTS], name.model.parameters.context_window
-        triton, params, key = request.app[TRITON], generations[0].params, facts.caller.id
-        max_tokens = params.max_tokens
-        if max_tokens >= window:  # no limit: few completions are as long
-            max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
-        nums_prompt_tokens = [
-            num_kept_tokens(each.params, _num_tokens(each.prompt, window), window)
-            for each in generations[::num_per_prompt]
-        ]
-        num_prompt_tokens = sum(nums_prompt_tokens)
-        first = AdmissionRequest(
-            sender=sender_of(request),
-            scopes=self._policy.scopes(key, self._rates(request), name.model.id),
-            num_charged_tokens=num_prompt_tokens + len(generations) * max_tokens,
-            num_completions=len(generations) if name.model.parameters.task is Task.GENERATE else 1,
-            model=name.model.id,
-            num_tokens=nums_prompt_tokens[0] + max_tokens,
-            num_prompt_tokens=nums_prompt_tokens[0],
-            num_replicas=max(1, triton.num_ready(name.model_id)),
-            max_sequences=_num_places(name.model.parameters),
-            priority=_allowed_priority(body, self._highest_priority(request)),
-        )
-        usages: dict[int, Usage] = {}
-        is_settled = False
+        triton, facts, params = request.app[TRITON], request[FACTS], generations[0].params
+        first, nums_prompt_tokens = self._estimate(request, body, name, generations, num_per_prompt)
         has_images = all(generations[0].images)
         # A place does not wait for images to be fetched.
         lease = request[_LEASE] = await self.limiter.acquire(first if has_images else replace(first, model=""))
-
-        def end(index: int, place: Lease, usage: Usage | None) -> None:
-            nonlocal is_settled
-            self.limiter.leave(place)
-            if usage is not None:
-                usages[index] = usage
-                mean = self._mean_lengths.setdefault(name.model.id, _FIRST_LENGTH)
-                self._mean_lengths[name.model.id] += _WEIGHT * (usage.num_output_tokens - mean)
-            if len(usages) == len(generations):
-                num_input = sum(usages[each].num_input_tokens for each in range(0, len(usages), num_per_prompt))
-                self.limiter.release(lease, num_input + sum(each.num_output_tokens for each in usages.values()))
-                is_settled = True
+        charge = Charge(
+            num_estimated=first.num_charged_tokens,
+            num_prompt_tokens=sum(nums_prompt_tokens),
+            num_completions=len(generations),
+            num_per_prompt=num_per_prompt,
+            is_stream=params.is_stream,
+            on_settled=functools.partial(self.limiter.release, lease),
+        )
 
         @asynccontextmanager
         async def running(index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
+            def end(usage: Usage | None) -> None:
+                self.limiter.leave(place)
+                if usage is not None:
+                    mean = self._mean_lengths.setdefault(name.model.id, _FIRST_LENGTH)
+                    self._mean_lengths[name.model.id] += _WEIGHT * (usage.num_output_tokens - mean)
+                    charge.used(index, usage)
+
             place = lease
             if index or not has_images:
                 num = nums_prompt_tokens[index // num_per_prompt]
-                own = replace(first, scopes=(), num_tokens=num + max_tokens, num_prompt_tokens=num, is_first=not index)
+                num_tokens = num + first.num_tokens - first.num_prompt_tokens
+                own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not index)
                 place = await self.limiter.acquire(own)
             try:
-                on_end = functools.partial(end, index, place)
-                async with aclosing(triton.generate(name.model_id, generation, on_end, index=index)) as chunks:
+                async with aclosing(triton.generate(name.model_id, generation, end, index=index)) as chunks:
                     yield chunks
             finally:
                 if place is lease:
@@ -158,32 +137,18 @@ class Limits:
                 else:
                     self.limiter.release(place, 0)
 
-        # Of a request without streaming that is aborted or cannot continue the usage is unknown: charge the estimate.
-        num_tokens = first.num_charged_tokens
+        outcome = Outcome.ABANDONED
         try:
-            priority = _ENGINE_PRIORITIES[first.priority]
             # One key must not learn from cached tokens, or from the time of an answer, what another key has asked.
-            salt = "" if key == ANONYMOUS.id else key
-            admitted = [
-                replace(each, params=replace(each.params, priority=priority, sender=first.sender, cache_salt=salt))
-                for each in generations
-            ]
-            yield Admitted(admitted, running)
-            if params.is_stream or facts.error_code != CLIENT_CLOSED:
-                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
-        except asyncio.CancelledError:
-            if params.is_stream:
-                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
-            raise
+            salt = "" if facts.caller.id == ANONYMOUS.id else facts.caller.id
+            fields = {"priority": _ENGINE_PRIORITIES[first.priority], "sender": first.sender, "cache_salt": salt}
+            yield Admitted([replace(each, params=replace(each.params, **fields)) for each in generations], running)
+            outcome = Outcome.ANSWERED
         except Exception as exc:
-            if facts.ttft_s is not None:
-                num_tokens = _num_tokens_used(facts, num_prompt_tokens)
-            elif not isinstance(exc, CannotContinue):
-                num_tokens = 0
+            outcome = Outcome.EXHAUSTED if isinstance(exc, CannotContinue) else Outcome.REFUSED
             raise
         finally:
-            if not is_settled:
-                self.limiter.release(lease, num_tokens)
+            charge.settle(outcome, facts.stream)
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request that generates nothing, or raise RateLimited."""
@@ -192,6 +157,37 @@ class Limits:
         if scopes:
             lease = request[_LEASE] = await self.limiter.acquire(AdmissionRequest(sender=key, scopes=scopes))
             self.limiter.release(lease, 0)
+
+    def _estimate(
+        self,
+        request: web.Request,
+        body: QueuedBody,
+        name: ModelName,
+        generations: Sequence[GenerationRequest],
+        num_per_prompt: int,
+    ) -> tuple[AdmissionRequest, list[int]]:
+        """Return the first completion as the limits see it, and the number of tokens of each prompt."""
+        parameters = name.model.parameters
+        window, max_tokens = parameters.context_window, generations[0].params.max_tokens
+        if max_tokens >= window:  # no limit: few completions are as long
+            max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
+        nums_prompt_tokens = [
+            num_kept_tokens(each.params, _num_tokens(each.prompt, window), window)
+            for each in generations[::num_per_prompt]
+        ]
+        first = AdmissionRequest(
+            sender=sender_of(request),
+            scopes=self._policy.scopes(request[FACTS].caller.id, self._rates(request), name.model.id),
+            num_charged_tokens=sum(nums_prompt_tokens) + len(generations) * max_tokens,
+            num_completions=len(generations) if parameters.task is Task.GENERATE else 1,
+            model=name.model.id,
+            num_tokens=nums_prompt_tokens[0] + max_tokens,
+            num_prompt_tokens=nums_prompt_tokens[0],
+            num_replicas=max(1, request.app[TRITON].num_ready(name.model_id)),
+            max_sequences=_num_places(parameters),
+            priority=_allowed_priority(body, self._highest_priority(request)),
+        )
+        return first, nums_prompt_tokens
 
     def _rates(self, request: web.Request) -> RateLimits:
         """Return the rates of the caller's key; the settings are the default for each of them."""
@@ -246,11 +242,3 @@ def _num_tokens(prompt: Prompt, context_window: int) -> int:
             tools = tool_use.tools if tool_use is not None else ()
             num_bytes = len(orjson.dumps((messages, tools, template_kwargs)))
     return min(math.ceil(num_bytes / _BYTES_PER_TOKEN), context_window)
-
-
-def _num_tokens_used(facts: RequestFacts, num_prompt_tokens: int) -> int:
-    """Number of tokens of completions that were cut; before their first token it is the prompts' estimate."""
-    record = facts.stream
-    if record is None:
-        return num_prompt_tokens
-    return (record.num_input_tokens or num_prompt_tokens) + record.num_output_tokens
