@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from build_engines import artifact
 from build_engines.tensorrt_llm import import_checkpoint
 from build_engines.tensorrt_llm.tool import ToolRun
 from build_engines.weight_files import INDEX_FILE, SINGLE_FILE
@@ -41,10 +40,8 @@ def imported(checkpoint: Path, work_dir: Path, num_bytes: int, run: Callable[[To
     target = work_dir / f"imported-{hashlib.sha256(repr(states).encode()).hexdigest()[:12]}"
     if not target.is_dir():
         work_dir.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=work_dir))
-        aside.chmod(0o755)
         logger.info("import      %s has no safetensors or no tokenizer.json: transformers makes them", checkpoint)
-        try:
+        with artifact.written_aside(target) as aside:
             run(
                 ToolRun(
                     name="import",
@@ -55,8 +52,4 @@ def imported(checkpoint: Path, work_dir: Path, num_bytes: int, run: Callable[[To
                     num_bytes=num_bytes,
                 )
             )
-            aside.rename(target)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
     return target

@@ -6,11 +6,11 @@ import hashlib
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from build_engines import artifact
 from build_engines.errors import BuildError
 from build_engines.tensorrt_llm.checks import TARGET_VERSION
 from build_engines.tensorrt_llm.recipe import (
@@ -104,12 +104,10 @@ class Work:
 
     def _run_aside(self, target: Path, locks: tuple[int, ...], step_into: Callable[[Path], Step]) -> None:
         # The name is new each time, because children of a killed tool may still be writing to an old folder.
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=self.folder))
-        aside.chmod(0o755)
-        step = step_into(aside)
-        log = self.folder / f"{step.name}.log"
-        logger.info("%s  %s", step.name.ljust(10), step.text)
-        try:
+        with artifact.written_aside(target) as aside:  # a present target has damaged files
+            step = step_into(aside)
+            log = self.folder / f"{step.name}.log"
+            logger.info("%s  %s", step.name.ljust(10), step.text)
             self.run(
                 ToolRun(
                     name=step.name,
@@ -122,12 +120,7 @@ class Work:
                 )
             )
             num_bytes = _record(step, log)
-            shutil.rmtree(target, ignore_errors=True)  # it has damaged files
-            aside.rename(target)
-            logger.info("%s  done: %.1f GB", step.name.ljust(10), num_bytes / 1e9)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+        logger.info("%s  done: %.1f GB", step.name.ljust(10), num_bytes / 1e9)
 
     def _remove_leftovers(self) -> None:
         for leftover in self.folder.glob(".*.*"):
