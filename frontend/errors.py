@@ -1,38 +1,41 @@
 """The errors of requests. Each class has its status; one middleware writes the error envelope.
 
 APIError
-├── InvalidRequest 400           with field, value and rule
+├── InvalidRequest 400           the client's mistake: names field, value and rule
+│   ├── CannotContinue           nothing can follow in a running completion
 │   ├── ValidationFailed         schema, range, missing field: 400, or the status of `validation_status`
 │   ├── InvalidJSON              the body is not a JSON object in UTF-8
 │   ├── UnsupportedValue         a known field with an unsupported value
-│   └── ContextLengthExceeded    the prompt alone fills the context window
+│   └── ContextLengthExceeded    the prompt leaves no room for one token in the context window
 ├── AuthenticationFailed 401     the API key is missing, unknown or expired
 ├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
-│   └── ModelNotFound            no such model
-│       └── AdapterNotFound      the engine has no such LoRA adapter
+│   └── ModelNotFound            this server does not serve the model
+│       └── AdapterNotFound      the engine has unloaded the LoRA adapter, and this process has not noticed yet
 ├── MethodNotAllowed 405
-├── RequestTooLarge 413
-├── UnsupportedMediaType 415     the body is not sent as JSON
+├── RequestTooLarge 413          the body is longer than `max_body_bytes`
+├── UnsupportedMediaType 415     the body is not sent as JSON: web pages can send other types without our consent
 │   └── UnsupportedCoding        the body is compressed by another method than those of CONTENT_CODINGS
 ├── URLTooLong 414, HeadersTooLarge 431
 ├── RequestTimeout 408           the client sent the request too slowly
 ├── ReaderTooSlow                an event only: the client read the stream too slowly
-├── RateLimited 429              a limit of the key; with Retry-After unless the request can never succeed
-├── ServerError 500              unexpected; its text never reaches the client
-│   ├── TritonKeyRefused         Triton's restricted APIs need another key
-│   ├── NotFinite                the model's numbers for this request are NaN or infinite
+├── RateLimited 429              a limit of the key; with Retry-After unless the request can never succeed; the code
+│                                may also be `tokens` or `too_many_waiting`
+├── ServerError 500              unexpected: the log has the cause, the answer does not
+│   ├── TritonKeyRefused         Triton's restricted APIs need a key that this frontend does not have
+│   ├── NotFinite                the model's numbers for this request are NaN or infinite, also at each further try
 │   └── EngineFailed             the engine failed during this request
 │       ├── BadAnswer            Triton's answer cannot be read
 │       └── OutputStreamNotOpen  the engine does not know the output stream
 ├── GenerationTimeout 504        the request took longer than `request_timeout_s`
-└── Overloaded 503               full, or not ready; with Retry-After
-    ├── Draining                 the server is about to stop
+└── Overloaded 503               full, or not ready: trying again may help; with Retry-After
+    ├── Draining                 the server is about to stop; another one may take the request, on another connection
     ├── TritonUnreachable        no connection to Triton
     │   └── NotTaken             and the engine does not have the request
     ├── TritonTimeout            Triton did not answer before the deadline
     ├── QueueFull                a queue for requests, or for the chunks of an answer, is full
     ├── ModelNotReady            the model is known, but not loaded
+    │   └── ModelUnloaded        the model was unloaded during the request
     └── StageUnhealthy           a stage's process is dead and needs a reload
 """
 
@@ -98,8 +101,6 @@ class APIError(Exception):
 
 
 class InvalidRequest(APIError):
-    """The client's mistake."""
-
     status, type, code = 400, "invalid_request_error", "invalid_value"
     is_over = True
 
@@ -130,46 +131,32 @@ class ValidationFailed(InvalidRequest):
 
 
 class InvalidJSON(InvalidRequest):
-    """The body is not a JSON object in UTF-8."""
-
     code = "invalid_json"
 
 
 class UnsupportedValue(InvalidRequest):
-    """A known field with an unsupported value."""
-
     code = "unsupported_value"
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt leaves no room for one token in the context window."""
-
     code = "context_length_exceeded"
 
 
 class AuthenticationFailed(APIError):
-    """The API key is missing, unknown or expired."""
-
     status, type, code = 401, "authentication_error", "invalid_api_key"
     headers: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
 
 
 class PermissionDenied(APIError):
-    """The API key does not allow the request."""
-
     status, type, code = 403, "permission_error", "permission_denied"
 
 
 class NotFound(APIError):
-    """No such route."""
-
     status, type, code = 404, "invalid_request_error", "not_found"
     is_over = True
 
 
 class ModelNotFound(NotFound):
-    """The request names a model that this server does not serve."""
-
     code = "model_not_found"
 
     def __init__(self, model_id: str, known: Iterable[str] = ()) -> None:
@@ -180,8 +167,6 @@ class ModelNotFound(NotFound):
 
 
 class AdapterNotFound(ModelNotFound):
-    """The engine has unloaded the LoRA adapter, and this process has not noticed yet."""
-
     def __init__(self) -> None:
         NotFound.__init__(self, "The model has no such adapter.", param="model")
 
@@ -201,14 +186,10 @@ class MethodNotAllowed(APIError):
 
 
 class RequestTooLarge(APIError):
-    """The body is longer than `max_body_bytes`."""
-
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
 class UnsupportedMediaType(APIError):
-    """The body is not sent as JSON. Web pages can send other media types without the server's consent."""
-
     status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
@@ -226,27 +207,19 @@ class UnsupportedCoding(UnsupportedMediaType):
 
 
 class RequestTimeout(APIError):
-    """The client took too long to send the request."""
-
     status, type, code = 408, "invalid_request_error", "request_timeout"
     headers: Mapping[str, str] = {"Connection": "close"}
 
 
 class URLTooLong(APIError):
-    """The URL is longer than the limit."""
-
     status, type, code = 414, "invalid_request_error", "url_too_long"
 
 
 class HeadersTooLarge(APIError):
-    """A header is too long, or there are too many headers."""
-
     status, type, code = 431, "invalid_request_error", "headers_too_large"
 
 
 class ReaderTooSlow(APIError):
-    """The client is too far behind in reading its stream."""
-
     status, type, code = 408, "invalid_request_error", "reader_too_slow"
 
     def __init__(self) -> None:
@@ -254,21 +227,15 @@ class ReaderTooSlow(APIError):
 
 
 class GenerationTimeout(APIError):
-    """The answer took longer than `request_timeout_s`."""
-
     status, type, code = 504, "server_error", "generation_timeout"
 
 
 class RateLimited(APIError):
-    """A limit of the key is reached. The code may also be `tokens` or `too_many_waiting`."""
-
     status, type, code = 429, "rate_limit_error", "requests"
     is_over = True
 
 
 class ServerError(APIError):
-    """An unexpected error: the log has the cause, the answer does not."""
-
     code = "internal_error"
 
     def __init__(self, message: str = "The server failed while it worked on this request.") -> None:
@@ -276,8 +243,6 @@ class ServerError(APIError):
 
 
 class TritonKeyRefused(ServerError):
-    """Triton's restricted APIs need a key that this frontend does not have."""
-
     code = "triton_key_refused"
 
     def __init__(self) -> None:
@@ -288,8 +253,6 @@ class TritonKeyRefused(ServerError):
 
 
 class NotFinite(ServerError):
-    """The model's numbers for this request are NaN or infinite, now and at each further try."""
-
     code = "not_finite"
     headers: Mapping[str, str] = {"x-should-retry": "false"}
 
@@ -300,8 +263,6 @@ class NotFinite(ServerError):
 
 
 class EngineFailed(ServerError):
-    """The engine failed during this request."""
-
     code = "engine_failed"
 
     def __init__(self, message: str = "The engine failed while it worked on this request.") -> None:
@@ -317,15 +278,11 @@ class OutputStreamNotOpen(EngineFailed):
 
 
 class Overloaded(APIError):
-    """The server cannot take this request now; trying again may help."""
-
     status, type, code = 503, "overloaded_error", "overloaded"
     headers: Mapping[str, str] = {"Retry-After": "1"}
 
 
 class QueueFull(Overloaded):
-    """A queue for requests, or for the chunks of an answer, is full. Admission estimates the time to retry."""
-
     is_over = True
 
 
@@ -351,8 +308,6 @@ class NotTaken(TritonUnreachable):
 
 
 class TritonTimeout(Overloaded):
-    """Triton did not answer before the deadline."""
-
     code = "triton_timeout"
 
     def __init__(self, message: str = "The inference server did not answer in time.") -> None:
@@ -360,8 +315,6 @@ class TritonTimeout(Overloaded):
 
 
 class ModelNotReady(Overloaded):
-    """The model is known, but not loaded."""
-
     code = "model_not_ready"
 
     def __init__(self, message: str) -> None:
@@ -369,8 +322,6 @@ class ModelNotReady(Overloaded):
 
 
 class ModelUnloaded(ModelNotReady):
-    """The model was unloaded during the request."""
-
     is_over = True
 
     def __init__(self) -> None:
@@ -378,8 +329,6 @@ class ModelUnloaded(ModelNotReady):
 
 
 class Draining(Overloaded):
-    """This server is about to stop. Another server may take the request, on another connection."""
-
     code = "draining"
     headers: Mapping[str, str] = {"Retry-After": "1", "Connection": "close"}
 
