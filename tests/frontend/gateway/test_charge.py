@@ -71,6 +71,8 @@ def test_without_all_usages_the_charge_is_of_the_outcome_and_the_tokens_so_far(
         charge.used(index, USAGE)
     charge.settle(outcome, record_of(state, is_stream=is_stream))
     charge.settle(Outcome.ANSWERED, None)
+    for index in range(2):
+        charge.used(index, USAGE)
     assert settled == [num_tokens]
 
 
