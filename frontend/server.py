@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from frontend.app import create_app
 from frontend.connections.certificates import Certificates
-from frontend.connections.connection import HEADER_TIMEOUT_S, LINGERING_S, Connection, drop_dead_peers
+from frontend.connections.connection import HEADER_TIMEOUT_S, LINGERING_S, Connection, answer, drop_dead_peers
 from frontend.connections.crowd import Crowd, max_connections, raise_file_limit
 from frontend.connections.refusals import PARSER_LIMITS
 from frontend.operations.app import create_operations_app
@@ -54,12 +55,12 @@ def app_runner(
     settings: Settings,
     tritons: Mapping[str, TritonClient] | None = None,
     tell_others: Callable[[], None] = lambda: None,
-) -> web.AppRunner:
+) -> ConnectionRunner:
     """Return the runner of the application; not set up. The arguments are those of `create_app`."""
     return ConnectionRunner(create_app(settings, tritons, tell_others), settings, max_connections())
 
 
-def operations_runner(public: web.AppRunner, supervisor: Supervisor) -> web.AppRunner:
+def operations_runner(public: ConnectionRunner, supervisor: Supervisor) -> ConnectionRunner:
     """Return the runner of the operations port; not set up. `public` is set up.
 
     Its handlers continue when their clients hang up, so that an unload is never half done.
@@ -141,7 +142,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
 
 
 async def _listen(
-    runner: web.AppRunner, host: str, port: int, is_shared: bool, certificates: Certificates | None
+    runner: ConnectionRunner, host: str, port: int, is_shared: bool, certificates: Certificates | None
 ) -> list[str] | None:
     """Listen and return the URLs; log that the port is not available and return None if so."""
     context = None if certificates is None else certificates.context
@@ -150,17 +151,17 @@ async def _listen(
         if host == "::":  # the event loop would open it for IPv6 alone
             both = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=is_shared)
             where = {"sock": both}
-        await Site(runner, context, **where).start()
+        addresses = await runner.listen(context, **where)
     except OSError as exc:
         log_unavailable(host, port, exc)
         return None
     scheme = "http" if context is None else "https"
-    names = [(f"[{address}]" if ":" in address else address, port) for address, port, *_ in runner.addresses]
+    names = [(f"[{address}]" if ":" in address else address, port) for address, port, *_ in addresses]
     return [f"{scheme}://{name}:{port}" for name, port in names]
 
 
 class ConnectionRunner(web.AppRunner):
-    """aiohttp's runner with our connections; not set up.
+    """aiohttp's runner with our connections and ports; not set up.
 
     Args:
         app: the application.
@@ -172,64 +173,52 @@ class ConnectionRunner(web.AppRunner):
     def __init__(
         self, app: web.Application, settings: Settings, max_connections: int, *, handler_cancellation: bool = True
     ) -> None:
+        shutdown_timeout = min(settings.drain_timeout_s, CLOSE_TIMEOUT_S)
+        super().__init__(app, handler_cancellation=handler_cancellation, shutdown_timeout=shutdown_timeout)
         self._crowd = Crowd(max_connections)
-        super().__init__(
-            app,
-            handler_cancellation=handler_cancellation,
+        self._idle_timeout_s = settings.idle_timeout_s
+        self._ports: list[asyncio.Server] = []
+
+    async def setup(self) -> None:
+        """Start the application."""
+        await super().setup()
+        assert self.server is not None
+        self.server.request_handler = partial(answer, self.server.request_handler)
+
+    async def listen(self, context: ssl.SSLContext | None = None, **where: Any) -> list[Any]:
+        """Open a port and return its addresses. The deadline for TLS handshakes is that of heads.
+
+        Args:
+            context: for TLS; None: no TLS.
+            where: arguments of `create_server`: host and port, or a socket.
+
+        Raises:
+            OSError: the port is not available.
+        """
+        deadline: dict[str, Any] = {} if context is None else {"ssl_handshake_timeout": HEADER_TIMEOUT_S}
+        port = await asyncio.get_running_loop().create_server(
+            self._connection, ssl=context, backlog=128, **deadline, **where
+        )
+        self._ports.append(port)
+        for listener in port.sockets:
+            drop_dead_peers(listener)
+        return [listener.getsockname() for listener in port.sockets]
+
+    async def cleanup(self) -> None:
+        """Close the ports, then the connections, then the application."""
+        for port in self._ports:
+            port.close()
+        await super().cleanup()
+
+    def _connection(self) -> Connection:
+        assert self.server is not None
+        return Connection(
+            self.server,
+            self._crowd,
+            loop=asyncio.get_running_loop(),
             access_log=None,
-            shutdown_timeout=min(settings.drain_timeout_s, CLOSE_TIMEOUT_S),
-            keepalive_timeout=settings.idle_timeout_s,
+            keepalive_timeout=self._idle_timeout_s,
             lingering_time=LINGERING_S,
             tcp_keepalive=False,  # the listener's is inherited
             **PARSER_LIMITS,
         )
-
-    async def _make_server(self) -> web.Server:
-        return _Server(await super()._make_server(), self._crowd)
-
-
-class Site(web.BaseSite):
-    """aiohttp's site with a deadline for TLS handshakes, which is that of heads.
-
-    Args:
-        runner: a runner; set up.
-        ssl_context: for TLS; None: no TLS.
-        where: arguments of `create_server`: host and port, or a socket.
-    """
-
-    def __init__(self, runner: web.AppRunner, ssl_context: ssl.SSLContext | None, **where: Any) -> None:
-        super().__init__(runner, ssl_context=ssl_context)
-        self._where = where
-
-    @property
-    def name(self) -> str:
-        """The name for aiohttp's errors."""
-        return str(self._where)
-
-    async def start(self) -> None:
-        """Listen."""
-        await super().start()
-        deadline: dict[str, Any] = {} if self._ssl_context is None else {"ssl_handshake_timeout": HEADER_TIMEOUT_S}
-        assert self._runner.server is not None
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server, ssl=self._ssl_context, backlog=self._backlog, **deadline, **self._where
-        )
-        for listener in self._server.sockets:
-            drop_dead_peers(listener)
-
-
-class _Server(web.Server):
-    """A copy of aiohttp's server with our connections."""
-
-    def __init__(self, made: web.Server, crowd: Crowd) -> None:
-        self._crowd = crowd
-        super().__init__(
-            made.request_handler,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            **made._kwargs,
-        )
-
-    def __call__(self) -> web.RequestHandler:
-        options: dict[str, Any] = self._kwargs
-        return Connection(self, self._crowd, loop=self._loop, **options)

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from aiohttp import web
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import Supervisor
-from frontend.server import Site, app_runner
+from frontend.server import app_runner, operations_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
 from tests.waiting import wait_until
@@ -109,12 +107,11 @@ def serving(triton: FakeTriton, **settings: Any) -> Iterator[Served]:
         runner = app_runner(Settings(drain_timeout_s=0, **settings), {"fake:1": triton})
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        operations = web.AppRunner(create_operations_app(runner.app, Supervisor(0)))
+        operations = operations_runner(runner, Supervisor(0))
         await operations.setup()
         stack.push_async_callback(operations.cleanup)
-        for each in (runner, operations):
-            await Site(each, None, host="127.0.0.1", port=0).start()
-        return [f"http://127.0.0.1:{each.addresses[0][1]}" for each in (runner, operations)]
+        opened = [await each.listen(host="127.0.0.1", port=0) for each in (runner, operations)]
+        return [f"http://127.0.0.1:{port}" for [(_, port)] in opened]
 
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from frontend.server import Site, app_runner
+from frontend.server import ConnectionRunner, app_runner
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 
@@ -37,10 +37,9 @@ async def serve() -> AsyncIterator[Serve]:
         yield start
 
 
-async def client_of(runner: web.AppRunner, stack: AsyncExitStack) -> aiohttp.ClientSession:
+async def client_of(runner: ConnectionRunner, stack: AsyncExitStack) -> aiohttp.ClientSession:
     """Have an application listen until the stack is left, and return a client of it."""
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    await Site(runner, None, host="127.0.0.1", port=0).start()
-    port = runner.addresses[0][1]
+    [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
     return await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from unittest.mock import patch
 
-from frontend.server import Site, app_runner
+from frontend.server import app_runner
 from frontend.settings import Settings
 from frontend.telemetry.log_lines import JsonFormatter
 from frontend.triton import health_monitor
@@ -99,8 +99,8 @@ def guarded_server(*, has_threads: bool = False) -> Iterator[GuardedServer]:
     async def serve(endpoint: str, guard: LoopGuard) -> None:
         runner = app_runner(Settings(drain_timeout_s=0, triton_endpoints=(endpoint,)))
         await runner.setup()
-        await Site(runner, None, host="127.0.0.1", port=0).start()
-        started.append(GuardedServer(runner.addresses[0][1], asyncio.get_running_loop(), guard))
+        [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
+        started.append(GuardedServer(port, asyncio.get_running_loop(), guard))
         is_listening.set()
         await asyncio.to_thread(stops.wait)
         await runner.cleanup()

@@ -298,7 +298,7 @@ async def test_the_rest_of_a_refused_body_is_not_unpacked(
         return feed(reader, data, *size)
 
     monkeypatch.setattr(StreamReader, "feed_data", count)
-    monkeypatch.setattr("frontend.server.LINGERING_S", 0.3)
+    monkeypatch.setattr("frontend.connections.connection.LINGERING_S", 0.3)
     http = await serve(FakeTriton(), max_body_bytes=1000)
     body = PACK[coding](b" " * 100_000_000)
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {media_type}\r\nContent-Encoding: {coding}\r\n"

@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 
 from frontend.app import create_app
-from frontend.operations.app import create_operations_app
 from frontend.operations.supervisor import Supervisor
-from frontend.server import app_runner
+from frontend.server import app_runner, operations_runner
 from frontend.settings import Settings
 from tests.fakes import FakeTriton
 from tests.frontend.conftest import client_of
@@ -48,8 +47,8 @@ async def test_the_page_names_every_route_and_its_users(key_file: KeyFile, port:
         app = runner.app
         assert isinstance(app, web.Application)
         if port == "operations":
-            app = create_operations_app(app, Supervisor(0))
-            http = await client_of(web.AppRunner(app), stack)
+            operations = operations_runner(runner, Supervisor(0))
+            http, app = await client_of(operations, stack), operations.app
         routes = routes_of(app)
         assert routes == offered.keys() | {route.replace("/v1", "", 1) for route in offered}
         for route in routes:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import uvloop
 
-from frontend.server import Site, app_runner
+from frontend.server import app_runner
 from frontend.settings import Settings
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest
@@ -26,7 +26,7 @@ def _vector(request: GenerationRequest) -> Script:
 async def _serve(port: int) -> None:
     runner = app_runner(Settings(), {"fake:1": FakeTriton(_vector, [served_model(pooling="mean")])})
     await runner.setup()
-    await Site(runner, None, host="127.0.0.1", port=port).start()
+    await runner.listen(host="127.0.0.1", port=port)
     sys.stdout.write("listens\n")
     sys.stdout.flush()
     await asyncio.Event().wait()

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiohttp import web
-
 from frontend.server import app_runner
 from frontend.settings import Settings
 from tests.integration.stack import Stack
@@ -23,8 +21,8 @@ async def serving(stack: Stack, **settings: Any) -> AsyncIterator[int]:
     runner = app_runner(Settings(triton_endpoints=(stack.endpoint,), **settings))
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
+        [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
+        yield port
     finally:
         await runner.cleanup()
 

@@ -27,7 +27,6 @@ from typing import Any
 
 import aiohttp
 import grpc.aio
-from aiohttp import web
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
@@ -289,9 +288,9 @@ async def path_of_one_chat(repository: pathlib.Path) -> Path:
     await server.start()
     runner = app_runner(Settings(triton_endpoints=(f"127.0.0.1:{port}",)))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
     path = Path()
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as session:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         await _chat(session, "Count from 1 to 3.")
         with path.observed():
             answer = await _chat(session, QUESTION)

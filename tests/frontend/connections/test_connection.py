@@ -54,8 +54,10 @@ async def test_a_silent_connection_is_closed_without_an_answer(serve: Serve, mon
     writer.close()
 
 
-async def test_an_idle_connection_is_closed_after_its_time(serve: Serve) -> None:
-    http = await serve(FakeTriton(), idle_timeout_s=0.05)
+async def test_an_idle_connection_is_closed_after_its_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline of a head, which is shorter here, is over with the head."""
+    monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.2)
+    http = await serve(FakeTriton(), idle_timeout_s=0.6)
     (answer,) = await exchange(port_of(http), GET + b"\r\n")
     assert answer.status == 200
     assert "connection" not in answer.headers

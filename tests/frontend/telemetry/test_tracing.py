@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from frontend.errors import EngineFailed
 from frontend.request_context import RequestFacts
@@ -39,11 +38,11 @@ async def traced(
     """Serve one request and return the spans that the receiver has once the application has ended."""
     runner = app_runner(Settings(drain_timeout_s=0, otlp_endpoint=receiver.endpoint), {"fake:1": triton})
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
     body: dict[str, Any] = {"model": "org/demo", "max_tokens": 10, "stream": True}
     asked: dict[str, Any] = {"/v1/completions": {"prompt": "a secret", "n": n}, "/v1/responses": {"input": "a secret"}}
     body |= asked.get(path, {"messages": [USER]})
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
         await (await http.post(path, json=body, headers=headers)).read()
     await runner.cleanup()
     return receiver.by_name()
