@@ -31,6 +31,14 @@ def no_password() -> str:
     raise ssl.SSLError("the key is encrypted: give one without a password")
 
 
+def unverified_context() -> ssl.SSLContext:
+    """Return a client's context that checks no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def reason_of(exc: OSError) -> str:
     """Return the reason of an error, without the place in OpenSSL's source."""
     return exc.reason if isinstance(exc, ssl.SSLError) and exc.reason else exc.strerror or str(exc)

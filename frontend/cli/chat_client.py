@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from frontend.settings import SettingsError
+from frontend.tls_files import unverified_context
 from model_repository.system.command_parser import expected_one_of
 
 _CHAT = "/v1/chat/completions"
@@ -81,7 +82,7 @@ class ChatClient:
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._ssl = ssl.create_default_context() if is_verified else ssl._create_unverified_context()
+        self._ssl = ssl.create_default_context() if is_verified else unverified_context()
 
     def models(self, model: str = "") -> dict[str, int]:
         """Return how many tokens an answer of each model that chats may have; 0: the server decides.

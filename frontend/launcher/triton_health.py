@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_ope
 from frontend.errors import APIError
 from frontend.launcher.child import Child
 from frontend.settings import Settings, SettingsError
+from frontend.tls_files import unverified_context
 
 if TYPE_CHECKING:
     from frontend.triton.health_checks import HealthResult
@@ -72,7 +72,7 @@ def path_to_try(settings: Settings, model: str) -> str:
 
 def _opener() -> OpenerDirector:
     """Return an opener that does not check the certificate of our own child."""
-    return build_opener(ProxyHandler({}), HTTPSHandler(context=ssl._create_unverified_context()))
+    return build_opener(ProxyHandler({}), HTTPSHandler(context=unverified_context()))
 
 
 def _why_not_ready(url: str) -> str:
