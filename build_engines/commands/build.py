@@ -38,7 +38,7 @@ from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, unknown_marks
 from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
-from model_repository.system.command_parser import did_you_mean
+from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
@@ -250,7 +250,7 @@ def _check_one_model(options: argparse.Namespace, names: Iterable[str]) -> None:
 def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
     parser = _EntryParser(add_help=False, allow_abbrev=False)
     _add_options(parser)
-    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    actions = actions_by_flag(parser)
     models = read_models(path)
     if not models:
         raise BuildError(f"{path}: models: expected at least one")
@@ -287,7 +287,7 @@ def _words(action: argparse.Action, value: object) -> list[str]:
     Raises:
         BuildError: a value of another kind.
     """
-    flag, is_switch, is_list = action.option_strings[0], action.nargs == 0, isinstance(action, argparse._AppendAction)
+    flag, is_switch, is_list = action.option_strings[0], action.nargs == 0, is_repeatable(action)
     match value:
         case None:
             return []

@@ -10,6 +10,16 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 
+def actions_by_flag(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the actions of a parser's options; argparse offers no other way to its own."""
+    return {flag: action for action in parser._actions for flag in action.option_strings}
+
+
+def is_repeatable(action: argparse.Action) -> bool:
+    """Whether an option may be given several times."""
+    return isinstance(action, argparse._AppendAction)
+
+
 class CommandParser(argparse.ArgumentParser):
     """Parses a command and its options."""
 
@@ -45,9 +55,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def flags(self) -> list[str]:
         """Return the options of the command, and those of its own commands."""
-        flags = [flag for action in self._actions for flag in action.option_strings]
         own = self.commands.choices.values() if hasattr(self, "commands") else ()
-        return [*flags, *(flag for command in own for flag in command.flags())]
+        return [*actions_by_flag(self), *(flag for command in own for flag in command.flags())]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
