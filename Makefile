@@ -46,8 +46,9 @@ test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp  ## every 
 	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
 
 # Folders that meet the libraries most, and take half a minute.
-LOWEST_TESTS := $(addprefix tests/,test_imports.py build_engines/test_hub.py model_repository/contract/test_codec.py \
-	$(addprefix frontend/,connections gateway protocol triton)) -k "not stalls"
+LOWEST_TESTS := $(addprefix tests/,test_imports.py test_private_names.py build_engines/test_hub.py \
+	build_engines/llama_cpp/test_gguf_header.py model_repository/contract/test_codec.py \
+	$(addprefix frontend/,connections gateway protocol telemetry/test_prometheus_client.py triton)) -k "not stalls"
 lowest: $(VENV)/lowest.stamp  ## the lowest versions that pyproject.toml allows: every module is imported, some tests run
 	$(VENV)/lowest/bin/python -m pytest -m "not server and not alone and not faults" $(IN_GROUPS) $(LOWEST_TESTS) $(ARGS)
 

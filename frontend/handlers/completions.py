@@ -46,7 +46,7 @@ from model_repository.model_parameters import RequestDefaults
 class EventStream(web.StreamResponse):
     """A stream whose head leaves in one packet with the first events."""
 
-    _send_headers_immediately = False  # aiohttp's own, see its `Response`
+    _send_headers_immediately = False  # aiohttp has no public name for it, and its `Response` streams no body
 
 
 _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the largest size

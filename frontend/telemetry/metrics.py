@@ -40,7 +40,7 @@ def forget_worker(pid: int | None) -> None:
 
 
 class BulkHistogram(Histogram):
-    """A histogram for many observations at once."""
+    """A histogram for many observations at once. prometheus_client has public names only for single ones."""
 
     def observe(self, amount: float, exemplar: Any = None) -> None:
         """Add an observation; prometheus_client itself compares with every bucket."""

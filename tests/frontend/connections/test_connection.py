@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import select
 import socket
+from typing import Any, cast
 
 import pytest
 
@@ -140,6 +141,35 @@ async def test_the_kernel_checks_silent_peers_of_every_connection(
     http = await serve(FakeTriton())
     await exchange(port_of(http), GET + CLOSE + b"\r\n")
     assert values == [1, 30, 64 * 1024, 60_000]
+
+
+class Recorder:
+    """A transport that keeps a copy of each write."""
+
+    def __init__(self, transport: Any, writes: list[bytes]) -> None:
+        self._transport, self._writes = transport, writes
+
+    def write(self, data: bytes) -> None:
+        self._writes.append(bytes(data))
+        self._transport.write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.write(b"".join(parts))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_the_head_of_a_stream_leaves_with_the_first_events(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of aiohttp that `EventStream` sets is private."""
+    writes: list[bytes] = []
+    make = Connection.connection_made
+    monkeypatch.setattr(Connection, "connection_made", lambda self, peer: make(self, cast(Any, Recorder(peer, writes))))
+    http = await serve(FakeTriton(chunks("x")))
+    async with http.post("/v1/chat/completions", json=CHAT | {"stream": True}) as answer:
+        await answer.read()
+    assert writes[0].startswith(b"HTTP/1.1 200 OK")
+    assert b"data: " in writes[0]
 
 
 @pytest.mark.parametrize("stream", [True, False])
