@@ -120,7 +120,6 @@ class FakeTriton(TritonClient):
     ) -> None:
         # This object stands for all parts of a client.
         self.generations, self.repository = cast(Generations, self), cast(Repository, self)
-        self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self.script = script
         ready: dict[str, ServedModel] = {}
         further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -40,9 +39,6 @@ class Generations:
         cancel: Callable[[str, list[str]], Awaitable[object]],
         fetch_epoch: Callable[[str], Awaitable[int | None]],
     ) -> None:
-        # Called with the Triton name of a stage whose process is gone, and the start (time.monotonic) of the request
-        # that found it.
-        self.on_stage_down: Callable[[str, float], None] = lambda stage, since: None
         self._connection = connection
         self._cancel = cancel
         self._fetch_epoch = fetch_epoch
@@ -63,7 +59,6 @@ class Generations:
         Raises:
             APIError: the request was refused, or failed.
         """
-        started_at = time.monotonic()
         queue: ChunkQueue | None = None
         is_generating = True
         try:
@@ -77,8 +72,6 @@ class Generations:
             yield queue
         except APIError as exc:
             is_generating = not exc.is_over
-            if isinstance(exc, errors.StageUnhealthy):
-                self.on_stage_down(exc.stage, started_at)
             if isinstance(exc, errors.TritonUnreachable) and (queue is None or queue.is_waiting):
                 raise errors.NotTaken() from exc
             raise

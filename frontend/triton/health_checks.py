@@ -1,4 +1,4 @@
-"""Checks whether an engine or a stage works. The monitor, the circuit breakers and the command `health` share it."""
+"""Checks whether an engine or a stage works. The monitor and the command `health` share it."""
 
 from __future__ import annotations
 

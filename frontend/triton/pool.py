@@ -140,7 +140,7 @@ class ReplicaPool:
         return any(each.endpoint == endpoint and each.models.error is None for each in self.replicas)
 
     def _start(self, replica: Replica) -> None:
-        self._running[replica] = asyncio.create_task(replica.run())
+        self._running[replica] = asyncio.create_task(replica.monitor.run())
 
     async def _retire(self, replica: Replica) -> None:
         await replica.until_idle()
@@ -204,14 +204,14 @@ class ReplicaPool:
         while True:
             replica, ensemble = place
             try:
-                with replica.serving(ensemble):
+                with replica.serving(ensemble) as state:
                     async with replica.triton.generations.running(ensemble, request, on_end) as queue:
                         is_last = False
                         while not is_last:
                             chunk = await queue.get()
                             has_begun, is_last = not isinstance(chunk, Announced), chunk.finish_reason is not None
                             if is_last:
-                                replica.succeeded(ensemble)
+                                state.succeeded()
                             yield index, chunk
                 return
             except APIError as exc:

@@ -79,7 +79,7 @@ async def test_an_unload_lets_streams_end_and_refuses_new_ones_and_a_load_brings
 
 
 async def test_streams_that_outlast_an_unload_end_with_an_error_in_every_worker(server: Server) -> None:
-    num_streams = 4 * MAX_SEQUENCES  # enough to open a circuit breaker in each worker, if they counted as failures
+    num_streams = 4 * MAX_SEQUENCES  # enough for each worker to send no more requests, if they counted as failures
     num_queued, headers = num_streams - MAX_SEQUENCES, server.key_file.headers("everything")
     async with streaming(server.stack.url, TWENTY_SECONDS, num_streams, headers) as outcomes:
         await until(lambda: sum(bool(outcome.text) for outcome in outcomes) == MAX_SEQUENCES, "the first have begun")

@@ -6,8 +6,8 @@ from importlib.metadata import version
 
 import pytest
 
-from frontend.errors import TritonUnreachable
-from tests.fakes import DEMO, FakeTriton, chunks, served_model
+from frontend.errors import StageUnhealthy, TritonUnreachable
+from tests.fakes import DEMO, FakeTriton, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
 from tests.frontend.conftest import Serve
@@ -102,14 +102,14 @@ async def test_models_have_the_users_order_and_those_that_generate_come_first(se
 
 
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:
-    triton = FakeTriton(chunks("x"))
+    triton = FakeTriton([StageUnhealthy("org--demo__tokenizer")])
     triton.load_error = triton.stage_errors["tokenizer"] = TritonUnreachable()
     http = await serve(triton)
     await http.get("/health/ready")
-    triton.on_stage_down("org--demo__tokenizer", float("inf"))
+    await http.post("/v1/completions", json=COMPLETION)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION))
     assert (error["status"], error["code"]) == (503, "model_not_ready")
-    assert triton.requests == []
+    assert len(triton.requests) == 1
     ready = await http.get("/health/ready")
     assert (ready.status, (await ready.json())["models"]) == (200, {DEMO.id: "recovering"})
 

@@ -8,10 +8,11 @@ import pytest
 from frontend.errors import APIError, ModelNotReady, StageUnhealthy, TritonTimeout, TritonUnreachable
 from frontend.settings import Settings
 from frontend.triton import health_monitor
-from frontend.triton.health_monitor import RELOAD_PAUSE_S, HealthMonitor
+from frontend.triton.health_monitor import HealthMonitor
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
+from frontend.triton.replica_state import RELOAD_PAUSE_S, TRIAL_PAUSE_S, State
 from model_repository.contract.output import EngineStats
-from tests.fakes import DEMO, FakeTriton
+from tests.fakes import DEMO, FakeTriton, chunks
 from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
@@ -35,7 +36,12 @@ def monitor(triton: FakeTriton, clock: Clock) -> HealthMonitor:
 
 
 def monitor_of(triton: FakeTriton, clock: Clock) -> HealthMonitor:
-    return HealthMonitor(triton, ModelDirectory(triton, clock), Settings(), clock)
+    return HealthMonitor("fake:1", triton, ModelDirectory(triton, clock), Settings(), clock)
+
+
+def find_down(monitor: HealthMonitor, stage: str, since: float) -> None:
+    """Have a request, begun at `since`, find a stage dead."""
+    monitor.request_failed(DEMO.ensemble, StageUnhealthy(stage), since)
 
 
 async def settled(monitor: HealthMonitor) -> None:
@@ -49,10 +55,10 @@ async def test_a_dead_engine_loses_its_streams_and_is_reloaded(triton: FakeTrito
     triton.stats_error = StageUnhealthy(ENGINE)
     await settled(monitor)
     assert triton.calls == [f"abort {ENGINE}"]
-    assert monitor.recovering() == {DEMO.ensemble}
+    assert monitor.states[DEMO.ensemble].state is State.RECOVERING
     await settled(monitor)
     assert triton.calls[1:] == [f"unload {ENGINE}", f"abort {ENGINE}", f"load {ENGINE}"]
-    assert monitor.recovering() == set()
+    assert monitor.states[DEMO.ensemble].state is State.FAILING
 
 
 async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers(
@@ -70,7 +76,7 @@ async def test_an_engine_that_hangs_in_a_step_is_lost_although_it_answers(
 async def test_the_epoch_after_a_reload_is_no_restart(triton: FakeTriton, clock: Clock, monitor: HealthMonitor) -> None:
     await settled(monitor)
     triton.stats_error = StageUnhealthy(ENGINE)
-    monitor.stage_down(ENGINE, clock.now)
+    find_down(monitor, ENGINE, clock.now)
     await settled(monitor)
     triton.calls.clear()
     triton.stats_error, triton.epoch = None, 2
@@ -82,10 +88,10 @@ async def test_the_epoch_after_a_reload_is_no_restart(triton: FakeTriton, clock:
 async def test_a_stage_that_another_frontend_reloaded_is_not_reloaded_again(
     triton: FakeTriton, clock: Clock, monitor: HealthMonitor, stage: str
 ) -> None:
-    monitor.stage_down(stage, clock.now)
+    find_down(monitor, stage, clock.now)
     await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
-    assert monitor.recovering() == set()
+    assert monitor.states[DEMO.ensemble].state is State.FAILING
 
 
 async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too(
@@ -93,7 +99,7 @@ async def test_with_a_dead_detokenizer_the_streams_of_other_frontends_end_too(
 ) -> None:
     # They waited behind a hundred responses for a second each, while the new detokenizer had nothing to do.
     triton.stage_errors["detokenizer"] = StageUnhealthy(DETOKENIZER)
-    monitor.stage_down(DETOKENIZER, clock.now)
+    find_down(monitor, DETOKENIZER, clock.now)
     await settled(monitor)
     unloaded = [f"unload {DETOKENIZER}", f"abort {DETOKENIZER}", f"fail streams of {DEMO.ensemble}"]
     assert triton.calls == [f"abort {DETOKENIZER}", *unloaded, f"load {DETOKENIZER}"]
@@ -107,7 +113,7 @@ async def test_a_text_stage_that_fails_its_check_loses_its_streams_and_is_reload
     triton.stage_errors[stage.partition("__")[2]] = error
     await settled(monitor)
     assert triton.calls == [f"abort {stage}"]
-    assert monitor.recovering() == {DEMO.ensemble}
+    assert monitor.states[DEMO.ensemble].state is State.RECOVERING
     await settled(monitor)
     assert triton.calls[1] == f"unload {stage}"
     assert triton.calls[-1] == f"load {stage}"
@@ -147,12 +153,38 @@ async def test_a_text_stage_that_is_only_busy_is_not_reloaded(
     assert triton.calls == []
 
 
+async def test_a_replica_that_fails_has_one_trial_at_a_time(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
+    gate = asyncio.Event()
+    triton.script = [gate, *chunks("x")]
+    monitor.request_failed(DEMO.ensemble, TritonUnreachable(), clock.now)
+    for _ in range(3):
+        clock.now += TRIAL_PAUSE_S
+        await monitor.poll_all()
+        await triton.started.wait()
+    assert len(triton.requests) == 1
+    gate.set()
+    await settled(monitor)
+    assert monitor.states[DEMO.ensemble].state is State.READY
+
+
+async def test_a_stage_that_a_trial_finds_dead_is_reloaded(
+    triton: FakeTriton, clock: Clock, monitor: HealthMonitor
+) -> None:
+    triton.script = [StageUnhealthy(DETOKENIZER)]
+    monitor.request_failed(DEMO.ensemble, TritonUnreachable(), clock.now)
+    clock.now += TRIAL_PAUSE_S
+    await settled(monitor)
+    assert triton.calls == [f"abort {DETOKENIZER}"]
+
+
 async def test_an_engine_is_reported_as_down_while_it_is_reloaded() -> None:
     """Triton calls it not ready then, as one that was unloaded on purpose."""
     triton, clock = FakeTriton(), Clock()
     seen: list[EngineStats | APIError] = []
     monitor = HealthMonitor(
-        triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what)
+        "fake:1", triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what)
     )
     triton.stats_error = StageUnhealthy(ENGINE)
     triton.load_error = TritonTimeout()
@@ -210,8 +242,8 @@ async def test_a_dead_tokenizer_is_reloaded_once() -> None:
     triton, clock = FakeTriton(), Clock()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
     monitor = monitor_of(triton, clock)
-    triton.on_stage_down(TOKENIZER, clock.now)
-    triton.on_stage_down(TOKENIZER, clock.now)
+    for _ in range(2):
+        find_down(monitor, TOKENIZER, clock.now)
     await settled(monitor)
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
 
@@ -221,16 +253,16 @@ async def test_a_stage_that_does_not_load_is_tried_again_after_a_pause(
 ) -> None:
     triton.load_error = TritonUnreachable()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    monitor.stage_down(TOKENIZER, clock.now)
+    find_down(monitor, TOKENIZER, clock.now)
     await settled(monitor)
     await settled(monitor)
     assert triton.calls[1:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
-    assert monitor.recovering() == {DEMO.ensemble}
+    assert monitor.states[DEMO.ensemble].state is State.RECOVERING
     clock.now += RELOAD_PAUSE_S
     triton.load_error = None
     await settled(monitor)
     assert triton.calls[4:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
-    assert monitor.recovering() == set()
+    assert monitor.states[DEMO.ensemble].state is State.FAILING
 
 
 async def test_a_stage_whose_unload_comes_late_is_loaded_in_any_case(
@@ -239,7 +271,7 @@ async def test_a_stage_whose_unload_comes_late_is_loaded_in_any_case(
     """Triton unloaded it after the load of another frontend, and it stayed unloaded for ever."""
     triton.unload_error = TritonTimeout()
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    monitor.stage_down(TOKENIZER, clock.now)
+    find_down(monitor, TOKENIZER, clock.now)
     await settled(monitor)
     assert triton.calls[1:] == [f"unload {TOKENIZER}", f"abort {TOKENIZER}", f"load {TOKENIZER}"]
 
@@ -250,15 +282,15 @@ async def test_a_stage_that_another_frontend_loads_is_not_unloaded_again(
     monkeypatch.setattr(health_monitor, "LOADING_INTERVAL_S", 0.01)
     triton.loading = {TOKENIZER}
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    monitor.stage_down(TOKENIZER, clock.now)
+    find_down(monitor, TOKENIZER, clock.now)
     reloading = asyncio.create_task(settled(monitor))
     await asyncio.sleep(0.1)
-    assert monitor.recovering() == {DEMO.ensemble}
+    assert monitor.states[DEMO.ensemble].state is State.RECOVERING
     triton.stage_errors.clear()
     triton.loading.clear()
     await reloading
     assert triton.calls == [f"abort {TOKENIZER}"]
-    assert monitor.recovering() == set()
+    assert monitor.states[DEMO.ensemble].state is State.FAILING
 
 
 async def test_where_model_control_is_not_permitted_requests_are_not_refused_for_ever(
@@ -266,10 +298,10 @@ async def test_where_model_control_is_not_permitted_requests_are_not_refused_for
 ) -> None:
     triton.unload_error = APIError("not allowed")
     triton.stage_errors["tokenizer"] = StageUnhealthy(TOKENIZER)
-    monitor.stage_down(TOKENIZER, clock.now)
+    find_down(monitor, TOKENIZER, clock.now)
     await settled(monitor)
     assert triton.calls == [f"abort {TOKENIZER}", f"unload {TOKENIZER}"]
-    assert monitor.recovering() == set()
+    assert monitor.states[DEMO.ensemble].state is State.FAILING
 
 
 async def test_the_engine_of_a_restarted_triton_is_no_restarted_engine(

@@ -20,6 +20,7 @@ from frontend.errors import (
     QueueFull,
     RateLimited,
     ReaderTooSlow,
+    StageUnhealthy,
     TritonTimeout,
     TritonUnreachable,
 )
@@ -27,11 +28,13 @@ from frontend.settings import Settings
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.pool import _LIST_TIMEOUT_S, ReplicaPool
-from frontend.triton.replica import BREAKER_PAUSE_S, MAX_FAILURES, Replica
+from frontend.triton.replica import Replica
+from frontend.triton.replica_state import MAX_FAILURES, TRIAL_PAUSE_S
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.test_loop_time import stand_still
+from tests.frontend.triton.test_health_monitor import settled
 from tests.frontend.triton.test_models import Clock
 
 REQUEST = GenerationRequest(prompt=TextPrompt("Hello"), params=Params(max_tokens=5, is_stream=True, cancel_key="first"))
@@ -55,11 +58,10 @@ class Pool:
         async with aclosing(self.pool.generate(DEMO.id, request)) as stream:
             return "".join([chunk.text async for _, chunk in stream])
 
-    async def run_probes(self) -> None:
-        """Run the probes that are due to their ends."""
+    async def run_trials(self) -> None:
+        """Run the trials that are due to their ends."""
         for replica in self.replicas:
-            replica.start_trials()
-            await asyncio.gather(*replica._trials)
+            await settled(replica.monitor)
 
 
 async def pool_of(*tritons: FakeTriton) -> Pool:
@@ -76,7 +78,7 @@ async def test_a_busy_frontend_takes_no_endpoint_for_absent() -> None:
     assert pool.pool.state_of(DEMO.id) == "ready"
 
 
-async def test_texts_that_take_too_long_to_tokenize_open_no_breaker() -> None:
+async def test_texts_that_take_too_long_to_tokenize_are_no_failures() -> None:
     triton = FakeTriton(chunks("x"))
     pool = await pool_of(triton)
     triton.stage_errors["tokenizer"] = TritonTimeout()
@@ -115,7 +117,7 @@ async def test_each_replica_gets_equally_many_requests_whatever_else_runs_in_its
 async def test_a_replica_that_is_down_gets_no_requests_while_the_others_of_its_triton_answer() -> None:
     triton = FakeTriton(chunks("x"), models=REPLICAS)
     pool = await pool_of(triton)
-    triton.on_stage_down(f"{ENSEMBLE}@2__engine", float("inf"))
+    pool.replicas[0].monitor.request_failed(f"{ENSEMBLE}@2", StageUnhealthy(f"{ENSEMBLE}@2__engine"), pool.clock.now)
     assert [await pool.text() for _ in range(5)] == ["x"] * 5
     assert set(triton.asked) == {ENSEMBLE}
     assert (pool.pool.state_of(DEMO.id), pool.pool.num_ready(DEMO.id)) == ("ready", 1)
@@ -196,7 +198,7 @@ async def test_a_second_failure_is_the_answer() -> None:
         ReaderTooSlow(),
     ],
 )
-async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_opens_no_breaker(error: APIError) -> None:
+async def test_an_error_that_is_not_the_replicas_fault_is_not_sent_again_and_no_failure(error: APIError) -> None:
     tritons = [FakeTriton([error]) for _ in range(2)]
     pool = await pool_of(*tritons)
     for _ in range(10):
@@ -211,7 +213,7 @@ async def test_an_outage_does_not_double_the_load() -> None:
     pool = Pool([triton])
     await pool.pool.snapshot()
     for _ in range(200):
-        pool.replicas[0]._breaker(ENSEMBLE).end_trial(is_well=True)  # else nothing would reach it
+        pool.replicas[0].monitor.states.clear()  # else no request would reach it
         with pytest.raises(NotTaken):
             await pool.text()
     assert len(triton.requests) in (229, 230)  # a tenth more, and the ten that were saved
@@ -229,12 +231,12 @@ async def test_a_model_that_fails_gets_no_requests_until_it_has_made_a_token(
     with pytest.raises(ModelNotReady, match="failing"):
         await pool.text()
     assert len(triton.requests) == num_failures
-    pool.clock.now += BREAKER_PAUSE_S
-    await pool.run_probes()
+    pool.clock.now += TRIAL_PAUSE_S
+    await pool.run_trials()
     assert pool.pool.state_of(DEMO.id) == "failing"
     triton.script = chunks("x")
-    pool.clock.now += BREAKER_PAUSE_S
-    await pool.run_probes()
+    pool.clock.now += TRIAL_PAUSE_S
+    await pool.run_trials()
     assert triton.requests[-1].params.max_tokens == 1
     assert await pool.text() == "x"
 
@@ -249,10 +251,24 @@ async def test_a_full_queue_is_no_failure_of_the_model() -> None:
 async def test_a_stage_that_is_down_sends_requests_elsewhere_at_once() -> None:
     tritons = [FakeTriton(chunks("x")) for _ in range(2)]
     pool = await pool_of(*tritons)
-    tritons[0].on_stage_down(f"{ENSEMBLE}__engine", float("inf"))
+    pool.replicas[0].monitor.request_failed(ENSEMBLE, StageUnhealthy(f"{ENSEMBLE}__engine"), pool.clock.now)
     assert [await pool.text() for _ in range(5)] == ["x"] * 5
     assert (len(tritons[0].requests), len(tritons[1].requests)) == (0, 5)
     assert pool.pool.states_by_endpoint() == {"fake:1": {DEMO.id: "recovering"}, "fake:2": {DEMO.id: "ready"}}
+
+
+@pytest.mark.parametrize("is_generation", [True, False])
+async def test_a_stage_that_a_request_finds_dead_is_reloaded(is_generation: bool) -> None:
+    stage = f"{ENSEMBLE}__tokenizer"
+    triton = FakeTriton([StageUnhealthy(stage)])
+    triton.stage_errors["tokenizer"] = StageUnhealthy(stage)
+    pool = await pool_of(triton)
+    with pytest.raises(StageUnhealthy):
+        if is_generation:
+            await pool.text()
+        else:
+            await pool.pool.tokenize(DEMO.id, TextPrompt("a"), add_special_tokens=True, sender="a")
+    assert (pool.pool.state_of(DEMO.id), triton.calls) == ("recovering", [f"abort {stage}"])
 
 
 async def test_the_models_are_the_union_and_each_is_asked_where_it_is() -> None:
@@ -301,7 +317,7 @@ async def test_why_an_endpoint_is_not_reached_is_logged_once_until_it_is_reached
         triton.snapshot_error = TritonUnreachable(reason=reason) if reason else None
         with contextlib.suppress(TritonUnreachable):
             await pool.replicas[0].models.refreshing()
-        pool.replicas[0].log_connection()
+        pool.replicas[0].monitor.log_connection()
     assert [record.getMessage() for record in caplog.records] == [
         "fake:1 is not reached without TLS: refused",
         "fake:1 is not reached without TLS: wrong certificate",
