@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 
 from frontend.errors import APIError, InvalidRequest
 from frontend.settings import Settings
@@ -36,24 +37,19 @@ async def check_endpoint(
     Raises:
         SettingsError: the TLS files cannot be used.
     """
-    client = TritonClient(
-        settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
-    )
-    try:
-        if needs_key:
-            await client.repository.ensembles()
-        return await check_health(
-            client,
-            model=model,
-            deadline_s=deadline_s,
-            stall_s=settings.engine_stall_s,
-            is_generating=is_generating,
-        )
-    except APIError as exc:
-        return HealthResult(False, f"{exc.code}: {exc}")
-    finally:
-        with contextlib.suppress(TimeoutError):  # a hanging server takes no cancellations either
-            await asyncio.wait_for(client.close(), _CLOSE_TIMEOUT_S)
+    async with _first_endpoint(settings) as triton:
+        try:
+            if needs_key:
+                await triton.repository.ensembles()
+            return await check_health(
+                triton,
+                model=model,
+                deadline_s=deadline_s,
+                stall_s=settings.engine_stall_s,
+                is_generating=is_generating,
+            )
+        except APIError as exc:
+            return HealthResult(False, f"{exc.code}: {exc}")
 
 
 async def path_to_try(settings: Settings, model: str) -> str:
@@ -63,10 +59,7 @@ async def path_to_try(settings: Settings, model: str) -> str:
         APIError: Triton did not answer, or does not serve the model.
         SettingsError: the TLS files cannot be used.
     """
-    triton = TritonClient(
-        settings.triton_endpoints[0], triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key
-    )
-    try:
+    async with _first_endpoint(settings) as triton:
         served = (await triton.snapshot()).names()[model].model
         if served.parameters.task is not Task.GENERATE:
             return "/v1/embeddings" if served.parameters.task is Task.EMBED else "/v1/rerank"
@@ -75,9 +68,6 @@ async def path_to_try(settings: Settings, model: str) -> str:
         except InvalidRequest:  # it has no chat template
             return "/v1/completions"
         return "/v1/chat/completions"
-    finally:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(triton.close(), _CLOSE_TIMEOUT_S)
 
 
 async def drain_endpoint(
@@ -95,23 +85,32 @@ async def drain_endpoint(
         SettingsError: the TLS files cannot be used.
     """
     start_s, endpoint = time.monotonic(), settings.triton_endpoints[0]
-    triton = TritonClient(endpoint, triton_credentials(settings), settings.triton_tls_name, key=settings.triton_key)
     try:
-        ensembles = list((await triton.snapshot()).by_ensemble)
-        for ensemble in ensembles:
-            await triton.drain(ensemble, is_draining=not is_undone)
-        while not is_undone:
-            held = [await triton.engine_stats(ensemble, STATS_TIMEOUT_S) for ensemble in ensembles]
-            num_running = sum(stats.num_active + stats.num_waiting for stats in held)
-            num_streams = sum(stats.num_streams for stats in held)  # Triton does not end well while one is open
-            passed_s = time.monotonic() - start_s
-            if passed_s >= notice_s and not num_running and not num_streams:
-                return True, f"nothing runs at {endpoint} any more"
-            if passed_s >= timeout_s:
-                return False, f"{num_running} requests still run at {endpoint} after {timeout_s:g} s"
-            await asyncio.sleep(_POLL_S)
-        return True, f"{endpoint} takes requests again"
+        async with _first_endpoint(settings) as triton:
+            ensembles = list((await triton.snapshot()).by_ensemble)
+            for ensemble in ensembles:
+                await triton.drain(ensemble, is_draining=not is_undone)
+            while not is_undone:
+                held = [await triton.engine_stats(ensemble, STATS_TIMEOUT_S) for ensemble in ensembles]
+                num_running = sum(stats.num_active + stats.num_waiting for stats in held)
+                num_streams = sum(stats.num_streams for stats in held)  # Triton does not end well while one is open
+                passed_s = time.monotonic() - start_s
+                if passed_s >= notice_s and not num_running and not num_streams:
+                    return True, f"nothing runs at {endpoint} any more"
+                if passed_s >= timeout_s:
+                    return False, f"{num_running} requests still run at {endpoint} after {timeout_s:g} s"
+                await asyncio.sleep(_POLL_S)
+            return True, f"{endpoint} takes requests again"
     except APIError as exc:
         return False, f"{exc.code}: {exc}"
+
+
+@contextlib.asynccontextmanager
+async def _first_endpoint(settings: Settings) -> AsyncIterator[TritonClient]:
+    endpoint, credentials = settings.triton_endpoints[0], triton_credentials(settings)
+    triton = TritonClient(endpoint, credentials, settings.triton_tls_name, key=settings.triton_key)
+    try:
+        yield triton
     finally:
-        await triton.close()
+        with contextlib.suppress(TimeoutError):  # a hanging server takes no cancellations either
+            await asyncio.wait_for(triton.close(), _CLOSE_TIMEOUT_S)
