@@ -120,6 +120,7 @@ class FakeTriton(TritonClient):
     ) -> None:
         # This object stands for all parts of a client.
         self.generations, self.repository = cast(Generations, self), cast(Repository, self)
+        self.lock = asyncio.Lock()
         self.script = script
         ready: dict[str, ServedModel] = {}
         further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)

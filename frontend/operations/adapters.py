@@ -48,14 +48,14 @@ class AdapterCommands:
     """Sends commands to the engines of a model, at every endpoint with the model.
 
     Args:
-        tritons: by endpoint; a live mapping.
+        tritons: returns the clients of the present endpoints.
         settle_s: seconds until every worker has polled the engines.
         sleep: waits for a number of seconds.
     """
 
     def __init__(
         self,
-        tritons: Mapping[str, TritonClient],
+        tritons: Callable[[], Mapping[str, TritonClient]],
         settle_s: float = 0.0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -117,7 +117,7 @@ class AdapterCommands:
 
     async def _everywhere(self, model_id: str, command: Command) -> Outcomes:
         check_id(model_id)
-        works = [self._at(endpoint, triton, model_id, command) for endpoint, triton in self._tritons.items()]
+        works = [self._at(endpoint, triton, model_id, command) for endpoint, triton in self._tritons().items()]
         outcomes = {place: outcome for found in await asyncio.gather(*works) for place, outcome in found.items()}
         if not outcomes:
             raise ModelNotFound(model_id)

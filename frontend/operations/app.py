@@ -10,14 +10,13 @@ from frontend.handlers import models, pages
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
-from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.request_context import IS_PUBLIC, MODELS, SETTINGS, TRITON
 from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER
 from frontend.triton.health_monitor import STATS_INTERVAL_S
 from frontend.triton.models import MAX_AGE_S
-from frontend.triton.pool import ByEndpoint
 
 
 def create_operations_app(public: web.Application, supervisor: Supervisor) -> web.Application:
@@ -32,9 +31,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     app[MODELS], app[OBSERVER] = public[MODELS], public[OBSERVER]
     app[IS_PUBLIC] = False
     share_gateway(public, app)
-    pool = app[TRITON]
-    app[CONTROL] = EndpointsControl(ByEndpoint(pool, lambda replica: ModelControl(replica.triton)))
-    tritons = ByEndpoint(pool, lambda replica: replica.triton)
+    tritons = app[TRITON].tritons
+    app[CONTROL] = EndpointsControl(tritons)
     app[ADAPTERS] = AdapterCommands(tritons, settle_s=MAX_AGE_S + STATS_INTERVAL_S)
     app[SUPERVISOR] = supervisor
     app.on_response_prepare.append(name_request)

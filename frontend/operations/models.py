@@ -37,7 +37,6 @@ class ModelControl:
         self._triton = triton
         self._clock = clock
         self._sleep = sleep
-        self._lock = asyncio.Lock()
 
     async def load(self, model_id: str) -> None:
         """Load the replicas of a model that are not ready; return when they are.
@@ -47,7 +46,7 @@ class ModelControl:
             APIError: Triton failed.
         """
         check_id(model_id)
-        async with self._lock:
+        async with self._triton.repository.lock:
             ensembles = await self._triton.repository.ensembles()
             own = {ensemble for ensemble in ensembles if ensemble_to_model_id(ensemble) == model_id}
             if not own:
@@ -69,7 +68,7 @@ class ModelControl:
             APIError: Triton failed.
         """
         check_id(model_id)
-        async with self._lock:
+        async with self._triton.repository.lock:
             ensembles = await self._ready(model_id)
             if not ensembles:
                 raise ModelNotFound(model_id)
@@ -109,11 +108,11 @@ class EndpointsControl:
     """Loads and unloads at every endpoint.
 
     Args:
-        controls: by endpoint; a live mapping.
+        tritons: returns the clients of the present endpoints.
     """
 
-    def __init__(self, controls: Mapping[str, ModelControl]) -> None:
-        self._controls = controls
+    def __init__(self, tritons: Callable[[], Mapping[str, TritonClient]]) -> None:
+        self._tritons = tritons
 
     async def load(self, model_id: str) -> None:
         """Load a model at every endpoint that has it in its repository; return when it is ready.
@@ -140,7 +139,7 @@ class EndpointsControl:
             ModelNotFound: no endpoint has the model.
             APIError: an endpoint failed.
         """
-        controls = dict(self._controls)
+        controls = {endpoint: ModelControl(triton) for endpoint, triton in self._tritons().items()}
         outcomes = await asyncio.gather(*map(work, controls.values()), return_exceptions=True)
         unknown: ModelNotFound | None = None
         results: list[Result] = []

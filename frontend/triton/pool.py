@@ -10,9 +10,8 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
@@ -150,6 +149,10 @@ class ReplicaPool:
         await replica.triton.close()
         del self._retired[replica]
         self._on_retired(replica.endpoint)
+
+    def tritons(self) -> dict[str, TritonClient]:
+        """Return the client of each endpoint."""
+        return {replica.endpoint: replica.triton for replica in self.replicas}
 
     def endpoints(self) -> dict[str, str]:
         """Return the state of each endpoint: `ready`, or the code of its last error."""
@@ -351,30 +354,3 @@ class ReplicaPool:
             return None
         logger.info("a request failed at %s, sent again to %s: %s", first, other, exc.code)
         return other
-
-
-class ByEndpoint[Value](Mapping[str, Value]):
-    """One value for each replica that a pool has now, by endpoint.
-
-    Args:
-        make: makes a replica's value, when it is first used.
-    """
-
-    def __init__(self, pool: ReplicaPool, make: Callable[[Replica], Value]) -> None:
-        self._pool = pool
-        self._make = make
-        self._made: WeakKeyDictionary[Replica, Value] = WeakKeyDictionary()
-
-    def __getitem__(self, endpoint: str) -> Value:
-        for replica in self._pool.replicas:
-            if replica.endpoint == endpoint:
-                if replica not in self._made:
-                    self._made[replica] = self._make(replica)
-                return self._made[replica]
-        raise KeyError(endpoint)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([replica.endpoint for replica in self._pool.replicas])
-
-    def __len__(self) -> int:
-        return len(self._pool.replicas)

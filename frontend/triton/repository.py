@@ -34,6 +34,7 @@ class Repository:
     def __init__(self, connection: TritonChannel, offered: Container[str]) -> None:
         self._connection = connection
         self._offered = offered
+        self.lock = asyncio.Lock()  # held while an operator loads or unloads a model
         self._is_refused = False  # whether Triton refuses our key
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:

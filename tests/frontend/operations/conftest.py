@@ -13,7 +13,7 @@ import pytest
 from frontend.caller import KeyRole
 from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL
-from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.server import app_runner, operations_runner
 from frontend.settings import Settings
@@ -69,8 +69,8 @@ async def operate(triton: FakeTriton, supervisor: FakeSupervisor) -> AsyncIterat
             stack.push_async_callback(public.cleanup)
             runner = operations_runner(public, supervisor)
             # There are no other workers to wait for.
-            runner.app[CONTROL] = EndpointsControl({"fake:1": ModelControl(triton)})
-            runner.app[ADAPTERS] = AdapterCommands({"fake:1": triton})
+            runner.app[CONTROL] = EndpointsControl(lambda: {"fake:1": triton})
+            runner.app[ADAPTERS] = AdapterCommands(lambda: {"fake:1": triton})
             return await client_of(runner, stack)
 
         yield start

@@ -47,7 +47,7 @@ class Settling:
 
 
 def control_of(settling: Settling | None = None, **tritons: FakeTriton) -> AdapterCommands:
-    return AdapterCommands(tritons, settle_s=2.0, sleep=(settling or Settling()).sleep)
+    return AdapterCommands(lambda: tritons, settle_s=2.0, sleep=(settling or Settling()).sleep)
 
 
 async def test_every_endpoint_with_the_model_loads_it_and_the_workers_get_time_to_notice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -137,7 +138,7 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     tritons = {"a:1": FakeTriton(), "b:1": FakeTriton(), "c:1": FakeTriton(models=[])}
     for triton in tritons.values():
         triton.num_active = [2]
-    control = EndpointsControl({endpoint: ModelControl(triton) for endpoint, triton in tritons.items()})
+    control = EndpointsControl(lambda: tritons)
     assert await control.unload("org/demo", timeout_s=0) == 4
     assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
     tritons["b:1"].loadable = {"org--big"}
@@ -145,6 +146,27 @@ async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() ->
     assert [triton.calls[-1:] == ["load org--big__engine"] for triton in tritons.values()] == [False, True, False]
     with pytest.raises(ModelNotFound):
         await control.load("org/other")
+
+
+async def test_an_endpoint_loads_one_model_at_a_time() -> None:
+    gate = asyncio.Event()
+
+    class Slow(FakeTriton):
+        async def load(self, ensemble: str, stage: str) -> None:
+            await super().load(ensemble, stage)
+            self.started.set()
+            await gate.wait()
+
+    triton = Slow()
+    triton.loadable = {"org--a", "org--b"}
+    control = EndpointsControl(lambda: {"a:1": triton})
+    loads = [asyncio.create_task(control.load(model_id)) for model_id in ("org/a", "org/b")]
+    await triton.started.wait()
+    await asyncio.wait(loads, timeout=0)
+    assert triton.calls == ["load org--a__engine"]
+    gate.set()
+    await asyncio.gather(*loads)
+    assert triton.calls == ["load org--a__engine", "load org--b__engine"]
 
 
 async def test_all_replicas_of_a_model_are_loaded_and_unloaded() -> None:
@@ -165,7 +187,7 @@ async def test_all_replicas_of_a_model_are_loaded_and_unloaded() -> None:
 async def test_an_endpoints_failure_is_raised_once_the_others_are_done() -> None:
     bad, good = FakeTriton(), FakeTriton()
     bad.unload_error = TritonUnreachable()
-    control = EndpointsControl({"bad:1": ModelControl(bad), "good:1": ModelControl(good)})
+    control = EndpointsControl(lambda: {"bad:1": bad, "good:1": good})
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
     assert good.calls[-1] == "unload org--demo__outputs"

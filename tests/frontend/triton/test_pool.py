@@ -26,6 +26,7 @@ from frontend.errors import (
 )
 from frontend.settings import Settings
 from frontend.triton.chunk_queue import Announced
+from frontend.triton.endpoints import ANY_MODEL
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.pool import _LIST_TIMEOUT_S, ReplicaPool
 from frontend.triton.replica import Replica
@@ -126,6 +127,12 @@ async def test_a_replica_that_is_down_gets_no_requests_while_the_others_of_its_t
     triton.models = ModelSnapshot(ready={DEMO.id: DEMO})  # Triton reloads it
     await pool.pool.snapshot()
     assert pool.pool.states_by_endpoint() == states
+
+
+async def test_the_clients_are_those_of_the_present_endpoints() -> None:
+    pool = await pool_of(FakeTriton(), FakeTriton())
+    pool.pool.remove("fake:1", [ANY_MODEL])
+    assert pool.pool.tritons() == {"fake:2": pool.replicas[1].triton}
 
 
 async def test_a_second_attempt_goes_to_another_triton_if_there_is_one() -> None:
