@@ -172,9 +172,8 @@ class HealthMonitor:
     def _end_silent(self, ensemble: str) -> None:
         """End the calls that got nothing for longer than a step of a working engine takes."""
         error = EngineFailed("The model's outputs for this request do not arrive.")
-        num_ended = self._triton.generations.end_silent(
-            ensemble, self._settings.engine_stall_s + _SILENCE_MARGIN_S, error
-        )
+        max_silence_s = self._settings.engine_stall_s + _SILENCE_MARGIN_S
+        num_ended = self._triton.generations.end_silent(ensemble, max_silence_s, error)
         if num_ended:
             logger.warning("ended %d requests to %s, since their outputs did not arrive", num_ended, ensemble)
 

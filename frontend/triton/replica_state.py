@@ -77,7 +77,7 @@ class ReplicaState:
         self._num_failures = 0
 
     def failed(self, error: APIError) -> bool:
-        """Note a failed request; return whether the replica is failing since this one. `lose` has the dead stages."""
+        """Note a failed request; return whether the replica is failing from now on. `lose` is for dead stages."""
         match error:
             case InvalidRequest() | RateLimited() | ReaderTooSlow() | NotFound() | ModelNotReady() | Draining():
                 return False  # no fault of the server
