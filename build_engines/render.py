@@ -29,7 +29,6 @@ from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit
 from build_engines.serving import check_names_differ, names_of
 from model_repository.capabilities import Capability
-from model_repository.contract import tensors
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
@@ -38,7 +37,7 @@ from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.engine.tensorrt_llm.llm_options import SPECULATION, check_llm_options
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.releases import release_of
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
 from model_repository.system.running_servers import ARTIFACT_FILE
@@ -152,7 +151,7 @@ def render(
     """
     options.check_runtime(manifest.runtime)
     for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
-        if manifest.pooling and given is not None:
+        if Task.of(manifest.pooling) is not Task.GENERATE and given is not None:
             raise BuildError(f"{flag} {given}: {manifest.model_id} embeds, and takes none")
     if options.llm_options:
         own = TensorRtLlmOptions.of(manifest.options)
@@ -165,25 +164,28 @@ def render(
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
         raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
     ensemble = model_id_to_ensemble(manifest.model_id, replica)
-    configs = {stage_name(ensemble, name): _ensemble_config(ensemble, name) for name in tensors.ENSEMBLES}
-    for stage, spec in tensors.STAGES.items():
+    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position)
+    layout = parameters.layout
+    configs = {
+        stage_name(ensemble, name): _ensemble_config(ensemble, name, steps) for name, steps in layout.ensembles.items()
+    }
+    for stage, spec in layout.stages.items():
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
         configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
-    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position).to_config()
     for config in configs.values():
-        for name, value in parameters.items():
+        for name, value in parameters.to_config().items():
             config.parameters[name].string_value = value
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
-    for name in tensors.ENSEMBLES:
+    for name in layout.ensembles:
         files[f"{stage_name(ensemble, name)}/{_EMPTY_VERSION}"] = ""
-    for stage in tensors.STAGES:
+    for stage in layout.stages:
         files[f"{stage_name(ensemble, stage)}/1/model.py"] = _model_source(stage)
     return files | {f"{ensemble}/{ARTIFACT_FILE}": artifact_dir.name}
 
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
-    if manifest.pooling:
+    if Task.of(manifest.pooling) is not Task.GENERATE:
         return frozenset({Capability.TEMPERATURE})  # of a greedy gRPC client; check_embedding refuses the others
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
     if SPECULATION in json.loads(manifest.options.get("llm_options", "{}")):
@@ -443,9 +445,8 @@ def _names(repository: Path) -> set[str]:
     return {str(path) for path in paths if not ignored("", list(path.parts))}
 
 
-def _ensemble_config(ensemble: str, name: str) -> pb.ModelConfig:
-    steps = list(tensors.ENSEMBLES[name].items())
-    (_, first), (_, last) = steps[0], steps[-1]
+def _ensemble_config(ensemble: str, name: str, steps: Mapping[str, StageSpec]) -> pb.ModelConfig:
+    first, *_, last = steps.values()
     return pb.ModelConfig(
         name=stage_name(ensemble, name),
         platform="ensemble",
@@ -453,7 +454,7 @@ def _ensemble_config(ensemble: str, name: str) -> pb.ModelConfig:
         input=[_input(spec) for spec in first.inputs],
         output=[_output(spec) for spec in last.outputs],
         model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
-        ensemble_scheduling=pb.ModelEnsembling(step=[_step(ensemble, stage, spec) for stage, spec in steps]),
+        ensemble_scheduling=pb.ModelEnsembling(step=[_step(ensemble, stage, spec) for stage, spec in steps.items()]),
     )
 
 

@@ -17,13 +17,13 @@ from build_engines.json_files import read_json
 from build_engines.vocabulary import token_bytes
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import save_byte_table
-from model_repository.detokenizer.text import Decoding
 from model_repository.errors import InvalidRequest
 from model_repository.model_parameters import REASONING_FIELDS, THINKING_FIELD
 from model_repository.reasoning_formats import REASONING_FORMATS, detect_reasoning_format
 from model_repository.tokenizer.chat_prompt import messages_for_template, writes_tools
 from model_repository.tokenizer.chat_template import SPECIAL_TOKEN_NAMES, ChatTemplate
 from model_repository.tokenizer.prompt import PromptEncoder
+from model_repository.tokenizer.token_text import TokenText
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tokenizer.tool_messages import messages_with_history_ids
 from model_repository.tool_formats import HARMONY, PLAIN, TOOL_FORMATS, detect_tool_format
@@ -71,7 +71,7 @@ def write_text_files(
             raise BuildError(f"{source / 'tokenizer.json'}: has token {last}; {rule}")
         table = token_bytes(read_json(source / "tokenizer.json"), vocab_size, visible)
         PromptEncoder(files, table, tool_call_format, reasoning_format)
-        Decoding.load(folder / "tokenizer" / "tokenizer.json")
+        TokenText(files.tokenizer, table)
     except BuildError:
         raise
     except Exception as exc:  # the class of errors of `tokenizers`

@@ -9,7 +9,7 @@ from typing import cast
 
 from frontend.errors import TritonUnreachable
 from frontend.request_context import Chunks
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Chunk
 
 MAX_RUNNING = 128  # streams of one request at a time: a request with more of them does not fill the model's queue
 _QUEUED_PER_STREAM = 2  # chunks in the queue; with a full queue the streams wait
@@ -27,9 +27,7 @@ def merged(streams: Iterator[Stream], num_streams: int) -> Stream:
 
 
 async def _merged(streams: Iterator[Stream], num_running: int) -> Chunks:
-    queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None] = asyncio.Queue(
-        _QUEUED_PER_STREAM * num_running
-    )
+    queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(_QUEUED_PER_STREAM * num_running)
     tasks = [asyncio.create_task(_pump(streams, queue)) for _ in range(num_running)]
     try:
         while num_running:
@@ -46,9 +44,7 @@ async def _merged(streams: Iterator[Stream], num_running: int) -> Chunks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
-    waiting: Iterator[Stream], queue: asyncio.Queue[tuple[int, GenerationChunk] | Exception | None]
-) -> None:
+async def _pump(waiting: Iterator[Stream], queue: asyncio.Queue[tuple[int, Chunk] | Exception | None]) -> None:
     """Read one stream after the other, each until its end."""
     try:
         for stream in waiting:

@@ -33,7 +33,7 @@ from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Chunk
 from model_repository.contract.request import GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class KeyControl(Protocol):
         """Read the file if it has changed; log a failure and keep the old keys."""
 
 
-type Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]  # each with the index of its completion
+type Chunks = AsyncGenerator[tuple[int, Chunk], None]  # each with the index of its completion
 
 
 class Admitted(NamedTuple):

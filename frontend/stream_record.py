@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from model_repository.contract.output import FinishReason, GenerationChunk, Timing, Usage
+from model_repository.contract.output import Chunk, FinishReason, Timing, Usage
 from model_repository.contract.request import GenerationRequest
 
 # Upper bounds, in seconds, of the buckets for the times between two chunks.
@@ -61,7 +61,7 @@ class StreamRecord:
         self.sent_s = clock()
         self._clock = clock
 
-    def add(self, index: int, chunk: GenerationChunk) -> None:
+    def add(self, index: int, chunk: Chunk) -> None:
         """Count a chunk of a completion. This runs for every chunk."""
         now_s = self._clock()
         completion = self.completions[index]

@@ -13,7 +13,7 @@ import msgspec
 
 from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
-from model_repository.contract.tensors import model_id_to_ensemble
+from model_repository.contract.tensors import ENCODER, GENERATOR, Layout, model_id_to_ensemble
 from model_repository.engine.runtime import EngineConfig, Pooling
 from model_repository.system.command_parser import expected_one_of
 
@@ -119,6 +119,11 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     def task(self) -> Task:
         """The work of the model."""
         return Task.of(self.pooling)
+
+    @property
+    def layout(self) -> Layout:
+        """The stages and the ensembles of the model."""
+        return GENERATOR if self.task is Task.GENERATE else ENCODER
 
     def to_config(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt."""

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from model_repository.ascii_path import ascii_path
-from model_repository.contract.codec import Tensors, message_tensor, pack
-from model_repository.contract.output import OutputBatch
+from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack
+from model_repository.contract.output import ChunkBatch, GenerationChunk, OutputBatch, TokenDelta, VectorChunk
 from model_repository.contract.rules import printable_id
-from model_repository.contract.tensors import OUTPUT_BATCH
+from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
 from model_repository.errors import LOAD_FAILURE, StageError, stage_error
 from model_repository.metric_family import MetricFamily
 from model_repository.model_parameters import ModelParameters
@@ -88,6 +88,14 @@ def response(tensors: Mapping[str, npt.NDArray[Any]]) -> Any:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
+def chunk_tensors(batch: ChunkBatch, *, is_single: bool) -> Tensors | None:
+    """Return the outputs for a frontend, or the public outputs for a single request; None: nothing is to be sent."""
+    if not is_single:
+        return message_tensor(CHUNK_BATCH, pack(batch))
+    [(_, chunk)] = batch.items or [(0, "")]
+    return chunk_to_tensors(chunk) if isinstance(chunk, GenerationChunk | VectorChunk) else None
+
+
 def error_response(exc: BaseException, request_id: str = "") -> Any:
     """Return a Triton response for a failed request, and log the failure."""
     error = stage_error(exc, request_id)
@@ -114,11 +122,12 @@ class TritonResponder:
 
     def send(self, batch: OutputBatch) -> None:
         """Send an output batch; more may follow."""
-        self._sender.send(response(message_tensor(OUTPUT_BATCH, pack(batch))))
+        if (tensors := self._tensors(batch)) is not None:
+            self._sender.send(response(tensors))
 
     def close(self, batch: OutputBatch | None = None) -> None:
         """Close the stream, with or without a last batch."""
-        self.close_with(None if batch is None else message_tensor(OUTPUT_BATCH, pack(batch)))
+        self.close_with(None if batch is None else self._tensors(batch))
 
     def close_with(self, tensors: Tensors | None) -> None:
         """Close the stream, with or without a last response. Without one, a client sees neither response nor error."""
@@ -128,3 +137,25 @@ class TritonResponder:
     def fail(self, error: Exception) -> None:
         """Send an error and close the stream."""
         self._sender.send(error_response(error, self._request_id), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _tensors(self, batch: OutputBatch) -> Tensors | None:
+        return message_tensor(OUTPUT_BATCH, pack(batch))
+
+
+class VectorResponder(TritonResponder):
+    """Answers one request of an engine without a detokenizer: its batches have no tokens.
+
+    Args:
+        end_stream: called with the number of a stream whose client is gone.
+    """
+
+    def __init__(self, request: Any, end_stream: Callable[[int], None]) -> None:
+        super().__init__(request)
+        self._end_stream = end_stream
+
+    def _tensors(self, batch: OutputBatch) -> Tensors | None:
+        if batch.is_disconnect_check and self._sender.is_cancelled():
+            self._end_stream(batch.stream)
+            return None
+        items = [(number, item) for number, item in batch.items if not isinstance(item, TokenDelta)]
+        return chunk_tensors(ChunkBatch(batch.serial, tuple(items)), is_single=batch.is_single)

@@ -17,7 +17,7 @@ from frontend.triton.health_checks import CHECK_PROMPT
 from frontend.triton.models import ModelSnapshot, ServedModel
 from frontend.triton.repository import Repository
 from model_repository.capabilities import Capability
-from model_repository.contract.output import EngineStats, FinishReason, GenerationChunk, Usage
+from model_repository.contract.output import Chunk, EngineStats, FinishReason, GenerationChunk, Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 from model_repository.model_parameters import ModelParameters
 
@@ -93,16 +93,16 @@ def stats(epoch: int, step_age_ms: float = 0.0) -> EngineStats:
     )
 
 
-type Script = Sequence[GenerationChunk | Exception | asyncio.Event]
+type Script = Sequence[Chunk | Exception | asyncio.Event]
 
 
 class Playing:
     """The chunks of a generation, as a ChunkQueue gives them."""
 
-    def __init__(self, chunks: AsyncGenerator[GenerationChunk, None]) -> None:
+    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
         self._chunks = chunks
 
-    async def get(self) -> GenerationChunk:
+    async def get(self) -> Chunk:
         """Return the next chunk."""
         return await anext(self._chunks)
 
@@ -165,16 +165,17 @@ class FakeTriton(TritonClient):
 
     async def _play(
         self, request: GenerationRequest, on_end: Callable[[Usage | None], None]
-    ) -> AsyncGenerator[GenerationChunk, None]:
+    ) -> AsyncGenerator[Chunk, None]:
         self.requests.append(request)
         self.started.set()
         self.num_open += 1
-        if self.is_ahead and isinstance(self.script, list | tuple) and isinstance(self.script[-1], GenerationChunk):
-            on_end(self.script[-1].usage)
+        last = self.script[-1] if self.is_ahead and isinstance(self.script, list | tuple) else None
+        if isinstance(last, GenerationChunk | VectorChunk):
+            on_end(last.usage)
         try:
             for item in self.script(request) if callable(self.script) else self.script:
                 match item:
-                    case GenerationChunk():
+                    case GenerationChunk() | VectorChunk():
                         if item.finish_reason is not None:
                             on_end(item.usage)
                         yield item
@@ -226,13 +227,17 @@ class FakeTriton(TritonClient):
             raise self.stage_errors["tokenizer"]
         return TokenizeAnswer((5, 6), ("Ġa", "b") if has_strings else ())
 
-    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(
+        self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool, sender: str = ""
+    ) -> str:
         """Return `<id>` for each token."""
-        if token_ids:  # none in a health check
-            self.detokenized.append((tuple(token_ids), has_special_tokens))
+        self.detokenized.append((tuple(token_ids), has_special_tokens))
+        return "".join(f"<{token_id}>" for token_id in token_ids)
+
+    async def check_detokenizer(self, ensemble: str) -> None:
+        """Do nothing."""
         if "detokenizer" in self.stage_errors:
             raise self.stage_errors["detokenizer"]
-        return "".join(f"<{token_id}>" for token_id in token_ids)
 
     async def num_executions(self, stage: str) -> int:
         """Return a larger number each time, if it is in `busy`."""

@@ -39,6 +39,7 @@ from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.models import ModelName
+from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import RequestDefaults
 
@@ -145,6 +146,7 @@ class Completion(Generation[Reply]):
                         if isinstance(chunk, Announced):
                             await keepalive.add_headers(self._new_headers(chunk))
                             continue
+                        assert isinstance(chunk, GenerationChunk), "a vector has no stream"
                         record.add(index, chunk)
                         if self._reply.is_numbered:  # its last event repeats the whole answer
                             memory.count(request, self._call.name, chunk)

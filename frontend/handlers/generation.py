@@ -27,7 +27,7 @@ from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Chunk, VectorChunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import Task
 
@@ -63,7 +63,7 @@ async def answer_each(
     call: Call[Any],
     num_prompts: int,
     to_requests: Callable[[], Sequence[GenerationRequest]],
-    reply: WholeReply,
+    reply: WholeReply[VectorChunk],
 ) -> web.StreamResponse:
     """Answer a body of many prompts, each with a generation of its own.
 
@@ -75,7 +75,7 @@ async def answer_each(
         return await Generation(call, admitted, reply).whole()
 
 
-class Generation[Writer: WholeReply]:
+class Generation[Writer: WholeReply[Any]]:
     """A request that generates: its completions, its reply, and its record in figures."""
 
     def __init__(self, call: Call[Any], admitted: Admitted, reply: Writer) -> None:
@@ -121,7 +121,7 @@ class Generation[Writer: WholeReply]:
         return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
 
     async def _whole(self) -> Event:
-        collected: dict[int, GenerationChunk] = {}
+        collected: dict[int, Chunk] = {}
         memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
         try:
             async with self._within_time(), self._chunks() as chunks:

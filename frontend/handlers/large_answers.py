@@ -15,7 +15,7 @@ from frontend.request_context import CLIENT_CLOSED, FACTS, lock_of_sender, sende
 from frontend.translate.reply import Event
 from frontend.triton.chunk_queue import ID_BYTES, LOGPROB_BYTES, size_bytes
 from frontend.triton.models import ModelName
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Chunk, VectorChunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_parameters import Task
 
@@ -64,7 +64,7 @@ class LargeAnswers(SharedMemory):
         size = ID_BYTES + (_STRING_BYTES if has_strings else 0)
         await self._reserve_for(request, request[FACTS].num_body_bytes * size)
 
-    def count(self, request: web.Request, name: ModelName, chunk: GenerationChunk) -> None:
+    def count(self, request: web.Request, name: ModelName, chunk: Chunk) -> None:
         """Count a completion of an answer, which may be larger than expected.
 
         Raises:
@@ -72,7 +72,7 @@ class LargeAnswers(SharedMemory):
             Overloaded: the memory is full.
         """
         facts = request[FACTS]
-        if chunk.embedding is not None:
+        if isinstance(chunk, VectorChunk):
             self._vector_bytes[name.model.id] = len(chunk.embedding)
         facts.num_kept_bytes += size_bytes(chunk)
         if facts.num_kept_bytes > MAX_ANSWER_BYTES:

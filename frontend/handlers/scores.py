@@ -10,7 +10,6 @@ from frontend.handlers.call import Call
 from frontend.handlers.generation import answer_each
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.request_context import FACTS
-from frontend.translate.reply import WholeReply
 from frontend.translate.scores import (
     ClassifyReply,
     RerankReply,
@@ -30,7 +29,9 @@ async def score(call: Call[ScoreRequest]) -> web.StreamResponse:
     return await _answer_pairs(call, ScoreReply(call.body, call.name))
 
 
-async def _answer_pairs(call: Call[RerankRequest] | Call[ScoreRequest], reply: WholeReply) -> web.StreamResponse:
+async def _answer_pairs(
+    call: Call[RerankRequest] | Call[ScoreRequest], reply: RerankReply | ScoreReply
+) -> web.StreamResponse:
     to_requests = partial(pairs_to_requests, call.body, call.name, call.request[FACTS].request_id)
     return await answer_each(call, len(call.body.pairs()), to_requests, reply)
 

@@ -45,10 +45,12 @@ async def detokenize(call: Call[DetokenizeRequest]) -> web.StreamResponse:
 async def detokenized(
     request: web.Request, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool
 ) -> str:
-    """Return the text of token ids. All streams wait while the detokenizer stage makes it.
+    """Return the text of token ids.
 
     Raises:
         APIError: see `ReplicaPool.detokenize`.
     """
     async with lock_of_sender(request):
-        return await request.app[TRITON].detokenize(model_id, token_ids, has_special_tokens=has_special_tokens)
+        return await request.app[TRITON].detokenize(
+            model_id, token_ids, has_special_tokens=has_special_tokens, sender=sender_of(request)
+        )

@@ -10,11 +10,10 @@ from typing import cast
 
 from frontend.errors import APIError, InvalidRequest, ModelNotFound
 from frontend.triton.client import TritonClient
-from model_repository.contract.tensors import ENSEMBLES, ensemble_to_model_id, model_id_to_ensemble, stage_name
+from frontend.triton.models import ServedModel
+from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble, stage_name
 
 logger = logging.getLogger(__name__)
-
-STAGES = ("tokenizer", "engine", "detokenizer")
 
 _POLL_S = 0.1
 STATS_DEADLINE_S = 2.0
@@ -51,7 +50,7 @@ class ModelControl:
             own = {ensemble for ensemble in ensembles if ensemble_to_model_id(ensemble) == model_id}
             if not own:
                 raise ModelNotFound(model_id)
-            missing = sorted(own.difference(await self._ready(model_id)))
+            missing = sorted(own.difference((await self._triton.snapshot()).replicas_of(model_id)))
             if missing:
                 logger.warning("loading %s", ", ".join(missing))
             # Triton loads the other stages with the ensemble.
@@ -69,12 +68,14 @@ class ModelControl:
         """
         check_id(model_id)
         async with self._triton.repository.lock:
-            ensembles = await self._ready(model_id)
+            served = await self._triton.snapshot()  # fresh, not from the last poll
+            ensembles = served.replicas_of(model_id)
             if not ensembles:
                 raise ModelNotFound(model_id)
-            return sum(await _all(self._unload(ensemble, timeout_s) for ensemble in ensembles))
+            return sum(await _all(self._unload(served.by_ensemble[each], timeout_s) for each in ensembles))
 
-    async def _unload(self, ensemble: str, timeout_s: float) -> int:
+    async def _unload(self, model: ServedModel, timeout_s: float) -> int:
+        ensemble, layout = model.ensemble, model.parameters.layout
         logger.warning("unloading %s", ensemble)
         # Triton refuses new requests now; running ones need only the stages.
         await self._triton.repository.unload(ensemble)
@@ -82,12 +83,9 @@ class ModelControl:
         if num_running:
             logger.warning("ending %d requests of %s", num_running, ensemble)
             await self._triton.fail_running(ensemble)
-        for name in (*STAGES, *filter(None, ENSEMBLES)):
+        for name in (*layout.stages, *filter(None, layout.ensembles)):
             await self._triton.repository.unload(stage_name(ensemble, name))
         return num_running
-
-    async def _ready(self, model_id: str) -> list[str]:
-        return (await self._triton.snapshot()).replicas_of(model_id)  # fresh, not from the last poll
 
     async def _wait_until_idle(self, ensemble: str, timeout_s: float) -> int:
         """Wait until no request is running; return the number that is running at the timeout."""

@@ -20,7 +20,7 @@ from frontend.protocol.scores import ClassifyRequest
 from frontend.translate.reply import WholeReply
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import VectorChunk
 from model_repository.contract.request import GenerationRequest, Params, Prompt, TextPrompt, TokenPrompt
 
 
@@ -58,7 +58,7 @@ def inputs_to_requests(
 def prompt_to_request(prompt: Prompt, truncate_prompt_tokens: int | None, request_id: str) -> GenerationRequest:
     """Return the request of a prompt that is embedded or scored."""
     params = Params(
-        max_tokens=1,  # as every request has; there is no completion
+        max_tokens=1,  # charged by an estimate; there is no completion
         truncate_prompt_tokens=truncate_prompt_tokens,
         cancel_key=secrets.token_hex(16),
         has_timing=True,
@@ -71,7 +71,7 @@ def place_of(field: str, values: Sequence[object], index: int) -> str:
     return f"{field}[{index}]" if len(values) > 1 else field
 
 
-class EncoderReply[Request: EncoderBody](WholeReply):
+class EncoderReply[Request: EncoderBody](WholeReply[VectorChunk]):
     """Writes the answer to one request without a completion.
 
     Args:
@@ -85,9 +85,9 @@ class EncoderReply[Request: EncoderBody](WholeReply):
         self._body = body
         self._name = name
 
-    def _shared(self, chunks: Sequence[GenerationChunk]) -> EncoderAnswer:
+    def _shared(self, chunks: Sequence[VectorChunk]) -> EncoderAnswer:
         """Return the fields that all answers have, with the token counts of all prompts together."""
-        num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks if chunk.usage is not None)
+        num_tokens = sum(chunk.usage.num_input_tokens for chunk in chunks)
         answer: EncoderAnswer = {
             "id": self.id,
             "model": self._name.requested,
@@ -111,30 +111,28 @@ class EmbeddingReply(EncoderReply[EmbeddingRequest]):
     def __init__(self, body: EmbeddingRequest, name: ModelName) -> None:
         super().__init__(body, name, "embd")
 
-    def kept(self, index: int, chunk: GenerationChunk) -> GenerationChunk:
+    def kept(self, index: int, chunk: VectorChunk) -> VectorChunk:
         """Return a chunk with its vector in the length that the client wants.
 
         Raises:
             UnsupportedValue: the model's vectors are shorter than wanted, or cannot be cut.
         """
-        assert chunk.embedding is not None, "a model that embeds ends with a vector or an error"
         if self._body.dimensions is None:
             return chunk
         vector = self._shortened(np.frombuffer(chunk.embedding, "<f4"), self._body.dimensions)
         return replace(chunk, embedding=vector.tobytes())
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> EmbeddingList:
+    def whole(self, chunks: Sequence[VectorChunk]) -> EmbeddingList:
         """Return the vectors in the order of the inputs."""
         data = lazy_list(lambda: itertools.starmap(self._written, enumerate(chunks)))
         return {**self._shared(chunks), "object": "list", "data": data}
 
-    def _written(self, index: int, chunk: GenerationChunk) -> Embedding:
+    def _written(self, index: int, chunk: VectorChunk) -> Embedding:
         """Return a vector in the form that the client wants; a number has as many digits as its type needs."""
-        vector = chunk.embedding or b""
         if self._body.encoding_format == "base64":
-            written = b'"%b"' % base64.b64encode(vector)
+            written = b'"%b"' % base64.b64encode(chunk.embedding)
         else:
-            written = orjson.dumps(np.frombuffer(vector, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
+            written = orjson.dumps(np.frombuffer(chunk.embedding, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)
         return {"object": "embedding", "index": index, "embedding": orjson.Fragment(written)}
 
     def _shortened(self, vector: npt.NDArray[np.float32], length: int) -> npt.NDArray[np.float32]:

@@ -16,7 +16,7 @@ from frontend.protocol.chat import ChatCompletionRequest
 from frontend.stream_record import StreamRecord
 from frontend.triton.models import ModelName
 from model_repository.contract import output
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, VectorChunk
 from model_repository.reasoning_formats import REASONING_FORMATS
 
 _PADDING_BLOCK = 16  # characters
@@ -24,25 +24,25 @@ _PADDING_BLOCK = 16  # characters
 type Event = Mapping[str, Any]
 
 
-class WholeReply(Protocol):
+class WholeReply[Kind: (GenerationChunk, VectorChunk)](Protocol):
     """Writes the answer to one request."""
 
     id: str
     num_per_prompt: int  # completions of each prompt
     record: StreamRecord | None = None  # the completions in figures, for their times
 
-    def kept(self, index: int, chunk: GenerationChunk) -> GenerationChunk:
+    def kept(self, index: int, chunk: Kind) -> Kind:
         """Return a completion's only chunk as `whole` needs it. The event loop runs between two of them."""
         return chunk
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
+    def whole(self, chunks: Sequence[Kind]) -> Event:
         """Return the answer without a stream, from one chunk for each completion, as `kept` returned it.
 
         Its long parts are lazy lists.
         """
 
 
-class Reply(WholeReply, Protocol):
+class Reply(WholeReply[GenerationChunk], Protocol):
     """Writes the answer to one request, whole or event by event. An event is a JSON object."""
 
     has_names: bool = False  # the name of each event, its `type`, goes on a line before it

@@ -22,7 +22,7 @@ from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreReques
 from frontend.translate.embeddings import EncoderReply, inputs_to_requests, place_of, prompt_to_request
 from frontend.translate.requests import check_prompt_size
 from frontend.triton.models import ModelName
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import VectorChunk
 from model_repository.contract.request import GenerationRequest, PairPrompt
 from model_repository.model_parameters import JUDGEMENTS
 
@@ -85,14 +85,14 @@ class _Reply[Request: ScoringBody](EncoderReply[Request]):
     def __init__(self, body: Request, name: ModelName) -> None:
         super().__init__(body, name, "score")
 
-    def _scores(self, chunks: Sequence[GenerationChunk]) -> list[float]:
+    def _scores(self, chunks: Sequence[VectorChunk]) -> list[float]:
         return [_score(_numbers(chunk), has_activation=self._body.has_activation) for chunk in chunks]
 
 
 class RerankReply(_Reply[RerankRequest]):
     """Writes the answer to one rerank request."""
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Ranking:
+    def whole(self, chunks: Sequence[VectorChunk]) -> Ranking:
         """Return the documents, the best one first."""
         scores, documents = self._scores(chunks), self._body.documents
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._body.top_n]
@@ -109,7 +109,7 @@ class RerankReply(_Reply[RerankRequest]):
 class ScoreReply(_Reply[ScoreRequest]):
     """Writes the answer to one score request."""
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Scores:
+    def whole(self, chunks: Sequence[VectorChunk]) -> Scores:
         """Return the scores in the order of the pairs."""
         data: list[Score] = [
             {"index": index, "object": "score", "score": score} for index, score in enumerate(self._scores(chunks))
@@ -120,7 +120,7 @@ class ScoreReply(_Reply[ScoreRequest]):
 class ClassifyReply(_Reply[ClassifyRequest]):
     """Writes the answer to one classify request."""
 
-    def whole(self, chunks: Sequence[GenerationChunk]) -> Classifications:
+    def whole(self, chunks: Sequence[VectorChunk]) -> Classifications:
         """Return the labels in the order of the inputs."""
         data = lazy_list(lambda: (self._classification(index, _numbers(chunk)) for index, chunk in enumerate(chunks)))
         return {**self._shared(chunks), "object": "list", "created": int(time.time()), "data": data}
@@ -132,8 +132,8 @@ class ClassifyReply(_Reply[ClassifyRequest]):
         return {"index": index, "label": label, "probs": numbers.tolist(), "num_classes": len(numbers)}
 
 
-def _numbers(chunk: GenerationChunk) -> Numbers:
-    return np.frombuffer(chunk.embedding or b"", "<f4").astype(np.float64)
+def _numbers(chunk: VectorChunk) -> Numbers:
+    return np.frombuffer(chunk.embedding, "<f4").astype(np.float64)
 
 
 def _score(numbers: Numbers, *, has_activation: bool) -> float:

@@ -26,7 +26,6 @@ from model_repository.contract.tensors import (
     CHUNK_BATCH,
     CONTROL,
     OPEN_STREAM,
-    OUTPUTS,
     REQUEST_BATCH,
     REQUESTS,
     stage_name,
@@ -63,6 +62,7 @@ class MultiplexedCall:
     Args:
         stub: of Triton's gRPC service.
         ensemble: the model's.
+        outputs: the stage or ensemble at which the output stream is opened.
         on_end: called with this object once it takes no more requests, and the cancel keys of those that run.
         fetch_epoch: returns the engine's epoch; None: it did not answer.
         unread: counts the memory of unread chunks.
@@ -73,12 +73,14 @@ class MultiplexedCall:
         stub: Any,
         ensemble: str,
         *,
+        outputs: str,
         on_end: Callable[[MultiplexedCall, list[str]], None],
         fetch_epoch: Callable[[], Awaitable[int | None]],
         unread: UnreadBytes,
     ) -> None:
         self._unread = unread
         self._ensemble = ensemble
+        self._outputs = outputs
         self._key = secrets.token_hex(16)  # a secret: never logged, and only sent to Triton
         self._on_end = on_end
         self._fetch_epoch = fetch_epoch
@@ -172,7 +174,7 @@ class MultiplexedCall:
         """Yield the message that opens the output stream."""
         # Fetched before the opening: if the engine is lost in between, the call must not count as the next engine's.
         self.epoch = await self._fetch_epoch()
-        opening = infer_request(stage_name(self._ensemble, OUTPUTS), OPEN_STREAM, self._key.encode(), _OPENING_ID)
+        opening = infer_request(stage_name(self._ensemble, self._outputs), OPEN_STREAM, self._key.encode(), _OPENING_ID)
         opening.parameters["triton_enable_empty_final_response"].bool_param = True  # shows the end of the stream
         yield opening
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from frontend.errors import APIError, QueueFull, ReaderTooSlow
-from model_repository.contract.output import Announcement, GenerationChunk, Usage
+from model_repository.contract.output import Announcement, Chunk, GenerationChunk, Usage, VectorChunk
 
 # A reader with more unread tokens is disconnected: they take some megabytes. Each log probability counts as a token.
 MAX_UNREAD = 16_384
@@ -78,7 +78,7 @@ class ChunkQueue:
         self.close = close
         self._on_end = on_end
         self._num_unread = 0
-        self._chunks: deque[GenerationChunk] = deque()
+        self._chunks: deque[Chunk] = deque()
         self._is_stream = is_stream
         self._sender = sender
         self._unread = unread or UnreadBytes()
@@ -87,17 +87,19 @@ class ChunkQueue:
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, chunk: GenerationChunk | Announcement) -> None:
+    def put(self, chunk: Chunk | Announcement) -> None:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
-        if not isinstance(chunk, GenerationChunk):
-            chunk = Announced(text="", ignored_keywords=chunk["ignored_keywords"])
+        if isinstance(chunk, Announcement):
+            if not chunk.ignored_keywords:
+                return
+            chunk = Announced(text="", ignored_keywords=chunk.ignored_keywords)
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
             self._count(_num_bytes(chunk))
             if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
                 self._overflow(ReaderTooSlow() if self._is_stream else QueueFull("The answer is too large."))
                 return
-            if not self._is_stream and not isinstance(chunk, Announced):
+            if not self._is_stream and type(chunk) is GenerationChunk:
                 self._parts.append(chunk)
                 if chunk.finish_reason is None:
                     return
@@ -133,7 +135,7 @@ class ChunkQueue:
             finally:
                 self._waiter = None
 
-    async def get(self) -> GenerationChunk:
+    async def get(self) -> Chunk:
         """Return the next chunk, joined with the following ones as long as they have only text.
 
         Raises:
@@ -146,8 +148,8 @@ class ChunkQueue:
             self._count(-_num_bytes(chunk) if self._chunks else -self._num_bytes)
             return chunk
         texts, num_tokens = [chunk.text], chunk.num_tokens
-        while self._chunks and self._chunks[0].is_text:
-            chunk = self._chunks.popleft()
+        while self._chunks and (chunk := self._chunks[0]).is_text:
+            self._chunks.popleft()
             texts.append(chunk.text)
             num_tokens += chunk.num_tokens
         self._num_unread -= len(texts) - 1
@@ -177,20 +179,24 @@ class ChunkQueue:
             self._waiter.set_result(None)
 
 
-def _weight(chunk: GenerationChunk) -> int:
+def _weight(chunk: Chunk) -> int:
     """Number of tokens that a chunk counts as."""
+    if isinstance(chunk, VectorChunk):
+        return 1
     return 1 + len(chunk.token_ids) + sum(map(len, chunk.logprobs)) // LOGPROB_BYTES
 
 
-def _num_bytes(chunk: GenerationChunk) -> int:
+def _num_bytes(chunk: Chunk) -> int:
     return _CHUNK_BYTES + len(chunk.text) if chunk.is_text else _CHUNK_BYTES + size_bytes(chunk)
 
 
-def size_bytes(chunk: GenerationChunk) -> int:
+def size_bytes(chunk: Chunk) -> int:
     """Return the memory of a chunk's contents."""
+    if isinstance(chunk, VectorChunk):
+        return len(chunk.embedding)
     ids = len(chunk.token_ids) + len(chunk.prompt_token_ids)
     packed = sum(map(len, chunk.logprobs)) + sum(map(len, chunk.prompt_logprobs))
-    return len(chunk.text) + ids * ID_BYTES + packed + len(chunk.embedding or b"")
+    return len(chunk.text) + ids * ID_BYTES + packed
 
 
 def joined(parts: Sequence[GenerationChunk]) -> GenerationChunk:

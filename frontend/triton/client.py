@@ -22,16 +22,10 @@ from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.models import ModelSnapshot
 from frontend.triton.repository import Repository
 from model_repository.contract.codec import pack, unpack
-from model_repository.contract.output import (
-    ChunkBatch,
-    DeltaDetails,
-    EngineStats,
-    GenerationChunk,
-    OutputBatch,
-    TokenDelta,
-)
+from model_repository.contract.output import EngineStats, OutputBatch
 from model_repository.contract.request import (
     MAX_BATCH_REQUESTS,
+    DetokenizeRequest,
     EngineRequestBatch,
     GenerationRequest,
     Prompt,
@@ -44,10 +38,12 @@ from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
     CHUNK_BATCH,
     CONTROL,
+    DETOKENIZE,
     ENGINE_REQUESTS,
     OUTPUT_BATCH,
     REQUEST_BATCH,
     STATS,
+    TEXT,
     TOKENIZE,
     TOKENS,
     stage_name,
@@ -81,7 +77,10 @@ class TritonClient:
         self._connection = TritonChannel(endpoint, credentials, server_name, key)
         self.repository = Repository(self._connection, ModelFilter() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # names from the engine's last answer, by ensemble
-        self.generations = Generations(self._connection, cancel=self._cancel, fetch_epoch=self._epoch)
+        self._outputs: dict[str, str] = {}  # ensemble to the stage or ensemble of its outputs; see Layout
+        self.generations = Generations(
+            self._connection, cancel=self._cancel, fetch_epoch=self._epoch, outputs=self._outputs
+        )
 
     async def snapshot(self) -> ModelSnapshot:
         """Return the models that Triton serves now, with the adapters that their engines named last.
@@ -89,7 +88,9 @@ class TritonClient:
         Raises:
             APIError: Triton did not answer.
         """
-        return await self.repository.snapshot(self._adapters)
+        snapshot = await self.repository.snapshot(self._adapters)
+        self._outputs |= {name: model.parameters.layout.outputs for name, model in snapshot.by_ensemble.items()}
+        return snapshot
 
     async def check(self, ensemble: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Have the tokenizer stage check numbered requests without generating a token.
@@ -123,20 +124,27 @@ class TritonClient:
         with understood("of a tokenizer"):
             return unpack(TokenizeAnswer, answer, TOKENS.name)
 
-    async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(
+        self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool, sender: str = ""
+    ) -> str:
         """Return the text of token ids; special tokens are left out unless requested.
 
         Raises:
             APIError: the ids were refused, or Triton did not answer.
         """
-        details = DeltaDetails(has_special_tokens=has_special_tokens)
-        batch = OutputBatch(0, 0, False, ((0, TokenDelta(token_ids=tuple(token_ids), details=details)),))
-        payload = await self._one_response(stage_name(ensemble, "detokenizer"), OUTPUT_BATCH, pack(batch), CHUNK_BATCH)
-        with understood("of a detokenizer"):
-            [(_, chunk)] = unpack(ChunkBatch, payload, CHUNK_BATCH.name).items
-            if not isinstance(chunk, GenerationChunk):
-                raise ValueError("an error in place of a text")
-            return chunk.text
+        payload = pack(DetokenizeRequest(tuple(token_ids), has_special_tokens, sender))
+        answer = await self._call_tokenizer(ensemble, DETOKENIZE, payload, TEXT)
+        with understood("of a tokenizer"):
+            return answer.decode()
+
+    async def check_detokenizer(self, ensemble: str) -> None:
+        """Have a detokenizer answer a batch without tokens.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+        batch = pack(OutputBatch(0, 0, is_single=False))
+        await self._one_response(stage_name(ensemble, "detokenizer"), OUTPUT_BATCH, batch, CHUNK_BATCH)
 
     async def num_executions(self, stage: str) -> int:
         """Return how often a stage, by its Triton name, has executed requests since it was loaded.

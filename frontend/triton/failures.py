@@ -36,7 +36,7 @@ _PARAMS = {
     "prompt_token_ids": "prompt",
     "guided_decoding_guide": "response_format",
     "guided_decoding_guide_type": "response_format",
-    "output_batch": "tokens",  # clients send ids to the detokenizer stage; generated ones are no client's mistake
+    "detokenize": "tokens",
 }
 
 

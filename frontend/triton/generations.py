@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from frontend.triton.channel import TritonChannel
 from frontend.triton.chunk_queue import ChunkQueue, UnreadBytes
 from model_repository.contract.output import Usage
 from model_repository.contract.request import GenerationRequest
-from model_repository.contract.tensors import ensemble_of_stage, stage_name
+from model_repository.contract.tensors import OUTPUTS, ensemble_of_stage, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Generations:
         connection: to Triton.
         cancel: tells the engine of an ensemble to cancel the sequences with these cancel keys.
         fetch_epoch: returns the epoch of an ensemble's engine; None: it did not answer.
+        outputs: ensemble to the stage or ensemble of its outputs; a live mapping.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Generations:
         *,
         cancel: Callable[[str, list[str]], Awaitable[object]],
         fetch_epoch: Callable[[str], Awaitable[int | None]],
+        outputs: Mapping[str, str],
     ) -> None:
         self._connection = connection
         self._cancel = cancel
         self._fetch_epoch = fetch_epoch
+        self._outputs = outputs
         self._calls: dict[str, list[MultiplexedCall]] = {}  # ensemble to calls; the last one gets the next request
         self._unread = UnreadBytes()
         self._background: set[asyncio.Task[None]] = set()
@@ -126,6 +129,7 @@ class Generations:
             call = MultiplexedCall(
                 self._connection.stub,
                 ensemble,
+                outputs=self._outputs.get(ensemble, OUTPUTS),
                 on_end=functools.partial(self._forget_call, ensemble),
                 fetch_epoch=functools.partial(self._fetch_epoch, ensemble),
                 unread=self._unread,

@@ -70,7 +70,7 @@ async def check_text_stage(triton: TritonClient, stage: str, *, deadline_s: floa
     if stage == stage_name(ensemble, "tokenizer"):
         work = triton.tokenize(ensemble, CHECK_PROMPT, add_special_tokens=False, sender=_CHECK_SENDER)
     else:
-        work = triton.detokenize(ensemble, (), has_special_tokens=False)
+        work = triton.check_detokenizer(ensemble)
     try:
         await loop_time.within(deadline_s, work)
     except (TimeoutError, TritonTimeout) as exc:

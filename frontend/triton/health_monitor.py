@@ -27,7 +27,7 @@ from frontend.triton.health_checks import check_engine, check_text_stage, requir
 from frontend.triton.models import ModelDirectory
 from frontend.triton.replica_state import RELOAD_PAUSE_S, ReplicaStates, State, Verdict
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import ensemble_of_stage, stage_name
+from model_repository.contract.tensors import GENERATOR, ensemble_of_stage, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +145,10 @@ class HealthMonitor:
             epoch = stats.epoch
             verdict = state.answered(stats, since)
             self._on_checked(ensemble, stats)
-            for text_stage in (stage_name(ensemble, "tokenizer"), stage_name(ensemble, "detokenizer")):
-                if text_stage not in state.lost:
+            model = self._models.latest.by_ensemble.get(ensemble)
+            for name in (GENERATOR if model is None else model.parameters.layout).stages:
+                text_stage = stage_name(ensemble, name)
+                if text_stage != stage and text_stage not in state.lost:
                     self._start(f"check {text_stage}", self._check(text_stage))
             self._end_silent(ensemble)
         if verdict is not Verdict.FINE:

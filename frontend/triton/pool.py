@@ -22,7 +22,7 @@ from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
-from model_repository.contract.output import GenerationChunk, Usage
+from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,7 @@ class ReplicaPool:
         on_end: Callable[[Usage | None], None] = lambda _: None,
         *,
         index: int = 0,
-    ) -> AsyncGenerator[tuple[int, GenerationChunk], None]:
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
         """Yield the chunks of a completion; the last one carries the finish reason. Leaving it cancels the generation.
 
         Args:
@@ -279,7 +279,9 @@ class ReplicaPool:
             ),
         )
 
-    async def detokenize(self, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(
+        self, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool, sender: str
+    ) -> str:
         """Return the text of token ids; special tokens are left out unless requested.
 
         Raises:
@@ -287,7 +289,9 @@ class ReplicaPool:
         """
         return await self._call(
             model_id,
-            lambda triton, ensemble: triton.detokenize(ensemble, token_ids, has_special_tokens=has_special_tokens),
+            lambda triton, ensemble: triton.detokenize(
+                ensemble, token_ids, has_special_tokens=has_special_tokens, sender=sender
+            ),
         )
 
     def end_all(self, error: APIError) -> int:

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
 from frontend.triton.channel import RPC_TIMEOUT_S, TritonChannel, unary
 from frontend.triton.models import ModelSnapshot, ServedModel
-from model_repository.contract.tensors import ENSEMBLES, ensemble_of_stage, ensemble_to_model_id, stage_name
+from model_repository.contract.tensors import GENERATOR, ensemble_of_stage, ensemble_to_model_id, stage_name
 from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class Repository:
         # Triton has already reloaded the ensembles that it served before. A load of a ready ensemble would reload its
         # other stages too, the engine among them, since Python's cache of model.py has changed their folders.
         states = await self._states()
-        for name in (stage_name(ensemble, each) for each in ENSEMBLES):
-            if states.get(name) != _READY:
+        for name in (stage_name(ensemble, each) for each in GENERATOR.ensembles):
+            if states.get(name, _READY) != _READY:
                 await self._load(name)
 
     async def _load(self, name: str) -> None:

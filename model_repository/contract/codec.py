@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from model_repository.contract.output import GenerationChunk, TokenLogprob, TopLogprob
+from model_repository.contract.output import Chunk, TokenLogprob, TopLogprob
 from model_repository.contract.spec import TensorField, TensorSpec, fields_of, set_fields
 from model_repository.errors import InvalidRequest
 
@@ -180,7 +180,7 @@ def _only(spec: TensorSpec, elements: Sequence[Any]) -> Any:
     return elements[0]
 
 
-def chunk_to_tensors(chunk: GenerationChunk) -> dict[str, npt.NDArray[Any]]:
+def chunk_to_tensors(chunk: Chunk) -> dict[str, npt.NDArray[Any]]:
     """Return the public ensemble's outputs for a chunk, by name; fields with default values have no tensor."""
     tensors: dict[str, npt.NDArray[Any]] = {}
     for field, value in set_fields(chunk):

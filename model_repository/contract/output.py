@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, TypedDict
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Struct, field
 
@@ -64,17 +64,12 @@ class DeltaDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: tuple[DrawnLogprob, ...] = ()  # first delta only, with num_prompt_logprobs
     cum_logprob: float | None = None  # last delta only
     has_token_ids: bool = False
-    has_special_tokens: bool = False  # show special tokens in the text: only for /detokenize
     stop_reason: str | int | None = None  # last delta only
     timing: Timing | None = None  # last delta only
-    embedding: bytes | None = None  # last delta only, of a model that embeds: float32, little-endian
 
 
-class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
-    """Engine to detokenizer: the tokens of one sequence whose text is final.
-
-    A delta without tokens, finish reason and details says that the engine has accepted the request.
-    """
+class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True, tag=0):
+    """Engine to detokenizer: the tokens of one sequence whose text is final."""
 
     token_ids: tuple[int, ...] = ()
     num_cut_bytes: int = 0  # bytes of the last token that are not text: a stop sequence, or an end token
@@ -84,27 +79,50 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
     spans: tuple[int, ...] = ()  # bytes of thinking and of answer, in turns; an odd number: the thinking goes on
 
 
-class Announcement(TypedDict):
-    """Engine to frontend: the engine has accepted a request, of whose schemas it does not follow all keywords."""
+class Announcement(Struct, frozen=True, omit_defaults=True, array_like=True, tag=1):
+    """Engine to frontend: the engine has accepted a request."""
 
-    ignored_keywords: tuple[str, ...]  # see EngineRequest
+    ignored_keywords: tuple[str, ...] = ()  # see EngineRequest
+
+
+class VectorChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True, tag=2):
+    """Engine to client: the whole answer to one request of a model that embeds or scores."""
+
+    embedding: Annotated[
+        bytes,
+        TensorSpec(
+            datatype="FP32",
+            shape=(-1,),
+            doc="the prompt's vector, of length 1; of a model that scores: a number for each label, before sigmoid or "
+            "softmax",
+        ),
+    ]  # float32, little-endian
+    prompt_token_ids: Annotated[
+        tuple[int, ...], TensorSpec("input_token_ids", doc="first response, with return_token_ids: the prompt")
+    ] = ()
+    usage: Usage
+    timing: Timing | None = None  # if the request asked for it
+    # Of every vector; they do not travel.
+    finish_reason: ClassVar = FinishReason.STOP
+    num_tokens: ClassVar = 0
+    is_text: ClassVar[Literal[False]] = False
 
 
 class OutputBatch(Struct, frozen=True, array_like=True):
     """Engine to detokenizer: new tokens, or error messages, of the sequences of one output stream.
 
     The first batch of a frontend's stream is empty and says that the stream is open. A later empty batch only checks
-    whether the client is still connected.
+    whether the client is still connected. A vector goes to the client without a detokenizer, in a ChunkBatch.
     """
 
     stream: int  # the engine's own number, 64 random bits, by which the detokenizer cancels
     serial: int  # counts from 0, so that the client notices a lost batch
     is_single: bool  # the stream of one request of the public ensemble, answered by its tensors
-    items: tuple[tuple[int, TokenDelta | Announcement | str], ...] = ()
+    items: tuple[tuple[int, TokenDelta | VectorChunk | Announcement | str], ...] = ()
 
     @property
     def is_disconnect_check(self) -> bool:
-        """Whether the detokenizer must check the client's connection: no other stage can see it."""
+        """Whether the last stage must check the client's connection: no other stage can see it."""
         return not self.items or self.serial % BATCHES_PER_DISCONNECT_CHECK == 0
 
 
@@ -126,7 +144,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     rank: int | None = None  # a prompt token's place among all tokens; the most likely one has 1
 
 
-class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True, tag=0):
     """A piece of a completion. Only the last one carries `finish_reason` and `timing`."""
 
     text: Annotated[str, TensorSpec("text_output", shape=(-1,), doc="the text since the last response")]
@@ -180,15 +198,6 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         ),
     ] = ()  # an odd number: the thinking goes on
     prompt_logprobs: tuple[bytes, ...] = ()  # the frontend's: no tensor carries them
-    embedding: Annotated[
-        bytes | None,
-        TensorSpec(
-            datatype="FP32",
-            shape=(-1,),
-            doc="last response of a model that embeds: the prompt's vector, of length 1; of one that scores: a number "
-            "for each label, before sigmoid or softmax",
-        ),
-    ] = None  # float32, little-endian
     num_tokens: int = 1  # of the completion, for the counts of a stream that is cut; an older Triton sends none
 
     @property
@@ -207,11 +216,14 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         return self.finish_reason is None and not lists and self.usage is None
 
 
+type Chunk = GenerationChunk | VectorChunk
+
+
 class ChunkBatch(Struct, frozen=True, array_like=True):
-    """Detokenizer to client: the chunks, or error messages, of an output batch, by the client's numbers."""
+    """Last stage to client: the chunks, or error messages, of an output batch, by the client's numbers."""
 
     serial: int
-    items: tuple[tuple[int, GenerationChunk | Announcement | str], ...] = ()
+    items: tuple[tuple[int, Chunk | Announcement | str], ...] = ()
 
 
 class LibraryStats(Struct, kw_only=True):
@@ -238,7 +250,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the runtime does not know it
     max_kv_tokens: int | None
     num_steps: int  # with results, since the load
-    num_step_tokens: int  # completion tokens drawn in those steps, and embeddings
+    num_step_tokens: int  # completion tokens drawn in those steps, and vectors
     max_step_sequences: int  # the largest number of sequences that got a token in one step
     num_finished: int
     num_cancelled: int
@@ -249,7 +261,7 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_accepted_tokens: int  # those of them that were right
     num_streams: int  # output streams of frontends that are open
     num_output_batches: int  # sent to frontends and gRPC clients
-    num_output_items: int  # token deltas and errors in them
+    num_output_items: int  # token deltas, vectors and errors in them
     last_cancel_to_free_ms: float  # time from the cancel's arrival until the KV tokens are free
     cancel_to_free_ms: float  # sum over all cancels since the load
     step_age_ms: float  # age of the step in progress; 0 between steps

@@ -405,6 +405,14 @@ class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
     has_strings: bool = True
 
 
+class DetokenizeRequest(Struct, frozen=True, omit_defaults=True):
+    """Frontend to tokenizer: token ids whose text is asked for."""
+
+    token_ids: tuple[int, ...]
+    has_special_tokens: bool = False  # show them in the text
+    sender: str = ""  # see Params
+
+
 class TokenizeAnswer(Struct, frozen=True):
     token_ids: tuple[int, ...]
     strings: tuple[str, ...]  # each token as the vocabulary writes it, with has_strings

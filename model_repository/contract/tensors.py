@@ -7,8 +7,10 @@ shapes are without the batch dimension, which is always 1: a client sends [1, *s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import GenerationChunk, VectorChunk
 from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, TextPrompt, TokenPrompt
 from model_repository.contract.spec import StageSpec, TensorSpec, specs_of
 
@@ -58,6 +60,7 @@ NEUTRAL_INPUTS = (
 )
 PUBLIC_INPUTS = HONOURED_INPUTS + NEUTRAL_INPUTS
 PUBLIC_OUTPUTS = specs_of(GenerationChunk)
+VECTOR_OUTPUTS = specs_of(VectorChunk)  # of a model that embeds or scores
 INPUTS = {spec.name: spec for spec in PUBLIC_INPUTS}
 
 # --- between frontend and stages: the named message, in MessagePack --------------------------------------------------
@@ -73,35 +76,75 @@ OUTPUT_BATCH = TensorSpec("output_batch", "BYTES", (1,), "engine to detokenizer:
 CHUNK_BATCH = TensorSpec("chunk_batch", "BYTES", (1,), "ChunkBatch, of contract/output.py")
 TOKENIZE = TensorSpec("tokenize", "BYTES", (1,), "tokenizer: TokenizeRequest; only tokenize the prompt")
 TOKENS = TensorSpec("tokens", "BYTES", (1,), "tokenizer: TokenizeAnswer")
+DETOKENIZE = TensorSpec("detokenize", "BYTES", (1,), "tokenizer: DetokenizeRequest; the text of token ids")
+TEXT = TensorSpec("text", "BYTES", (1,), "tokenizer: the text of a DetokenizeRequest, UTF-8")
 CONTROL = TensorSpec("control", "BYTES", (1,), f"engine: JSON, {CONTROL_MESSAGES}")
 STATS = TensorSpec("stats", "BYTES", (1,), "engine: JSON of EngineStats, the answer to every `control`")
 
-STAGES = {
-    "tokenizer": StageSpec(
-        (*PUBLIC_INPUTS, REQUEST_BATCH, TOKENIZE), (ENGINE_REQUESTS, TOKENS), max_batch_size=MAX_TOKENIZER_BATCH
-    ),
-    "engine": StageSpec((ENGINE_REQUESTS, OPEN_STREAM, CONTROL), (OUTPUT_BATCH, STATS), is_decoupled=True),
-    # Decoupled so that a disconnect check can go unanswered: a client would see even an empty response.
-    "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
-}
-# The ensembles of a model: their stages in order, with the tensors that they map. The first one is public. A frontend
-# sends its requests to the second, and reads all outputs from one call of the third.
 REQUESTS, OUTPUTS = "requests", "outputs"
-ENSEMBLES = {
-    "": {
-        "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
-        "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
-        "detokenizer": StageSpec((OUTPUT_BATCH,), PUBLIC_OUTPUTS),
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The stages of a model, and its ensembles: the stages of each in order, with the tensors that they map."""
+
+    stages: Mapping[str, StageSpec]
+    ensembles: Mapping[str, Mapping[str, StageSpec]]  # "" is public, a frontend sends its requests to REQUESTS
+    outputs: str  # an ensemble or a stage; a frontend reads all outputs from one call of it
+
+
+_TOKENIZER = StageSpec(
+    (*PUBLIC_INPUTS, REQUEST_BATCH, TOKENIZE, DETOKENIZE),
+    (ENGINE_REQUESTS, TOKENS, TEXT),
+    max_batch_size=MAX_TOKENIZER_BATCH,
+)
+
+
+GENERATOR = Layout(
+    stages={
+        "tokenizer": _TOKENIZER,
+        "engine": StageSpec((ENGINE_REQUESTS, OPEN_STREAM, CONTROL), (OUTPUT_BATCH, STATS), is_decoupled=True),
+        # Decoupled so that a disconnect check can go unanswered: a client would see even an empty response.
+        "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
     },
-    REQUESTS: {
-        "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
-        "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+    ensembles={
+        "": {
+            "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
+            "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+            "detokenizer": StageSpec((OUTPUT_BATCH,), PUBLIC_OUTPUTS),
+        },
+        REQUESTS: {
+            "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
+            "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+        },
+        OUTPUTS: {
+            "engine": StageSpec((OPEN_STREAM,), (OUTPUT_BATCH,)),
+            "detokenizer": StageSpec((OUTPUT_BATCH,), (CHUNK_BATCH,)),
+        },
     },
-    OUTPUTS: {
-        "engine": StageSpec((OPEN_STREAM,), (OUTPUT_BATCH,)),
-        "detokenizer": StageSpec((OUTPUT_BATCH,), (CHUNK_BATCH,)),
+    outputs=OUTPUTS,
+)
+# Vectors go from the engine to the client. A frontend calls the engine itself for them: behind an ensemble, the engine
+# would not see that the frontend is gone.
+ENCODER = Layout(
+    stages={
+        "tokenizer": _TOKENIZER,
+        "engine": StageSpec(
+            (ENGINE_REQUESTS, OPEN_STREAM, CONTROL), (*VECTOR_OUTPUTS, CHUNK_BATCH, STATS), is_decoupled=True
+        ),
     },
-}
+    ensembles={
+        "": {
+            "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
+            "engine": StageSpec((ENGINE_REQUESTS,), VECTOR_OUTPUTS),
+        },
+        REQUESTS: {
+            "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
+            "engine": StageSpec((ENGINE_REQUESTS,), (CHUNK_BATCH,)),
+        },
+    },
+    outputs="engine",
+)
 
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?(?:/[A-Za-z0-9](?:[\w.:-]*[A-Za-z0-9])?)*", re.ASCII)

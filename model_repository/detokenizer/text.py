@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
     Announcement,
+    Chunk,
     ChunkBatch,
     DeltaDetails,
     DrawnLogprob,
@@ -19,28 +19,16 @@ from model_repository.contract.output import (
     TokenDelta,
     TokenLogprob,
     TopLogprob,
+    VectorChunk,
 )
 from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """The parts of tokenizer.json that decoding needs beside the byte table."""
-
-    special_tokens: Mapping[int, bytes]  # the strings of added tokens by id
-    num_stripped_spaces: int = 0  # the largest number of spaces removed from the start of a text
-
-    @classmethod
-    def load(cls, tokenizer_json: Path) -> Decoding:
-        description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
-        special_tokens = {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
-        match description.get("decoder"):
-            case {"decoders": [*_, {"type": "Strip", "content": " ", "start": start}]}:
-                return cls(special_tokens, start)
-            case {"type": "Metaspace", **options} if options.get("prepend_scheme") != "never":
-                return cls(special_tokens, 1)
-        return cls(special_tokens)
+def load_special_tokens(tokenizer_json: Path) -> dict[int, bytes]:
+    """Return the strings of added tokens by id."""
+    description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    return {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
 
 
 class Detokenizer:
@@ -48,17 +36,15 @@ class Detokenizer:
 
     Args:
         byte_table: the bytes of each token id.
-        decoding: its strings show special tokens in lists of the most likely tokens, and in a text that is not a
-            completion. Only such a text loses leading spaces: a completion continues its prompt.
+        special_tokens: their strings by id, which are shown in lists of the most likely tokens.
     """
 
-    def __init__(self, byte_table: Sequence[bytes], decoding: Decoding) -> None:
+    def __init__(self, byte_table: Sequence[bytes], special_tokens: Mapping[int, bytes]) -> None:
         # Unlike a list, a mapping accepts no negative id.
         self._byte_table = dict(enumerate(byte_table))
         self._shown = self._byte_table | {
-            token_id: shown for token_id, shown in decoding.special_tokens.items() if not self._byte_table.get(token_id)
+            token_id: shown for token_id, shown in special_tokens.items() if not self._byte_table.get(token_id)
         }
-        self._num_stripped_spaces = decoding.num_stripped_spaces
 
     def chunks(self, batch: OutputBatch) -> ChunkBatch:
         """Return the chunks of a batch's deltas; other items pass through. U+FFFD replaces bytes that are not UTF-8.
@@ -72,7 +58,7 @@ class Detokenizer:
             rule = f"they are 0 to {len(self._byte_table) - 1}"
             raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", OUTPUT_BATCH.name) from exc
 
-    def _chunk(self, item: TokenDelta | Announcement | str) -> GenerationChunk | Announcement | str:
+    def _chunk(self, item: TokenDelta | VectorChunk | Announcement | str) -> Chunk | Announcement | str:
         if not isinstance(item, TokenDelta):
             return item
         if item.details is not None:
@@ -80,17 +66,13 @@ class Detokenizer:
         return delta_to_chunk(item, self._byte_table)
 
     def _detailed_chunk(self, delta: TokenDelta, details: DeltaDetails) -> GenerationChunk:
-        table = self._shown if details.has_special_tokens else self._byte_table
-        pieces = _cut([table[token_id] for token_id in delta.token_ids], delta.num_cut_bytes)
-        text = _decode(pieces)
-        if details.has_special_tokens:
-            text = text[: self._num_stripped_spaces].lstrip(" ") + text[self._num_stripped_spaces :]
+        pieces = _cut([self._byte_table[token_id] for token_id in delta.token_ids], delta.num_cut_bytes)
         echo_token_ids = details.prompt_token_ids if details.echo else ()
         token_ids = echo_token_ids + delta.token_ids
         is_listed = details.has_token_ids or bool(details.logprobs)
         return GenerationChunk(
             # Decoded one by one: an unfinished character at the end of the prompt is not part of the completion.
-            text=_decode(details.echo) + text,
+            text=_decode(details.echo) + _decode(pieces),
             token_ids=token_ids if is_listed else (),
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
             prompt_logprobs=self._logprobs(
@@ -105,7 +87,6 @@ class Detokenizer:
             usage=delta.usage,
             cum_logprob=details.cum_logprob,
             timing=details.timing,
-            embedding=details.embedding,
             spans=_in_characters(delta.spans, b"".join(pieces)) if delta.spans else (),
             num_tokens=len(delta.token_ids),
         )

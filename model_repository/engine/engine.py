@@ -276,12 +276,12 @@ class Engine:
         self._num_steps_ahead = self._num_steps_ahead + 1 if goes_on and any(each.is_held for each in waiting) else 0
         for key in self._emitter.due(waiting, self._clock(), may_hold=goes_on):
             sequence = self._sequences[key]
-            delta = sequence.next_delta()
-            if delta.finish_reason is not None:
+            output = sequence.next_output()
+            if output.finish_reason is not None:
                 self._forget(sequence)
                 self._counts.num_finished += 1
                 self._log(sequence)
-            sequence.stream.add(sequence.item, delta)
+            sequence.stream.add(sequence.item, output)
 
     def _start(self, arrival: Arrival) -> None:
         """Queue a request at the runtime, or refuse it on its stream."""

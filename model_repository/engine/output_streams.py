@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Set
 from typing import Any, Protocol
 
-from model_repository.contract.output import Announcement, OutputBatch, TokenDelta
+from model_repository.contract.output import Announcement, OutputBatch, TokenDelta, VectorChunk
 from model_repository.errors import InvalidRequest, OutputStreamNotOpen, StageError
 
 logger = logging.getLogger(__name__)
 
-# A stream that was silent for this time is checked: only the detokenizer can see that its client is gone.
+# A stream that was silent for this time is checked: only the last stage can see that its client is gone.
 CHECK_INTERVAL_S = 1.0
 # The same for a single request without a cancel key: no other sign shows that its client is gone.
 SINGLE_CHECK_INTERVAL_S = 0.1
@@ -71,7 +71,7 @@ class OutputStream:
         self._responder = responder
         self._sender = sender
         self._serial = 0
-        self._items: list[tuple[int, TokenDelta | Announcement | str]] = []
+        self._items: list[tuple[int, TokenDelta | VectorChunk | Announcement | str]] = []
         self._unannounced: set[int] = set()  # accepted requests without an output so far
 
     @property
@@ -89,22 +89,18 @@ class OutputStream:
         return bool(self._items)
 
     def announce(self, item: int, ignored_keywords: tuple[str, ...] = ()) -> None:
-        """Have the next batch say, by a delta without tokens, that the engine has accepted a request.
-
-        Args:
-            ignored_keywords: of the request; with them, an Announcement leaves at once.
-        """
+        """Have the next batch say that the engine has accepted a request. With ignored keywords it leaves at once."""
         if self.is_single:
             return
         if ignored_keywords:
-            self._items.append((item, Announcement(ignored_keywords=ignored_keywords)))
+            self._items.append((item, Announcement(ignored_keywords)))
         else:
             self._unannounced.add(item)
 
-    def add(self, item: int, delta: TokenDelta) -> None:
-        """Add a delta to the next batch, under the client's number for its request."""
+    def add(self, item: int, output: TokenDelta | VectorChunk) -> None:
+        """Add an output to the next batch, under the client's number for its request."""
         self._unannounced.discard(item)
-        self._items.append((item, delta))
+        self._items.append((item, output))
 
     def fail(self, item: int, error: StageError) -> None:
         """Add the error of a request. The error of a single request ends its stream."""
@@ -123,7 +119,7 @@ class OutputStream:
     def flush(self, now_s: float) -> None:
         """Send the next batch, even an empty one."""
         items, self._items = self._items, []
-        announced = [(item, TokenDelta()) for item in sorted(self._unannounced)]
+        announced = [(item, Announcement()) for item in sorted(self._unannounced)]
         self._unannounced.clear()
         batch = OutputBatch(self.number, self._serial, self.is_single, (*items, *announced))
         self._serial += 1
@@ -133,7 +129,7 @@ class OutputStream:
         self._sender.num_batches += 1
         self._sender.num_items += len(items)
         last = items[-1][1] if items else None
-        if self.is_single and isinstance(last, TokenDelta) and last.finish_reason is not None:
+        if self.is_single and isinstance(last, TokenDelta | VectorChunk) and last.finish_reason is not None:
             self.is_open = False
             self._sender.post(self, self._responder.close, batch)
         else:
@@ -158,7 +154,7 @@ class OutputSender:
 
     def __init__(self, on_failure: Callable[[int], None]) -> None:
         self.num_batches = 0
-        self.num_items = 0  # token deltas and errors in them
+        self.num_items = 0  # token deltas, vectors and errors in them
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[tuple[OutputStream, Callable[..., None], tuple[Any, ...]] | None]
         self._queue = queue.SimpleQueue()

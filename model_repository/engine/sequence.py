@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
+from model_repository.contract.output import (
+    DeltaDetails,
+    DrawnLogprob,
+    FinishReason,
+    Timing,
+    TokenDelta,
+    Usage,
+    VectorChunk,
+)
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
@@ -84,7 +92,7 @@ class EngineSequence:
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
         if output.embedding is not None:
-            self._embedding, self.finish_reason = output.embedding, FinishReason.STOP
+            self._embedding, self.finish_reason = output.embedding, VectorChunk.finish_reason
         if output.token_id is not None:
             self._num_output_tokens += 1
             if output.logprob is not None:
@@ -161,9 +169,16 @@ class EngineSequence:
             f"first_token_ms={waited_ms:.1f}"
         )
 
-    def next_delta(self) -> TokenDelta:
+    def next_output(self) -> TokenDelta | VectorChunk:
         """Return everything that may be sent and is not sent yet."""
-        is_last = self.finish_reason is not None
+        is_last, params = self.finish_reason is not None, self.request.params
+        if self._embedding is not None:
+            return VectorChunk(
+                embedding=self._embedding,
+                prompt_token_ids=self.request.prompt_token_ids if params.has_token_ids else (),
+                usage=self._usage(),
+                timing=self._timing() if params.has_timing else None,
+            )
         token_ids, self._final_token_ids = tuple(self._final_token_ids), []
         details = self._next_details(len(token_ids)) if self._has_details or is_last else None
         is_first = bool(token_ids) and not self._has_sent_token
@@ -172,7 +187,7 @@ class EngineSequence:
             token_ids=token_ids,
             num_cut_bytes=self._num_cut_bytes(),
             finish_reason=self.finish_reason,
-            usage=self._usage() if is_last or is_first or self.request.params.has_usage else None,
+            usage=self._usage() if is_last or is_first or params.has_usage else None,
             details=details,
             spans=() if self._border is None else self._next_spans(self._border, token_ids),
         )
@@ -221,7 +236,6 @@ class EngineSequence:
             has_token_ids=request.params.has_token_ids,
             stop_reason=self._stop_reason,
             timing=self._timing() if request.params.has_timing and self.finish_reason is not None else None,
-            embedding=self._embedding,
         )
         return None if details == DeltaDetails() else details
 

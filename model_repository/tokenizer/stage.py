@@ -12,6 +12,7 @@ from model_repository.contract.client_request import tensors_to_request
 from model_repository.contract.codec import Tensors, message_tensor, pack, payload_of, unpack
 from model_repository.contract.request import (
     ChatPrompt,
+    DetokenizeRequest,
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
@@ -31,7 +32,7 @@ from model_repository.contract.rules import (
     printable_id,
 )
 from model_repository.contract.spec import token_ids_of
-from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
+from model_repository.contract.tensors import DETOKENIZE, ENGINE_REQUESTS, REQUEST_BATCH, TEXT, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
 from model_repository.model_parameters import ModelParameters, Task
 from model_repository.tokenizer.bounded_cache import BoundedCache
@@ -40,6 +41,7 @@ from model_repository.tokenizer.constraint import ConstraintChecker, Form, Unbou
 from model_repository.tokenizer.custom_tools import Patterns, as_functions, input_grammars
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, longest_token, truncated_limit, window_limit
+from model_repository.tokenizer.token_text import TokenText
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS
 
@@ -59,7 +61,7 @@ class GrammarNotChecked(Exception):
     """A grammar of the request must be checked first, and the caller cannot wait for that."""
 
 
-type Message = TokenizeRequest | RequestBatch | GenerationRequest  # the last one is a gRPC client's
+type Message = TokenizeRequest | DetokenizeRequest | RequestBatch | GenerationRequest  # the last: a gRPC client's
 
 
 class TokenizerStage:
@@ -79,6 +81,7 @@ class TokenizerStage:
         sign: Callable[[bytes], bytes] = lambda message: message,
     ) -> None:
         self._model = model
+        self._is_encoder = model.task is not Task.GENERATE
         self._tool_format = TOOL_FORMATS[model.tool_call_format]
         has_images = Capability.IMAGES in model.capabilities
         formats = model.tool_call_format, model.reasoning_format
@@ -86,6 +89,7 @@ class TokenizerStage:
             files, byte_table, *formats, has_images=has_images, has_token_types=model.has_token_types
         )
         tokens = (*byte_table, *(token.encode() for token in self._prompts.vocabulary.added_tokens))
+        self._token_text = TokenText(files.tokenizer, byte_table)
         self._longest = longest_token(tokens)
         self._limit = window_limit(model.context_window, self._longest)
         self._truncated_limit = truncated_limit(self._limit)
@@ -102,20 +106,24 @@ class TokenizerStage:
         """
         if TOKENIZE.name in tensors:
             return unpack(TokenizeRequest, payload_of(tensors, TOKENIZE), TOKENIZE.name)
+        if DETOKENIZE.name in tensors:
+            return unpack(DetokenizeRequest, payload_of(tensors, DETOKENIZE), DETOKENIZE.name)
         if REQUEST_BATCH.name in tensors:
             return unpack(RequestBatch, payload_of(tensors, REQUEST_BATCH), REQUEST_BATCH.name)
         return tensors_to_request(tensors, request_id)
 
     def answer(self, message: Message, *, may_wait: bool = True) -> Tensors:
-        """Return the stage's output for a message: requests for the engine, or only the tokens of a prompt.
+        """Return the stage's output for a message: requests for the engine, or only tokens or a text.
 
         Raises:
-            InvalidRequest: as `encode` and `tokenize`; in a batch, errors are items.
+            InvalidRequest: as `encode`, `tokenize` and `TokenText.of`; in a batch, errors are items.
             GrammarNotChecked: as `encode`.
         """
         match message:
             case TokenizeRequest():
                 return message_tensor(TOKENS, pack(self.tokenize(message, may_wait=may_wait)))
+            case DetokenizeRequest():
+                return message_tensor(TEXT, self._token_text.of(message).encode())
             case RequestBatch(stream, items):
                 encoded = tuple((number, self._encode_item(each, may_wait=may_wait)) for number, each in items)
             case GenerationRequest():
@@ -145,7 +153,7 @@ class TokenizerStage:
         self._check(request)
         field = prompt_field(request.prompt)
         params, window = request.params, self._model.context_window
-        if self._model.pooling:
+        if self._is_encoder:
             params = replace(params, max_tokens=0)
         limit = self._limit if params.truncate_prompt_tokens is None else self._truncated_limit
         asked, images = self._without_oldest_turns(request.prompt, request.images, owner)
@@ -157,7 +165,7 @@ class TokenizerStage:
             owner=owner,
         )
         num_kept = num_kept_tokens(params, len(prompt.token_ids), window)
-        prompt = self._prompts.truncated(prompt, num_kept, keeps_beginning=bool(self._model.pooling), owner=owner)
+        prompt = self._prompts.truncated(prompt, num_kept, keeps_beginning=self._is_encoder, owner=owner)
         # A text without tokens of its own is not a prompt, even if the tokenizer adds a BOS token.
         if not prompt.token_ids or request.prompt == TextPrompt(""):
             raise InvalidRequest("the prompt is empty", field)
@@ -248,7 +256,7 @@ class TokenizerStage:
 
     def _check(self, request: GenerationRequest) -> None:
         check_capabilities(request, self._model.capabilities, self._model.runtime)
-        if self._model.pooling:
+        if self._is_encoder:
             check_embedding(request)
         if isinstance(request.prompt, PairPrompt) and self._model.task is not Task.SCORE:
             raise Unsupported("this model does not score pairs", "text_pair")

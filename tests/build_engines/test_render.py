@@ -31,7 +31,7 @@ from build_engines.tensorrt_llm.checks import checkpoint_requires, engine_requir
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
-from model_repository.contract.tensors import STAGES
+from model_repository.contract.tensors import GENERATOR, VECTOR_OUTPUTS
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
@@ -82,9 +82,24 @@ def test_the_configurations_are_the_golden_ones() -> None:
 
 
 def test_every_stage_has_its_door() -> None:
-    for stage in STAGES:
+    for stage in GENERATOR.stages:
         source = resources.files("model_repository").joinpath(stage, "1", "model.py").read_text(encoding="utf-8")
         assert FILES[f"org--demo__{stage}/1/model.py"] == source
+
+
+def test_the_ensembles_of_a_model_that_embeds_end_with_its_engine() -> None:
+    """A vector passed a stage that made a text of zero words."""
+    rendered = render(dataclasses.replace(MANIFEST, pooling="mean"), Path("/artifacts/demo"), OPTIONS, "1.2.3")
+    configs = {
+        name.partition("/")[0]: text_format.Parse(content, pb.ModelConfig())
+        for name, content in rendered.items()
+        if name.endswith("config.pbtxt")
+    }
+    stages = {"org--demo__tokenizer", "org--demo__engine"}
+    assert configs.keys() == stages | {"org--demo", "org--demo__requests"}
+    for name in configs.keys() - stages:
+        assert [step.model_name for step in configs[name].ensemble_scheduling.step] == sorted(stages, reverse=True)
+    assert {each.name for each in configs["org--demo"].output} == {spec.name for spec in VECTOR_OUTPUTS}
 
 
 def test_a_model_with_a_projector_says_that_it_reads_images() -> None:

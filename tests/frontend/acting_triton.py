@@ -16,20 +16,20 @@ from typing import Any, cast
 import grpc
 import numpy as np
 
-from model_repository.contract.codec import pack, pack_logprobs, unpack
+from model_repository.contract.codec import pack_logprobs, unpack
 from model_repository.contract.output import (
-    ChunkBatch,
+    Chunk,
     FinishReason,
     GenerationChunk,
-    OutputBatch,
     Timing,
-    TokenDelta,
     TokenLogprob,
     TopLogprob,
     Usage,
+    VectorChunk,
 )
 from model_repository.contract.request import (
     ChatPrompt,
+    DetokenizeRequest,
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
@@ -42,15 +42,15 @@ from model_repository.contract.request import (
     TokenPrompt,
 )
 from model_repository.contract.tensors import (
-    CHUNK_BATCH,
-    OUTPUT_BATCH,
+    DETOKENIZE,
     REQUEST_BATCH,
+    TEXT,
     TOKENIZE,
     ensemble_of_stage,
 )
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Task
 from tests.fakes import served_model
-from tests.frontend.triton.server import FakeTritonServer, OutputStream, infer_message, listen, text_of
+from tests.frontend.triton.server import FakeTritonServer, OutputStream, infer_response, listen, text_of
 
 SAY = "SAY "  # the rest of a prompt behind it is the completion, again and again
 WINDOW = 65_536
@@ -78,10 +78,10 @@ class Steps(OutputStream):
 
     def __init__(self) -> None:
         super().__init__()
-        self._playing: dict[int, Iterator[GenerationChunk]] = {}
+        self._playing: dict[int, Iterator[Chunk]] = {}
         self._step: asyncio.Task[None] | None = None
 
-    def play(self, plays: dict[int, Iterator[GenerationChunk]]) -> None:
+    def play(self, plays: dict[int, Iterator[Chunk]]) -> None:
         self._playing |= plays
         if self._step is None or self._step.done():
             self._step = asyncio.get_running_loop().create_task(self._run())
@@ -115,12 +115,6 @@ class ActingTriton(FakeTritonServer):
         stream.play({number: _play(request, model) for number, request in batch.items})
         return ""
 
-    def _detokenize(self, request: Any) -> Iterator[Any]:
-        [(_, delta)] = unpack(OutputBatch, text_of(request, OUTPUT_BATCH), OUTPUT_BATCH.name).items
-        assert isinstance(delta, TokenDelta)
-        chunk = GenerationChunk(text="".join(f"{token:04}" for token in delta.token_ids))
-        yield infer_message(CHUNK_BATCH, pack(ChunkBatch(0, ((0, chunk),))))
-
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         if request.inputs[0].name == TOKENIZE.name:
             asked = unpack(TokenizeRequest, text_of(request, TOKENIZE), TOKENIZE.name)
@@ -128,6 +122,9 @@ class ActingTriton(FakeTritonServer):
             if num_tokens > MAX_TOKENIZED:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "prompt: too long")
             self.tokenizer_answer = TokenizeAnswer(tuple(range(num_tokens)), ("word",) * num_tokens * asked.has_strings)
+        elif request.inputs[0].name == DETOKENIZE.name:
+            token_ids = unpack(DetokenizeRequest, text_of(request, DETOKENIZE), DETOKENIZE.name).token_ids
+            self.tokenizer_answer = infer_response(TEXT, "".join(f"{token:04}" for token in token_ids).encode())
         else:
             batch = unpack(RequestBatch, text_of(request, REQUEST_BATCH), REQUEST_BATCH.name)
             accepted = EngineRequest(prompt_token_ids=(1,), max_tokens=1)
@@ -135,13 +132,13 @@ class ActingTriton(FakeTritonServer):
         return await super().ModelInfer(request, context)
 
 
-def _play(request: GenerationRequest, model: ModelParameters) -> Iterator[GenerationChunk]:
+def _play(request: GenerationRequest, model: ModelParameters) -> Iterator[Chunk]:
     yield GenerationChunk(text="")  # the engine has accepted it
     params = request.params
-    if model.pooling:
+    if model.task is not Task.GENERATE:
         size = len(model.labels) or NUM_DIMENSIONS
         numbers = np.linspace(-1, 1, size, dtype="<f4").tobytes()
-        yield GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=_USAGE, timing=_TIMING, embedding=numbers)
+        yield VectorChunk(embedding=numbers, usage=_USAGE, timing=_TIMING)
         return
     num_tokens = min(params.max_tokens, WINDOW if params.ignore_eos else _USUAL_LENGTH)
     text = _text(request.prompt)

@@ -13,6 +13,7 @@ from frontend.errors import EngineFailed
 from frontend.fan_out import _QUEUED_PER_STREAM, Stream, merged
 from frontend.request_context import Chunks
 from model_repository.contract.output import GenerationChunk
+from tests.frontend.triton.generating import said
 
 ENDLESS = 1_000_000
 
@@ -45,7 +46,7 @@ def merge(*sources: Source) -> Stream:
 
 async def read(sources: Sequence[Source]) -> list[tuple[int, str]]:
     async with merge(*sources) as chunks:
-        return [(index, chunk.text) async for index, chunk in chunks]
+        return [(index, said(chunk)) async for index, chunk in chunks]
 
 
 async def settle() -> None:
@@ -74,9 +75,9 @@ async def test_a_stream_does_not_wait_for_a_slower_one() -> None:
     gate = asyncio.Event()
     sources = [Source(gate, "slow"), Source("fast", "faster")]
     async with merge(*sources) as chunks:
-        assert [(await anext(chunks))[1].text for _ in range(2)] == ["fast", "faster"]
+        assert [said((await anext(chunks))[1]) for _ in range(2)] == ["fast", "faster"]
         gate.set()
-        assert [chunk.text async for _, chunk in chunks] == ["slow"]
+        assert [said(chunk) async for _, chunk in chunks] == ["slow"]
 
 
 @pytest.mark.parametrize("num_streams", [1, 3])

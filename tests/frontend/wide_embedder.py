@@ -10,7 +10,7 @@ import uvloop
 
 from frontend.server import app_runner
 from frontend.settings import Settings
-from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.contract.output import Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest
 from tests.fakes import FakeTriton, Script, served_model
 
@@ -20,7 +20,7 @@ NUM_DIMENSIONS = 16_384
 def _vector(request: GenerationRequest) -> Script:
     embedding = np.random.default_rng().standard_normal(NUM_DIMENSIONS, np.float32).tobytes()
     usage = Usage(num_input_tokens=1, num_output_tokens=0)
-    return [GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=usage, embedding=embedding)]
+    return [VectorChunk(usage=usage, embedding=embedding)]
 
 
 async def _serve(port: int) -> None:

@@ -38,7 +38,7 @@ def test_a_client_gets_the_vector_of_its_prompt(embedder: Stack) -> None:
     assert answer["embedding"].shape == (1, len(EXPECTED.embeddings[1]))
     assert np.abs(answer["embedding"][0] - EXPECTED.with_f16_gelu[1]).max() < 1e-4
     assert answer["num_input_tokens"].tolist() == [[len(prompt)]]
-    assert answer["finish_reason"].tolist() == [[b"stop"]]
+    assert not {"finish_reason", "text_output"} & answer.keys()
     [same] = embedder.infer(ENSEMBLE, {"text_input": tensor(INPUTS["text_input"], "The red fox")})
     assert np.linalg.norm(same["embedding"]) == pytest.approx(1, abs=1e-5)
     assert embedder.stats(MODEL).num_finished >= 2

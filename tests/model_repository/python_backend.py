@@ -53,7 +53,7 @@ class Request:
         return self._is_cancelled
 
     def get_response_sender(self) -> Any:
-        return SimpleNamespace(send=self._send)
+        return SimpleNamespace(send=self._send, is_cancelled=self.is_cancelled)
 
     def _send(self, response: Any = None, flags: int = 0) -> None:
         self.sent.append((response, flags))

@@ -8,10 +8,10 @@ from typing import Any
 from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.cancel_channel import CancelSender
-from model_repository.contract.codec import Tensors, chunk_to_tensors, message_tensor, pack, payload_of, unpack
-from model_repository.contract.output import GenerationChunk, OutputBatch
-from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
-from model_repository.detokenizer.text import Decoding, Detokenizer
+from model_repository.contract.codec import Tensors, payload_of, unpack
+from model_repository.contract.output import OutputBatch
+from model_repository.contract.tensors import OUTPUT_BATCH
+from model_repository.detokenizer.text import Detokenizer, load_special_tokens
 from model_repository.errors import InvalidRequest
 
 
@@ -23,7 +23,7 @@ class TritonPythonModel:
         with python_backend.loading(args) as parameters:
             artifact = parameters.artifact_dir
             self.detokenizer = Detokenizer(
-                load_byte_table(artifact / FILE_NAME), Decoding.load(artifact / "tokenizer" / "tokenizer.json")
+                load_byte_table(artifact / FILE_NAME), load_special_tokens(artifact / "tokenizer" / "tokenizer.json")
             )
         self.cancel_sender = CancelSender(parameters.ensemble)
 
@@ -42,11 +42,7 @@ class TritonPythonModel:
             if batch.is_disconnect_check and request.is_cancelled():
                 self.cancel_sender.cancel(batch.stream)
                 return None
-            chunks = self.detokenizer.chunks(batch)
-            if not batch.is_single:
-                return message_tensor(CHUNK_BATCH, pack(chunks))
-            [(_, chunk)] = chunks.items or [(0, "")]
-            return chunk_to_tensors(chunk) if isinstance(chunk, GenerationChunk) else None
+            return python_backend.chunk_tensors(self.detokenizer.chunks(batch), is_single=batch.is_single)
         except (ValueError, OverflowError, struct.error) as exc:  # its parts differ in length, or a number is too large
             raise InvalidRequest(f"no engine sends such a batch ({exc})", OUTPUT_BATCH.name) from exc
 

@@ -28,6 +28,7 @@ from model_repository.engine.inbox import CancelKey, EndStream, FailRunning, Fai
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
+from model_repository.model_parameters import Task
 
 
 class TritonPythonModel:
@@ -42,7 +43,8 @@ class TritonPythonModel:
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
-        self.cancel_receiver = CancelReceiver(ensemble, lambda number: self.engine.inbox.put(EndStream(number)))
+        self.is_last = parameters.task is not Task.GENERATE  # no detokenizer follows
+        self.cancel_receiver = CancelReceiver(ensemble, self._end_stream)
         self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
         custom = [python_backend.CustomMetric(family, parameters) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
@@ -51,11 +53,17 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests of each batch, open an output stream, or execute a control message."""
         for request in requests:
-            responder = python_backend.TritonResponder(request)
+            if self.is_last:
+                responder = python_backend.VectorResponder(request, self._end_stream)
+            else:
+                responder = python_backend.TritonResponder(request)
             try:
                 self._serve(python_backend.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
+
+    def _end_stream(self, number: int) -> None:
+        self.engine.inbox.put(EndStream(number))
 
     def _serve(self, tensors: Tensors, responder: python_backend.TritonResponder) -> None:
         if CONTROL.name in tensors:

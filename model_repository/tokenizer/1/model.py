@@ -14,7 +14,13 @@ from model_repository import python_backend
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.cancel_channel import CancelReceiver, key_to_number
 from model_repository.contract.codec import Tensors
-from model_repository.contract.request import GenerationRequest, Params, RequestBatch, TokenizeRequest
+from model_repository.contract.request import (
+    DetokenizeRequest,
+    GenerationRequest,
+    Params,
+    RequestBatch,
+    TokenizeRequest,
+)
 from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import CALL_TIMEOUT_S, MAX_TOKENIZER_BATCH, stage_name
 from model_repository.errors import InvalidRequest, Overloaded, StageError
@@ -168,25 +174,25 @@ class _Call(NamedTuple):
 
     @property
     def params(self) -> list[Params]:
-        """The parameters of its requests; empty for a prompt that is only tokenized."""
+        """The parameters of its requests; empty for one of tokens or of a text alone."""
         match self.message:
             case RequestBatch(items=items):
                 return [request.params for _, request in items]
             case GenerationRequest(params=params):
                 return [params]
-            case TokenizeRequest():
+            case TokenizeRequest() | DetokenizeRequest():
                 return []
 
     @property
     def senders(self) -> list[str]:
-        if isinstance(self.message, TokenizeRequest):
+        if isinstance(self.message, TokenizeRequest | DetokenizeRequest):
             return [self.message.sender]
         return [params.sender for params in self.params] or [""]
 
     @property
     def is_awaited(self) -> bool:
         """Whether a frontend waits for this response, and no longer than CALL_TIMEOUT_S: no engine gets it."""
-        return isinstance(self.message, TokenizeRequest) or (
+        return isinstance(self.message, TokenizeRequest | DetokenizeRequest) or (
             isinstance(self.message, RequestBatch) and not self.message.stream
         )
 

@@ -15,7 +15,7 @@ from frontend.errors import CannotContinue, EngineFailed, InvalidRequest
 from frontend.fan_out import MAX_RUNNING
 from frontend.gateway.key_file import KeyLimits
 from frontend.protocol.embeddings import MAX_INPUTS
-from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.contract.output import GenerationChunk, Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, TextPrompt
 from tests.fakes import DEMO, FakeTriton, Script, chunks, served_model
 from tests.frontend.answers import error_of
@@ -26,9 +26,7 @@ from tests.hostile.large import spaces
 from tests.waiting import DEADLINE_S
 
 EMBEDDER = served_model(pooling="mean")
-VECTOR = GenerationChunk(
-    text="", finish_reason=FinishReason.STOP, usage=Usage(num_input_tokens=2, num_output_tokens=0), embedding=bytes(4)
-)
+VECTOR = VectorChunk(usage=Usage(num_input_tokens=2, num_output_tokens=0), embedding=bytes(4))
 NUM_USED = 12  # tokens of a completion of the fake Triton
 LIMIT = 1000  # tokens per minute
 WINDOW = DEMO.parameters.context_window
@@ -139,7 +137,7 @@ async def test_the_estimate_of_a_prompt_is_its_text_and_at_most_the_context_wind
 
 
 async def test_the_query_counts_for_each_document(serve: Serve) -> None:
-    scored = GenerationChunk(text="", finish_reason=FinishReason.STOP, embedding=bytes(4))
+    scored = VectorChunk(usage=Usage(num_input_tokens=2, num_output_tokens=0), embedding=bytes(4))
     triton = FakeTriton([scored], models=[served_model(pooling="rank", labels=("LABEL_0",))])
     http = await serve(triton, tokens_per_minute=1_000_000)
     response = await http.post("/v1/rerank", json=RERANKING | {"query": "a" * 30, "documents": ["b" * 60] * 2})

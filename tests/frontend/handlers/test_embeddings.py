@@ -12,7 +12,7 @@ import pytest
 from frontend.endpoints import ENDPOINTS
 from frontend.errors import ContextLengthExceeded, EngineFailed, NotFinite
 from frontend.fan_out import MAX_RUNNING
-from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.contract.output import Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, TextPrompt, TokenPrompt
 from model_repository.model_parameters import Task
 from tests.fakes import FakeTriton, Script, served_model
@@ -29,7 +29,7 @@ def vector(*values: float, num_tokens: int = 7) -> Script:
     """Return the only chunk of an input."""
     usage = Usage(num_input_tokens=num_tokens, num_output_tokens=0)
     embedding = np.array(values, "<f4").tobytes()
-    return [GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=usage, embedding=embedding)]
+    return [VectorChunk(usage=usage, embedding=embedding)]
 
 
 def of_length(request: GenerationRequest) -> Script:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frontend.errors import ContextLengthExceeded, NotFinite
-from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.contract.output import Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, PairPrompt, TextPrompt
 from tests.fakes import FakeTriton, Script, served_model
 from tests.frontend.answers import error_of
@@ -28,7 +28,7 @@ def numbers(*values: float) -> Script:
     """Return the only chunk of a text or pair."""
     usage = Usage(num_input_tokens=7, num_output_tokens=0)
     packed = np.array(values, "<f4").tobytes()
-    return [GenerationChunk(text="", finish_reason=FinishReason.STOP, usage=usage, embedding=packed)]
+    return [VectorChunk(usage=usage, embedding=packed)]
 
 
 def by_length(request: GenerationRequest) -> Script:

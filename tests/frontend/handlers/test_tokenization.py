@@ -61,7 +61,7 @@ async def test_one_sender_has_one_text_detokenized_at_a_time(
     most_running = 0
     is_done = asyncio.Event()
 
-    async def detokenize(ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+    async def detokenize(ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool, sender: str) -> str:
         nonlocal most_running
         running.append(list(token_ids))
         most_running = max(most_running, running.count([1]))

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from frontend.errors import APIError
 from frontend.triton.client import TritonClient
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import Chunk, GenerationChunk
 from model_repository.contract.request import GenerationRequest, Params, SamplingParams, TextPrompt
 from tests.frontend.triton.server import FakeTritonServer, OutputStream, Script
 
@@ -46,6 +46,12 @@ def endless() -> Script:
     return [GenerationChunk(text="a"), asyncio.Event()]
 
 
+def said(chunk: Chunk) -> str:
+    """Return the text of a chunk of a completion."""
+    assert isinstance(chunk, GenerationChunk)
+    return chunk.text
+
+
 def text(value: str) -> GenerationChunk:
     """Return a chunk that says nothing but its text."""
     return GenerationChunk(text=value)
@@ -56,9 +62,12 @@ async def generated(
 ) -> AsyncGenerator[GenerationChunk, None]:
     """Yield the chunks of a completion."""
     async with client.generations.running(ensemble, request) as queue:
-        while (chunk := await queue.get()).finish_reason is None:
+        is_last = False
+        while not is_last:
+            chunk = await queue.get()
+            assert isinstance(chunk, GenerationChunk)
+            is_last = chunk.finish_reason is not None
             yield chunk
-        yield chunk
 
 
 async def completion_of(client: TritonClient, request: GenerationRequest = REQUEST) -> list[GenerationChunk]:

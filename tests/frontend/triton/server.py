@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -14,16 +14,22 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from frontend.triton import restricted
 from model_repository.contract.codec import pack, unpack
-from model_repository.contract.output import Announcement, ChunkBatch, GenerationChunk, OutputBatch
-from model_repository.contract.request import GenerationRequest, RequestBatch, TokenizeAnswer, TokenizeRequest
+from model_repository.contract.output import Announcement, Chunk, ChunkBatch
+from model_repository.contract.request import (
+    DetokenizeRequest,
+    GenerationRequest,
+    RequestBatch,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
 from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
     CHUNK_BATCH,
     CONTROL,
+    DETOKENIZE,
     ENGINE_REQUESTS,
     OPEN_STREAM,
-    OUTPUT_BATCH,
     REQUEST_BATCH,
     REQUESTS,
     STATS,
@@ -64,7 +70,7 @@ def text_of(request: Any, spec: TensorSpec) -> bytes:
     return text
 
 
-type Script = list[GenerationChunk | Announcement | str | asyncio.Event]
+type Script = list[Chunk | Announcement | str | asyncio.Event]
 
 
 class SentBatch(NamedTuple):
@@ -102,9 +108,7 @@ class OutputStream:
         for play in self._plays:
             play.cancel()
 
-    def put(
-        self, *items: tuple[int, GenerationChunk | Announcement | str], num_lost: int = 0, is_last: bool = False
-    ) -> None:
+    def put(self, *items: tuple[int, Chunk | Announcement | str], num_lost: int = 0, is_last: bool = False) -> None:
         """Send an output batch, after some that are lost. The last one ends the stream."""
         self._serial += num_lost
         response = infer_message(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))
@@ -151,8 +155,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         self.epoch = 7
         self.adapters: dict[str, str] = {}
         self.garbage = ""  # in place of an engine's stats
-        self.detokenized: list[OutputBatch] = []
-        self.tokenized: list[tuple[str, TokenizeRequest | RequestBatch]] = []
+        self.is_detokenizer_silent = False
+        self.tokenized: list[tuple[str, TokenizeRequest | DetokenizeRequest | RequestBatch]] = []
         self.tokenizer_answer: Any = TokenizeAnswer((), ())  # a text is an error message, a response is sent as it is
         self.index: list[tuple[str, str]] = [("demo", "READY"), ("demo__engine", "READY")]
         self.configs: dict[str, tuple[str, Mapping[str, str]]] = {}
@@ -196,6 +200,9 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     async def _responses(self, request: Any) -> AsyncIterator[Any]:
         match request.model_name.partition("__")[2]:
+            case "engine" if request.inputs[0].name == OPEN_STREAM.name:
+                async for response in self._outputs(request):
+                    yield response
             case "engine":
                 if self.is_engine_silent:
                     await asyncio.Event().wait()
@@ -203,8 +210,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                 await self.answers_controls.wait()
                 yield infer_message(STATS, answer)
             case "detokenizer":
-                for response in self._detokenize(request):
-                    yield response
+                if not self.is_detokenizer_silent:
+                    yield infer_message(CHUNK_BATCH, pack(ChunkBatch(0)))
             case "outputs":
                 async for response in self._outputs(request):
                     yield response
@@ -213,16 +220,6 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
                     yield _refusal(refusal)
             case _:
                 yield _refusal(f"Request for unknown model: '{request.model_name}' is not found")
-
-    def _detokenize(self, request: Any) -> Iterator[Any]:
-        self.detokenized.append(unpack(OutputBatch, text_of(request, OUTPUT_BATCH), OUTPUT_BATCH.name))
-        assert isinstance(self.script, list)
-        for item in self.script:
-            if isinstance(item, str):
-                yield _refusal(item)
-            else:
-                assert isinstance(item, GenerationChunk)
-                yield infer_message(CHUNK_BATCH, pack(ChunkBatch(0, ((0, item),))))
 
     @property
     def requests(self) -> list[GenerationRequest]:
@@ -279,9 +276,11 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
         return self.garbage.encode() or msgspec.json.encode(answer)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        asked: TokenizeRequest | RequestBatch
+        asked: TokenizeRequest | DetokenizeRequest | RequestBatch
         if request.inputs[0].name == TOKENIZE.name:
             asked = unpack(TokenizeRequest, text_of(request, TOKENIZE), TOKENIZE.name)
+        elif request.inputs[0].name == DETOKENIZE.name:
+            asked = unpack(DetokenizeRequest, text_of(request, DETOKENIZE), DETOKENIZE.name)
         else:
             asked = unpack(RequestBatch, text_of(request, REQUEST_BATCH), REQUEST_BATCH.name)
         self.tokenized.append((request.model_name, asked))

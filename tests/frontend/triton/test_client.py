@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from frontend import errors
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from model_repository.contract.output import DeltaDetails, OutputBatch, TokenDelta
+from model_repository.contract.output import Announcement, Usage, VectorChunk
 from model_repository.contract.request import (
     MAX_BATCH_REQUESTS,
     ChatPrompt,
+    DetokenizeRequest,
     EngineRequest,
     EngineRequestBatch,
     Prompt,
@@ -27,7 +28,7 @@ from model_repository.contract.request import (
     TokenPrompt,
     ToolUse,
 )
-from model_repository.contract.tensors import ENGINE_REQUESTS, TOKENS
+from model_repository.contract.tensors import ENGINE_REQUESTS, TEXT, TOKENS
 from model_repository.errors import InvalidRequest, PromptTooLong
 from tests.fakes import chunks, served_model, stats
 from tests.frontend.bodies import USER, WEATHER
@@ -279,24 +280,35 @@ async def test_a_check_that_is_answered_with_garbage_has_failed(
         await client.check("demo", [(0, REQUEST)])
 
 
+async def test_vectors_come_from_the_engine_itself(server: FakeTritonServer, client: TritonClient) -> None:
+    """Behind an ensemble, it did not see that a frontend was gone."""
+    server.configs = {"demo": ("ensemble", served_model("demo", pooling="mean").parameters.to_config())}
+    await client.snapshot()
+    vector = VectorChunk(embedding=bytes(8), usage=Usage(num_input_tokens=1, num_output_tokens=0))
+    server.script = [Announcement(), vector]
+    async with client.generations.running("demo", REQUEST) as queue:
+        assert await queue.get() == vector
+    assert {"demo__engine"} in server.models_called
+
+
 @pytest.mark.parametrize("has_special_tokens", [True, False])
 async def test_token_ids_are_detokenized_by_the_models_own_stage(
     server: FakeTritonServer, client: TritonClient, has_special_tokens: bool
 ) -> None:
-    server.script = list(chunks("é🙂"))
-    assert await client.detokenize("demo", [5, 6], has_special_tokens=has_special_tokens) == "é🙂"
-    delta = TokenDelta(token_ids=(5, 6), details=DeltaDetails(has_special_tokens=has_special_tokens))
-    assert server.detokenized == [OutputBatch(0, 0, False, ((0, delta),))]
+    server.tokenizer_answer = infer_response(TEXT, "é🙂".encode())
+    assert await client.detokenize("demo", [5, 6], has_special_tokens=has_special_tokens, sender="a") == "é🙂"
+    assert server.tokenized == [("demo__tokenizer", DetokenizeRequest((5, 6), has_special_tokens, "a"))]
 
 
 async def test_token_ids_that_are_refused_are_the_clients_mistake(
     server: FakeTritonServer, client: TritonClient
 ) -> None:
-    server.script = [InvalidRequest("9 is no token", "output_batch").message()]
+    server.tokenizer_answer = InvalidRequest("9 is no token", "detokenize").message()
     with pytest.raises(errors.InvalidRequest, match=r"^tokens: 9 is no token"):
         await client.detokenize("demo", [9], has_special_tokens=True)
 
 
 async def test_a_stage_that_ends_without_an_answer_has_failed(server: FakeTritonServer, client: TritonClient) -> None:
+    server.is_detokenizer_silent = True
     with pytest.raises(errors.EngineFailed):
-        await client.detokenize("demo", [9], has_special_tokens=True)
+        await client.check_detokenizer("demo")

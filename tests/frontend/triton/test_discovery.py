@@ -16,6 +16,7 @@ from frontend.triton.endpoints import ANY_MODEL, ModelFilter
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
+from tests.frontend.triton.generating import said
 from tests.frontend.triton.test_pool import REQUEST
 
 
@@ -78,7 +79,7 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
             await name.pool.snapshot()
             assert name.retired.empty()
             async with aclosing(name.pool.generate(DEMO.id, REQUEST)) as other:
-                assert [chunk.text async for _, chunk in other]
+                assert [said(chunk) async for _, chunk in other]
         assert await name.retired.get() == "10.0.0.1:8001"
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1
 

@@ -33,7 +33,7 @@ DOWN = "in ensemble 'demo', Stub process '{}_0_0' is not healthy."
         (Unsupported("x", "guided_decoding_guide").message(), errors.UnsupportedValue, "response_format"),
         (InvalidRequest("x", "messages[2]").message(), errors.InvalidRequest, "messages[2]"),
         (InvalidRequest("x").message(), errors.InvalidRequest, None),
-        (InvalidRequest("x", "output_batch").message(), errors.InvalidRequest, "tokens"),
+        (InvalidRequest("x", "detokenize").message(), errors.InvalidRequest, "tokens"),
         (PromptTooLong("x", "messages").message(), errors.ContextLengthExceeded, "messages"),
         ("in ensemble 'demo', " + PromptTooLong("x").message(), errors.ContextLengthExceeded, None),
         (Overloaded("x").message(), errors.QueueFull, None),

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -12,7 +11,7 @@ from frontend.triton.health_monitor import HealthMonitor
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import RELOAD_PAUSE_S, TRIAL_PAUSE_S, State
 from model_repository.contract.output import EngineStats
-from tests.fakes import DEMO, FakeTriton, chunks
+from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
@@ -132,14 +131,22 @@ async def test_a_text_stage_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(health_monitor, "TEXT_STAGE_TIMEOUT_S", 0.05)
 
     class Hanging(FakeTriton):
-        async def detokenize(self, ensemble: str, token_ids: Sequence[int], *, has_special_tokens: bool) -> str:
+        async def check_detokenizer(self, ensemble: str) -> None:
             await asyncio.Event().wait()
-            raise AssertionError
 
     triton, clock = Hanging(), Clock()
     monitor = monitor_of(triton, clock)
     await settled(monitor)
     assert triton.calls == [f"abort {DETOKENIZER}"]
+
+
+async def test_a_model_that_embeds_has_no_detokenizer_to_check(clock: Clock) -> None:
+    triton = FakeTriton(models=[served_model(pooling="mean")])
+    triton.stage_errors["detokenizer"] = StageUnhealthy(DETOKENIZER)
+    monitor = monitor_of(triton, clock)
+    for _ in range(2):  # the first round fetches the models
+        await settled(monitor)
+    assert triton.calls == []
 
 
 @pytest.mark.parametrize("stage", [TOKENIZER, DETOKENIZER])

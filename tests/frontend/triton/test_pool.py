@@ -35,6 +35,7 @@ from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest, Params, TextPrompt
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.test_loop_time import stand_still
+from tests.frontend.triton.generating import said
 from tests.frontend.triton.test_health_monitor import settled
 from tests.frontend.triton.test_models import Clock
 
@@ -57,7 +58,7 @@ class Pool:
     async def text(self, request: GenerationRequest = REQUEST) -> str:
         """Return a whole completion."""
         async with aclosing(self.pool.generate(DEMO.id, request)) as stream:
-            return "".join([chunk.text async for _, chunk in stream])
+            return "".join([said(chunk) async for _, chunk in stream])
 
     async def run_trials(self) -> None:
         """Run the trials that are due to their ends."""
@@ -284,7 +285,7 @@ async def test_the_models_are_the_union_and_each_is_asked_where_it_is() -> None:
     pool = await pool_of(*tritons)
     assert set((await pool.pool.snapshot()).ready) == {DEMO.id, "org/other"}
     assert [await pool.text() for _ in range(3)] == ["a"] * 3
-    assert await pool.pool.detokenize(other.id, [1], has_special_tokens=True) == "<1>"
+    assert await pool.pool.detokenize(other.id, [1], has_special_tokens=True, sender="") == "<1>"
     assert tritons[1].detokenized == [((1,), True)]
     assert tritons[0].detokenized == []
 
@@ -392,7 +393,7 @@ async def test_a_closed_stream_no_longer_counts_and_is_no_failure_of_the_replica
     pool = await pool_of(triton)
     for _ in range(10):
         stream = pool.pool.generate(DEMO.id, REQUEST)
-        assert (await anext(stream))[1].text == "a"
+        assert said((await anext(stream))[1]) == "a"
         await stream.aclose()
     assert (triton.num_open, pool.replicas[0].num_in_flight.total()) == (0, 0)
     assert pool.pool.state_of(DEMO.id) == "ready"

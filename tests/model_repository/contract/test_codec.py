@@ -178,7 +178,6 @@ FULL = GenerationChunk(
         arrival_time_ns=1, first_scheduled_time_ns=2**40, first_token_time_ns=2**62, last_token_time_ns=2**62 + 1
     ),
     spans=(1, 1),
-    embedding=np.array([0.5, -2.0], "<f4").tobytes(),
 )
 FULL_OUTPUTS: dict[str, list[Any]] = {
     "text_output": ["日本".encode()],
@@ -203,7 +202,6 @@ FULL_OUTPUTS: dict[str, list[Any]] = {
     "first_token_time_ns": [2**62],
     "last_token_time_ns": [2**62 + 1],
     "num_thinking_chars": [1, 1],
-    "embedding": [0.5, -2.0],
 }
 
 

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from model_repository.contract.output import GenerationChunk, Timing, Usage
+from model_repository.contract.output import GenerationChunk, Timing, Usage, VectorChunk
 from model_repository.contract.spec import fields_of
 from model_repository.contract.tensors import (
-    ENSEMBLES,
-    OUTPUTS,
-    REQUESTS,
-    STAGES,
+    ENCODER,
+    GENERATOR,
+    Layout,
     ensemble_of_stage,
     ensemble_to_model_id,
     model_id_to_ensemble,
@@ -46,7 +45,7 @@ def test_no_two_models_share_a_folder(first: str, second: str) -> None:
             continue
         ensembles = [ensemble, model_id_to_ensemble(model_id, 2), model_id_to_ensemble(model_id, 12)]
         assert [replica_suffix(each) for each in ensembles] == ["", "@2", "@12"]
-        stages = [stage_name(each, stage) for each in ensembles for stage in {*STAGES, *ENSEMBLES}]
+        stages = [stage_name(each, stage) for each in ensembles for stage in {*GENERATOR.stages, *GENERATOR.ensembles}]
         assert {*ensembles} <= {*stages}
         assert {ensemble_to_model_id(ensemble_of_stage(stage)) for stage in stages} == {model_id}
         names += stages
@@ -56,14 +55,14 @@ def test_no_two_models_share_a_folder(first: str, second: str) -> None:
 # --- ensembles ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ensemble", [REQUESTS, OUTPUTS])
-def test_an_ensemble_of_frontends_has_one_tensor_in_each_direction(ensemble: str) -> None:
+@pytest.mark.parametrize("layout", [GENERATOR, ENCODER])
+def test_an_ensemble_of_frontends_has_one_tensor_in_each_direction(layout: Layout) -> None:
     """Each further tensor of a response costs as much as a token."""
-    for step in ENSEMBLES[ensemble].values():
-        assert (len(step.inputs), len(step.outputs)) == (1, 1)
+    steps = [step for name, ensemble in layout.ensembles.items() if name for step in ensemble.values()]
+    assert {(len(step.inputs), len(step.outputs)) for step in steps} == {(1, 1)}
 
 
-@pytest.mark.parametrize("message", [GenerationChunk, Usage, Timing])
+@pytest.mark.parametrize("message", [GenerationChunk, VectorChunk, Usage, Timing])
 def test_every_field_of_an_output_has_a_tensor(message: type[Struct]) -> None:
     """The round trip of requests shows it for the inputs. gRPC clients score a prompt by an echo."""
     assert {field.attribute for field in fields_of(message)} == {*message.__struct_fields__} - {

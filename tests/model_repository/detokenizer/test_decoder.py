@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from build_engines.vocabulary import token_bytes
-from model_repository.contract.output import DeltaDetails, TokenDelta
-from model_repository.detokenizer.text import Decoding, Detokenizer
+from model_repository.contract.output import TokenDelta
+from model_repository.contract.request import DetokenizeRequest
+from model_repository.detokenizer.text import Detokenizer
 from model_repository.engine.stop_buffer import StopBuffer
+from model_repository.tokenizer.token_text import TokenText
 from tests.build_engines.tiny_checkpoint import sentencepiece_description, tokenizer_description
 from tests.model_repository.detokenizer.decoding import chunk_of
 
@@ -80,7 +82,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 def decoded(table: list[bytes], token_ids: list[int]) -> str:
     """Return the client's text: through the stop buffer, then delta by delta through the detokenizer."""
-    gate, detokenizer = StopBuffer(table, [b"no such text"]), Detokenizer(table, Decoding({}))
+    gate, detokenizer = StopBuffer(table, [b"no such text"]), Detokenizer(table, {})
     deltas = [TokenDelta(tuple(final)) for final in (*map(gate.push, token_ids), gate.finish())]
     return "".join(chunk_of(detokenizer, delta).text for delta in deltas)
 
@@ -140,10 +142,6 @@ def test_byte_tokens_that_are_no_text_are_one_replacement_for_each_broken_charac
 def test_a_text_of_its_own_comes_back_as_by_the_library(name: str, text: str) -> None:
     """Llama 2's decoder strips the space that its normalizer puts before a text; /detokenize kept it."""
     tokenizer, table = family(name)
-    num_stripped = 1 if name == "Llama 2" else 0
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
-    details = DeltaDetails(has_special_tokens=True)
-    delta = TokenDelta(tuple(token_ids), details=details)
-    special_tokens = {token["id"]: token["content"].encode() for token in FAMILIES[name]["added_tokens"]}
-    chunk = chunk_of(Detokenizer(table, Decoding(special_tokens, num_stripped)), delta)
-    assert chunk.text == tokenizer.decode(token_ids, skip_special_tokens=False)
+    found = TokenText(tokenizer, table).of(DetokenizeRequest(tuple(token_ids), has_special_tokens=True))
+    assert found == tokenizer.decode(token_ids, skip_special_tokens=False)

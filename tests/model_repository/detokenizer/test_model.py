@@ -22,7 +22,7 @@ from model_repository.contract.output import (
     Usage,
 )
 from model_repository.contract.tensors import CHUNK_BATCH, OUTPUT_BATCH
-from model_repository.detokenizer.text import Decoding, Detokenizer
+from model_repository.detokenizer.text import Detokenizer
 from tests.model_repository.python_backend import Request, stage_door
 
 FINAL = 1
@@ -37,7 +37,7 @@ LAST = TokenDelta((1,), finish_reason=FinishReason.STOP, usage=USAGE)
 @pytest.fixture
 def model() -> Iterator[Any]:
     with stage_door("detokenizer") as door:
-        door.detokenizer = Detokenizer([b"", b"Paris"], Decoding({}))
+        door.detokenizer = Detokenizer([b"", b"Paris"], {})
         door.cancelled = []
         door.cancel_sender = SimpleNamespace(cancel=door.cancelled.append)
         yield door

@@ -19,13 +19,13 @@ from model_repository.contract.output import (
     TokenLogprob,
     TopLogprob,
 )
-from model_repository.detokenizer.text import Decoding, Detokenizer
+from model_repository.detokenizer.text import Detokenizer, load_special_tokens
 from model_repository.errors import InvalidRequest
 from tests.model_repository.detokenizer.decoding import chunk_of
 
 BYTE_TABLE = [b"", b"Paris", b"\xe2\x82", b"\xac", b" STOP ", b"<tool>"]
 SPECIAL = {0: b"<|end|>", 5: b"<tool>"}
-DETOKENIZER = Detokenizer(BYTE_TABLE, Decoding(SPECIAL))
+DETOKENIZER = Detokenizer(BYTE_TABLE, SPECIAL)
 
 
 def chunk(*token_ids: int, num_cut_bytes: int = 0, **details: Any) -> GenerationChunk:
@@ -124,25 +124,16 @@ def test_the_bytes_of_the_tokens_are_those_of_the_text(
 
 
 @pytest.mark.parametrize("token_id", [-1, 6, 2**40])
-@pytest.mark.parametrize("details", [{}, {"has_special_tokens": True}])
-def test_an_id_outside_the_vocabulary_is_refused(token_id: int, details: dict[str, Any]) -> None:
+def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
     """One below zero counted from the end of the table."""
     with pytest.raises(InvalidRequest) as caught:
-        chunk(1, token_id, **details)
+        chunk(1, token_id)
     assert caught.value.message() == f"[invalid_value] output_batch: {token_id} is not a token: they are 0 to 5"
 
 
-def test_decoding_is_read_from_the_tokenizer(tmp_path: Path) -> None:
+def test_the_strings_of_special_tokens_are_read_from_the_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
-    strip = {"type": "Strip", "content": " ", "start": 2, "stop": 0}
-    description = {
-        "added_tokens": [{"id": 7, "content": "<｜end｜>"}],  # noqa: RUF001
-        "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]},
-    }
-    path.write_text(json.dumps(description), encoding="utf-8")
-    assert Decoding.load(path) == Decoding({7: "<｜end｜>".encode()}, 2)  # noqa: RUF001
+    path.write_text(json.dumps({"added_tokens": [{"id": 7, "content": "<｜end｜>"}]}), encoding="utf-8")  # noqa: RUF001
+    assert load_special_tokens(path) == {7: "<｜end｜>".encode()}  # noqa: RUF001
     path.write_text("{}", encoding="utf-8")
-    assert Decoding.load(path) == Decoding({})
-    for scheme, num_spaces in (("always", 1), ("never", 0)):
-        path.write_text(json.dumps({"decoder": {"type": "Metaspace", "prepend_scheme": scheme}}), encoding="utf-8")
-        assert Decoding.load(path) == Decoding({}, num_spaces)
+    assert load_special_tokens(path) == {}

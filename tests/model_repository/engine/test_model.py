@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from model_repository.contract.codec import Tensors, message_tensor, pack
-from model_repository.contract.output import EngineStats
+from model_repository.contract.output import ChunkBatch, EngineStats, OutputBatch, Usage, VectorChunk
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import ENGINE_REQUESTS, KEY_VARIABLE, OPEN_STREAM
 from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
 from tests.fakes import stats
-from tests.model_repository.python_backend import stage_door
+from tests.model_repository.python_backend import Request, stage_door
 
 
 class Engine:
@@ -25,7 +26,8 @@ class Engine:
 
     error: Exception | None = None
     is_draining = False
-    post = None  # nothing may reach it
+    post: Any = None  # nothing may reach it
+    inbox: Any = None
 
     def stats(self) -> EngineStats:
         if self.error is not None:
@@ -43,6 +45,13 @@ class Responder:
         self.answers.append(tensors)
 
 
+VECTOR = VectorChunk(embedding=b"\0\0\x80?", usage=Usage(num_input_tokens=3, num_output_tokens=0))
+COUNTS = {
+    "num_input_tokens": [[3]],
+    "num_output_tokens": [[0]],
+    "num_cached_tokens": [[0]],
+    "num_reasoning_tokens": [[0]],
+}
 SIGNATURE = functools.partial(Signature, "demo")
 
 
@@ -50,7 +59,7 @@ SIGNATURE = functools.partial(Signature, "demo")
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with stage_door("engine") as door:
         monkeypatch.setenv(KEY_VARIABLE, "k" * 32)
-        door.engine, door.key, door.signature = Engine(), "", SIGNATURE()
+        door.engine, door.key, door.signature, door.is_last = Engine(), "", SIGNATURE(), False
         yield door
 
 
@@ -110,3 +119,31 @@ def test_a_malformed_order_is_refused(model: Any) -> None:
     for message in ({"drain": 1}, {"load_adapter": "x"}, {"unload_adapter": "x", "source": "y"}):
         with pytest.raises(InvalidRequest, match="expected"):
             control(model, message)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (OutputBatch(9, 4, False, ((7, VECTOR),)), {"chunk_batch": [[pack(ChunkBatch(4, ((7, VECTOR),)))]]}),
+        (OutputBatch(9, 4, True, ((0, VECTOR),)), {"embedding": [[1.0]]} | COUNTS),
+        (OutputBatch(9, 1, False), {"chunk_batch": [[pack(ChunkBatch(1))]]}),
+        (OutputBatch(9, 1, True), None),  # a client would see even an empty response
+    ],
+)
+def test_an_engine_without_a_detokenizer_answers_with_its_vectors(
+    model: Any, batch: OutputBatch, expected: dict[str, Any] | None
+) -> None:
+    model.is_last, model.engine.post = True, lambda message: message.responder.send(batch)
+    request = Request(message_tensor(OPEN_STREAM, b"key"))
+    model.execute([request])
+    found = [{tensor.name(): tensor.value.tolist() for tensor in response.tensors} for response, _ in request.sent]
+    assert found == ([] if expected is None else [expected])
+
+
+def test_an_engine_without_a_detokenizer_ends_the_stream_of_a_client_that_is_gone(model: Any) -> None:
+    ended: list[Any] = []
+    model.is_last, model.engine.inbox = True, SimpleNamespace(put=ended.append)
+    model.engine.post = lambda message: message.responder.send(OutputBatch(9, 1, False))
+    request = Request(message_tensor(OPEN_STREAM, b"key"), is_cancelled=True)
+    model.execute([request])
+    assert ([each.number for each in ended], request.sent) == ([9], [])

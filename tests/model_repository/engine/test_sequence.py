@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from model_repository.contract.output import DeltaDetails, DrawnLogprob, FinishReason, Timing, TokenDelta, Usage
+from model_repository.contract.output import (
+    DeltaDetails,
+    DrawnLogprob,
+    FinishReason,
+    Timing,
+    TokenDelta,
+    Usage,
+    VectorChunk,
+)
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.output_streams import OutputSender, OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
-from tests.model_repository.engine.engine_requests import changed
+from tests.model_repository.engine.engine_requests import changed, next_delta
 from tests.model_repository.engine.fake_engine import FakeResponder
 
 BYTE_TABLE = [b"", *(bytes([byte]) for byte in range(1, 256))]
@@ -43,7 +51,7 @@ def run(tokens: Sequence[int], **fields: Any) -> list[TokenDelta]:
         prompt_logprobs = PROMPT_LOGPROBS if "num_logprobs" in fields and not index else ()
         item.add_output(StepOutput(5, token_id, logprob=logprob, prompt_logprobs=prompt_logprobs), now_s=index)
         if item.pending_output() is not None:
-            deltas.append(item.next_delta())
+            deltas.append(next_delta(item))
         if item.finish_reason is not None:
             return deltas
     return deltas
@@ -107,7 +115,7 @@ def test_buffered_tokens_are_final_when_the_runtime_draws_no_more() -> None:
     for index, token_id in enumerate([*b"one, tw", None]):
         item.add_output(StepOutput(5, token_id), now_s=index)
     assert item.finish_reason is FinishReason.LENGTH
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert bytes(delta.token_ids) == b"one, tw"
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=7)
 
@@ -130,14 +138,14 @@ def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None,
 def test_an_echo_is_sent_before_the_first_token_which_is_still_urgent() -> None:
     item = sequence(echo=ECHO)
     assert item.pending_output() is not None
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
     assert (delta.token_ids, item.pending_output()) == ((), None)
     item.add_output(StepOutput(5, ord("a")), now_s=1.0)
     waiting = item.pending_output()
     assert waiting is not None
     assert waiting.is_urgent
-    assert item.next_delta().details is None
+    assert next_delta(item).details is None
 
 
 def test_an_echo_with_logprobs_waits_for_them() -> None:
@@ -146,7 +154,7 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
     item.add_output(
         StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=0), 1.0
     )
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert delta.token_ids == tuple(b"a")
     assert delta.details == DeltaDetails(
         prompt_token_ids=PROMPT, echo=ECHO, logprobs=(*PROMPT_LOGPROBS, DrawnLogprob(-0.5))
@@ -156,18 +164,18 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
 def test_an_echo_with_logprobs_does_not_wait_for_a_buffered_token() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, stop=("ab",))
     item.add_output(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert delta.token_ids == ()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
     item.add_output(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
-    assert logprobs([item.next_delta()]) == [-0.5, -1.5]
+    assert logprobs([next_delta(item)]) == [-0.5, -1.5]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     item = sequence(echo=ECHO, num_logprobs=1, max_tokens=0, is_stream=is_stream)
     item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=2), 1.0)
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.LENGTH)
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
@@ -178,7 +186,7 @@ def test_the_prompts_own_log_probabilities_come_once_apart_from_the_text(echo: t
     item = sequence(echo=echo, num_prompt_logprobs=1, is_stream=False)
     item.add_output(StepOutput(5, ord("a"), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
     item.add_output(StepOutput(5, EOS), 2.0)
-    delta = item.next_delta()
+    delta = next_delta(item)
     assert delta.token_ids == (ord("a"),)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=echo, prompt_logprobs=PROMPT_LOGPROBS)
 
@@ -186,7 +194,7 @@ def test_the_prompts_own_log_probabilities_come_once_apart_from_the_text(echo: t
 def test_an_echo_may_have_another_number_of_likely_tokens_than_the_prompts_own() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, num_prompt_logprobs=1, max_tokens=0, is_stream=False)
     item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS), 1.0)
-    details = item.next_delta().details
+    details = next_delta(item).details
     assert details is not None
     assert details.prompt_logprobs == PROMPT_LOGPROBS
     assert details.logprobs == tuple(replace(each, top=()) for each in PROMPT_LOGPROBS)
@@ -230,7 +238,7 @@ def test_a_request_for_timing_gets_its_times(scheduled_s: float | None, expected
     item = sequence(has_timing=True, is_stream=False)
     for now_s, token_id in ((1.25, ord("a")), (2.0, ord("b")), (3.5, EOS)):
         item.add_output(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
-    details = item.next_delta().details
+    details = next_delta(item).details
     assert details is not None
     assert details.timing == Timing(
         arrival_time_ns=0,
@@ -252,12 +260,13 @@ def test_an_end_token_is_listed_only_on_request(end: int) -> None:
 
 
 def test_an_embedding_ends_its_sequence() -> None:
-    item = sequence(is_stream=False, max_tokens=0)
-    item.add_output(StepOutput(5, embedding=b"\0\0\0\0"), now_s=1.0)
-    delta = item.next_delta()
-    assert delta.finish_reason is FinishReason.STOP
-    assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0)
-    assert delta.details == DeltaDetails(embedding=b"\0\0\0\0")
+    for fields in ({}, {"has_token_ids": True, "has_timing": True}):
+        item = sequence(is_stream=False, max_tokens=0, **fields)
+        item.add_output(StepOutput(5, embedding=b"\0\0\0\0"), now_s=1.0)
+        vector = item.next_output()
+        assert isinstance(vector, VectorChunk)
+        assert (vector.embedding, vector.usage) == (b"\0\0\0\0", Usage(num_input_tokens=3, num_output_tokens=0))
+        assert (vector.prompt_token_ids, vector.timing is not None) == (PROMPT if fields else (), bool(fields))
 
 
 def test_many_log_probabilities_leave_in_parts_without_a_stream() -> None:

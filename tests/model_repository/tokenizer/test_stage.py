@@ -17,6 +17,7 @@ from model_repository.capabilities import Capability
 from model_repository.contract.codec import message_tensor, pack, payload_of, unpack
 from model_repository.contract.request import (
     ChatPrompt,
+    DetokenizeRequest,
     EngineRequest,
     EngineRequestBatch,
     GenerationRequest,
@@ -36,7 +37,7 @@ from model_repository.contract.request import (
 )
 from model_repository.contract.rules import prompt_too_long
 from model_repository.contract.spec import TensorSpec
-from model_repository.contract.tensors import ENGINE_REQUESTS, REQUEST_BATCH, TOKENIZE, TOKENS
+from model_repository.contract.tensors import DETOKENIZE, ENGINE_REQUESTS, REQUEST_BATCH, TEXT, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.constraint import Form, UnboundedChecker
@@ -281,7 +282,7 @@ def test_a_refusal_with_half_of_a_surrogate_pair_is_an_item_too() -> None:
     assert encoded == STAGE.encode(request())
 
 
-@pytest.mark.parametrize("spec", [REQUEST_BATCH, TOKENIZE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [REQUEST_BATCH, TOKENIZE, DETOKENIZE], ids=lambda spec: spec.name)
 def test_a_malformed_message_is_refused(spec: TensorSpec) -> None:
     with pytest.raises(InvalidRequest) as caught:
         STAGE.read(message_tensor(spec, b"nonsense"))
@@ -309,6 +310,18 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
     model = files(sentencepiece())
     stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL)
     assert tokenized(TextPrompt("a"), stage, add_special_tokens=add_special_tokens).strings == expected
+
+
+@pytest.mark.parametrize(("has_special_tokens", "expected"), [(True, "<s> a"), (False, " a")])
+def test_a_text_shows_special_tokens_on_request(has_special_tokens: bool, expected: str) -> None:
+    model = files(sentencepiece())
+    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL)
+    token_ids = tuple(model.tokenizer.encode("a").ids)
+    outputs = stage.answer(DetokenizeRequest(token_ids, has_special_tokens))
+    assert payload_of(outputs, TEXT).decode() == expected
+    for outside in (-1, 2**40):
+        with pytest.raises(InvalidRequest, match=f"^{outside} is not a token: they are 0 to "):
+            stage.answer(DetokenizeRequest((*token_ids, outside), has_special_tokens))
 
 
 def test_a_prompt_that_is_only_tokenized_may_be_longer_than_the_window_and_empty() -> None:
