@@ -92,7 +92,7 @@ def chunk_tensors(batch: ChunkBatch, *, is_single: bool) -> Tensors | None:
     """Return the outputs for a frontend, or the public outputs for a single request; None: nothing is to be sent."""
     if not is_single:
         return message_tensor(CHUNK_BATCH, pack(batch))
-    [(_, chunk)] = batch.items or [(0, "")]
+    [(_, chunk)] = batch.items or batch.vectors or [(0, "")]
     return chunk_to_tensors(chunk) if isinstance(chunk, GenerationChunk | VectorChunk) else None
 
 
@@ -157,5 +157,6 @@ class VectorResponder(TritonResponder):
         if batch.is_disconnect_check and self._sender.is_cancelled():
             self._end_stream(batch.stream)
             return None
-        items = [(number, item) for number, item in batch.items if not isinstance(item, TokenDelta)]
-        return chunk_tensors(ChunkBatch(batch.serial, tuple(items)), is_single=batch.is_single)
+        accepted = GenerationChunk(text="")
+        items = ((number, accepted if isinstance(item, TokenDelta) else item) for number, item in batch.items)
+        return chunk_tensors(ChunkBatch(batch.serial, tuple(items), batch.vectors), is_single=batch.is_single)

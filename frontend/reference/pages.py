@@ -223,7 +223,7 @@ def _tensors_page() -> str:
         "A response costs about the same whether it carries the tokens of one sequence or of hundreds, so a frontend",
         "opens one *output stream* for each model and sends its requests in batches. The messages are MessagePack of",
         "the classes named below, in `model_repository/contract/`: an object by field names, a class with `array_like`",
-        "as an array, which begins with the number of its `tag`. Any client may use it:",
+        "as an array. Any client may use it:",
         "",
         f"1. Call the ensemble `MODEL__{tensors.OUTPUTS}` with `{tensors.OPEN_STREAM.name}`, and read on. The first",
         f"   batch is empty and says that the stream is open. A model that embeds or scores has `MODEL__"
@@ -231,7 +231,7 @@ def _tensors_page() -> str:
         f"2. Call `MODEL__{tensors.REQUESTS}` with `{tensors.REQUEST_BATCH.name}`: the stream's key, and requests",
         "   under numbers of your own. The call ends without a response, or with an error of the whole batch.",
         "3. The outputs come on the stream, with those numbers. A text instead of a chunk is the error of a request;",
-        "   an `Announcement` confirms that the engine has the request.",
+        "   a chunk without text confirms that the engine has the request. Vectors are in `vectors`.",
         "",
         "One gRPC call can carry all of it: an error has the `id` of its message, and an opening with the parameter",
         "`triton_enable_empty_final_response` is answered when the stream ends, with the parameter",

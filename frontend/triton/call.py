@@ -340,8 +340,9 @@ class MultiplexedCall:
         self._last_batch_s = time.monotonic()
         if not self._opened.done():
             self._opened.set_result(None)
-        self._hear(number for number, _ in batch.items)
-        for number, item in batch.items:
+        items = batch.items + batch.vectors
+        self._hear(number for number, _ in items)
+        for number, item in items:
             if queue := self._queues.get(number):
                 queue.is_waiting = False
                 if isinstance(item, str):

@@ -89,10 +89,8 @@ class ChunkQueue:
 
     def put(self, chunk: Chunk | Announcement) -> None:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
-        if isinstance(chunk, Announcement):
-            if not chunk.ignored_keywords:
-                return
-            chunk = Announced(text="", ignored_keywords=chunk.ignored_keywords)
+        if not isinstance(chunk, GenerationChunk | VectorChunk):
+            chunk = Announced(text="", ignored_keywords=chunk["ignored_keywords"])
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
             self._count(_num_bytes(chunk))

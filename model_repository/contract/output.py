@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypedDict
 
 from msgspec import Struct, field
 
@@ -68,8 +68,11 @@ class DeltaDetails(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timing: Timing | None = None  # last delta only
 
 
-class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True, tag=0):
-    """Engine to detokenizer: the tokens of one sequence whose text is final."""
+class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True):
+    """Engine to detokenizer: the tokens of one sequence whose text is final.
+
+    A delta without tokens, finish reason and details says that the engine has accepted the request.
+    """
 
     token_ids: tuple[int, ...] = ()
     num_cut_bytes: int = 0  # bytes of the last token that are not text: a stop sequence, or an end token
@@ -79,13 +82,13 @@ class TokenDelta(Struct, frozen=True, omit_defaults=True, array_like=True, tag=0
     spans: tuple[int, ...] = ()  # bytes of thinking and of answer, in turns; an odd number: the thinking goes on
 
 
-class Announcement(Struct, frozen=True, omit_defaults=True, array_like=True, tag=1):
-    """Engine to frontend: the engine has accepted a request."""
+class Announcement(TypedDict):
+    """Engine to frontend: the engine has accepted a request, of whose schemas it does not follow all keywords."""
 
-    ignored_keywords: tuple[str, ...] = ()  # see EngineRequest
+    ignored_keywords: tuple[str, ...]  # see EngineRequest
 
 
-class VectorChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True, tag=2):
+class VectorChunk(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Engine to client: the whole answer to one request of a model that embeds or scores."""
 
     embedding: Annotated[
@@ -118,12 +121,13 @@ class OutputBatch(Struct, frozen=True, array_like=True):
     stream: int  # the engine's own number, 64 random bits, by which the detokenizer cancels
     serial: int  # counts from 0, so that the client notices a lost batch
     is_single: bool  # the stream of one request of the public ensemble, answered by its tensors
-    items: tuple[tuple[int, TokenDelta | VectorChunk | Announcement | str], ...] = ()
+    items: tuple[tuple[int, TokenDelta | Announcement | str], ...] = ()
+    vectors: tuple[tuple[int, VectorChunk], ...] = ()
 
     @property
     def is_disconnect_check(self) -> bool:
         """Whether the last stage must check the client's connection: no other stage can see it."""
-        return not self.items or self.serial % BATCHES_PER_DISCONNECT_CHECK == 0
+        return not (self.items or self.vectors) or self.serial % BATCHES_PER_DISCONNECT_CHECK == 0
 
 
 class TopLogprob(Struct, frozen=True, array_like=True):
@@ -144,7 +148,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     rank: int | None = None  # a prompt token's place among all tokens; the most likely one has 1
 
 
-class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True, tag=0):
+class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """A piece of a completion. Only the last one carries `finish_reason` and `timing`."""
 
     text: Annotated[str, TensorSpec("text_output", shape=(-1,), doc="the text since the last response")]
@@ -198,6 +202,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
         ),
     ] = ()  # an odd number: the thinking goes on
     prompt_logprobs: tuple[bytes, ...] = ()  # the frontend's: no tensor carries them
+    vector: None = None  # frontends and Tritons until November 2026 have a field here
     num_tokens: int = 1  # of the completion, for the counts of a stream that is cut; an older Triton sends none
 
     @property
@@ -223,7 +228,8 @@ class ChunkBatch(Struct, frozen=True, array_like=True):
     """Last stage to client: the chunks, or error messages, of an output batch, by the client's numbers."""
 
     serial: int
-    items: tuple[tuple[int, Chunk | Announcement | str], ...] = ()
+    items: tuple[tuple[int, GenerationChunk | Announcement | str], ...] = ()
+    vectors: tuple[tuple[int, VectorChunk], ...] = ()
 
 
 class LibraryStats(Struct, kw_only=True):

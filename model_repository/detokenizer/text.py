@@ -10,7 +10,6 @@ from pathlib import Path
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
     Announcement,
-    Chunk,
     ChunkBatch,
     DeltaDetails,
     DrawnLogprob,
@@ -19,7 +18,6 @@ from model_repository.contract.output import (
     TokenDelta,
     TokenLogprob,
     TopLogprob,
-    VectorChunk,
 )
 from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import InvalidRequest
@@ -58,7 +56,7 @@ class Detokenizer:
             rule = f"they are 0 to {len(self._byte_table) - 1}"
             raise InvalidRequest(f"{exc.args[0]} is not a token: {rule}", OUTPUT_BATCH.name) from exc
 
-    def _chunk(self, item: TokenDelta | VectorChunk | Announcement | str) -> Chunk | Announcement | str:
+    def _chunk(self, item: TokenDelta | Announcement | str) -> GenerationChunk | Announcement | str:
         if not isinstance(item, TokenDelta):
             return item
         if item.details is not None:

@@ -71,7 +71,8 @@ class OutputStream:
         self._responder = responder
         self._sender = sender
         self._serial = 0
-        self._items: list[tuple[int, TokenDelta | VectorChunk | Announcement | str]] = []
+        self._items: list[tuple[int, TokenDelta | Announcement | str]] = []
+        self._vectors: list[tuple[int, VectorChunk]] = []
         self._unannounced: set[int] = set()  # accepted requests without an output so far
 
     @property
@@ -86,21 +87,28 @@ class OutputStream:
 
     @property
     def has_items(self) -> bool:
-        return bool(self._items)
+        return bool(self._items or self._vectors)
 
     def announce(self, item: int, ignored_keywords: tuple[str, ...] = ()) -> None:
-        """Have the next batch say that the engine has accepted a request. With ignored keywords it leaves at once."""
+        """Have the next batch say, by a delta without tokens, that the engine has accepted a request.
+
+        Args:
+            ignored_keywords: of the request; with them, an Announcement leaves at once.
+        """
         if self.is_single:
             return
         if ignored_keywords:
-            self._items.append((item, Announcement(ignored_keywords)))
+            self._items.append((item, Announcement(ignored_keywords=ignored_keywords)))
         else:
             self._unannounced.add(item)
 
     def add(self, item: int, output: TokenDelta | VectorChunk) -> None:
         """Add an output to the next batch, under the client's number for its request."""
         self._unannounced.discard(item)
-        self._items.append((item, output))
+        if isinstance(output, VectorChunk):
+            self._vectors.append((item, output))
+        else:
+            self._items.append((item, output))
 
     def fail(self, item: int, error: StageError) -> None:
         """Add the error of a request. The error of a single request ends its stream."""
@@ -119,17 +127,19 @@ class OutputStream:
     def flush(self, now_s: float) -> None:
         """Send the next batch, even an empty one."""
         items, self._items = self._items, []
-        announced = [(item, Announcement()) for item in sorted(self._unannounced)]
+        vectors, self._vectors = self._vectors, []
+        announced = [(item, TokenDelta()) for item in sorted(self._unannounced)]
         self._unannounced.clear()
-        batch = OutputBatch(self.number, self._serial, self.is_single, (*items, *announced))
+        batch = OutputBatch(self.number, self._serial, self.is_single, (*items, *announced), tuple(vectors))
         self._serial += 1
         self.last_sent_s = now_s
-        if items:
+        if items or vectors:
             self.last_used_s = now_s
         self._sender.num_batches += 1
-        self._sender.num_items += len(items)
+        self._sender.num_items += len(items) + len(vectors)
         last = items[-1][1] if items else None
-        if self.is_single and isinstance(last, TokenDelta | VectorChunk) and last.finish_reason is not None:
+        is_end = bool(vectors) or (isinstance(last, TokenDelta) and last.finish_reason is not None)
+        if self.is_single and is_end:
             self.is_open = False
             self._sender.post(self, self._responder.close, batch)
         else:

@@ -89,7 +89,7 @@ def test_every_stage_has_its_door() -> None:
 
 def test_the_ensembles_of_a_model_that_embeds_end_with_its_engine() -> None:
     """A vector passed a stage that made a text of zero words."""
-    rendered = render(dataclasses.replace(MANIFEST, pooling="mean"), Path("/artifacts/demo"), OPTIONS, "1.2.3")
+    rendered = render(replace(MANIFEST, pooling="mean"), Path("/artifacts/demo"), OPTIONS, "1.2.3")
     configs = {
         name.partition("/")[0]: text_format.Parse(content, pb.ModelConfig())
         for name, content in rendered.items()

@@ -53,10 +53,9 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests of each batch, open an output stream, or execute a control message."""
         for request in requests:
+            responder = python_backend.TritonResponder(request)
             if self.is_last:
                 responder = python_backend.VectorResponder(request, self._end_stream)
-            else:
-                responder = python_backend.TritonResponder(request)
             try:
                 self._serve(python_backend.read_tensors(request), responder)
             except Exception as exc:

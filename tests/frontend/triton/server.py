@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from frontend.triton import restricted
 from model_repository.contract.codec import pack, unpack
-from model_repository.contract.output import Announcement, Chunk, ChunkBatch
+from model_repository.contract.output import Announcement, Chunk, ChunkBatch, VectorChunk
 from model_repository.contract.request import (
     DetokenizeRequest,
     GenerationRequest,
@@ -111,7 +111,9 @@ class OutputStream:
     def put(self, *items: tuple[int, Chunk | Announcement | str], num_lost: int = 0, is_last: bool = False) -> None:
         """Send an output batch, after some that are lost. The last one ends the stream."""
         self._serial += num_lost
-        response = infer_message(CHUNK_BATCH, pack(ChunkBatch(self._serial, items)))
+        vectors = tuple((number, item) for number, item in items if isinstance(item, VectorChunk))
+        others = tuple((number, item) for number, item in items if not isinstance(item, VectorChunk))
+        response = infer_message(CHUNK_BATCH, pack(ChunkBatch(self._serial, others, vectors)))
         response.infer_response.parameters[_FINAL].bool_param = is_last
         self._serial += 1
         self.responses.put_nowait(response)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from frontend import errors
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from model_repository.contract.output import Announcement, Usage, VectorChunk
+from model_repository.contract.output import GenerationChunk, Usage, VectorChunk
 from model_repository.contract.request import (
     MAX_BATCH_REQUESTS,
     ChatPrompt,
@@ -285,7 +285,7 @@ async def test_vectors_come_from_the_engine_itself(server: FakeTritonServer, cli
     server.configs = {"demo": ("ensemble", served_model("demo", pooling="mean").parameters.to_config())}
     await client.snapshot()
     vector = VectorChunk(embedding=bytes(8), usage=Usage(num_input_tokens=1, num_output_tokens=0))
-    server.script = [Announcement(), vector]
+    server.script = [GenerationChunk(text=""), vector]
     async with client.generations.running("demo", REQUEST) as queue:
         assert await queue.get() == vector
     assert {"demo__engine"} in server.models_called

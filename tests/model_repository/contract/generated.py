@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeAliasType, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAliasType, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ def _values(hint: Any, *specs: TensorSpec) -> st.SearchStrategy[Any]:
     """Draw values of a type hint, within the ranges of the tensors that carry it."""
     if isinstance(hint, TypeAliasType):
         return _values(hint.__value__)
-    if get_origin(hint) in (Union, UnionType):
+    if isinstance(hint, UnionType):
         return st.one_of(*(_values(kind, *specs) for kind in get_args(hint)))
     arguments = get_args(hint)
     match get_origin(hint):
@@ -64,6 +64,8 @@ def _single_values(kind: Any, *specs: TensorSpec) -> st.SearchStrategy[Any]:
     spec = specs[0] if specs else TensorSpec()
     if kind is Any:
         return JSON
+    if is_typeddict(kind):
+        return st.fixed_dictionaries({name: _values(hint) for name, hint in get_type_hints(kind).items()})
     if issubclass(kind, Struct):
         return messages(kind)
     if issubclass(kind, StrEnum):

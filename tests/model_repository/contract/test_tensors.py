@@ -67,5 +67,6 @@ def test_every_field_of_an_output_has_a_tensor(message: type[Struct]) -> None:
     """The round trip of requests shows it for the inputs. gRPC clients score a prompt by an echo."""
     assert {field.attribute for field in fields_of(message)} == {*message.__struct_fields__} - {
         "prompt_logprobs",
+        "vector",
         "num_tokens",
     }

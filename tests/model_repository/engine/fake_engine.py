@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_repository.contract.output import Announcement, OutputBatch, TokenDelta, VectorChunk
+from model_repository.contract.output import Announcement, OutputBatch, TokenDelta
 from model_repository.contract.request import EngineRequest, EngineRequestBatch, OutputFormat, StructuredOutput
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.emitter import Emitter
@@ -188,12 +188,12 @@ class FakeResponder:
     def sizes(self) -> list[int]:
         return [len(batch.items) for batch in self.batches]
 
-    def items(self, number: int = 0) -> list[TokenDelta | VectorChunk | Announcement | str]:
+    def items(self, number: int = 0) -> list[TokenDelta | Announcement | str]:
         return [item for batch in self.batches for each, item in batch.items if each == number]
 
     def deltas(self, number: int = 0) -> list[TokenDelta]:
-        """Return the token deltas of one request."""
-        return [item for item in self.items(number) if isinstance(item, TokenDelta)]
+        """Return the token deltas of one request, without the one that only says that the engine has it."""
+        return [item for item in self.items(number) if isinstance(item, TokenDelta) and item != TokenDelta()]
 
     @property
     def last(self) -> TokenDelta:

@@ -12,7 +12,15 @@ import msgspec
 import pytest
 
 from model_repository.contract.codec import Tensors, message_tensor, pack
-from model_repository.contract.output import ChunkBatch, EngineStats, OutputBatch, Usage, VectorChunk
+from model_repository.contract.output import (
+    ChunkBatch,
+    EngineStats,
+    GenerationChunk,
+    OutputBatch,
+    TokenDelta,
+    Usage,
+    VectorChunk,
+)
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import ENGINE_REQUESTS, KEY_VARIABLE, OPEN_STREAM
@@ -124,8 +132,11 @@ def test_a_malformed_order_is_refused(model: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        (OutputBatch(9, 4, False, ((7, VECTOR),)), {"chunk_batch": [[pack(ChunkBatch(4, ((7, VECTOR),)))]]}),
-        (OutputBatch(9, 4, True, ((0, VECTOR),)), {"embedding": [[1.0]]} | COUNTS),
+        (
+            OutputBatch(9, 4, False, ((8, TokenDelta()),), ((7, VECTOR),)),
+            {"chunk_batch": [[pack(ChunkBatch(4, ((8, GenerationChunk(text="")),), ((7, VECTOR),)))]]},
+        ),
+        (OutputBatch(9, 4, True, (), ((0, VECTOR),)), {"embedding": [[1.0]]} | COUNTS),
         (OutputBatch(9, 1, False), {"chunk_batch": [[pack(ChunkBatch(1))]]}),
         (OutputBatch(9, 1, True), None),  # a client would see even an empty response
     ],
