@@ -340,9 +340,8 @@ class MultiplexedCall:
         self._last_batch_s = time.monotonic()
         if not self._opened.done():
             self._opened.set_result(None)
-        items = batch.items + batch.vectors
-        self._hear(number for number, _ in items)
-        for number, item in items:
+        self._hear(number for number, _ in batch.items + batch.vectors)
+        for number, item in batch.items + batch.vectors:
             if queue := self._queues.get(number):
                 queue.is_waiting = False
                 if isinstance(item, str):

@@ -276,7 +276,7 @@ class Engine:
         self._num_steps_ahead = self._num_steps_ahead + 1 if goes_on and any(each.is_held for each in waiting) else 0
         for key in self._emitter.due(waiting, self._clock(), may_hold=goes_on):
             sequence = self._sequences[key]
-            output = sequence.next_output()
+            output = sequence.vector() or sequence.next_delta()
             if output.finish_reason is not None:
                 self._forget(sequence)
                 self._counts.num_finished += 1

@@ -126,8 +126,7 @@ class OutputStream:
 
     def flush(self, now_s: float) -> None:
         """Send the next batch, even an empty one."""
-        items, self._items = self._items, []
-        vectors, self._vectors = self._vectors, []
+        items, vectors, self._items, self._vectors = self._items, self._vectors, [], []
         announced = [(item, TokenDelta()) for item in sorted(self._unannounced)]
         self._unannounced.clear()
         batch = OutputBatch(self.number, self._serial, self.is_single, (*items, *announced), tuple(vectors))
@@ -137,9 +136,8 @@ class OutputStream:
             self.last_used_s = now_s
         self._sender.num_batches += 1
         self._sender.num_items += len(items) + len(vectors)
-        last = items[-1][1] if items else None
-        is_end = bool(vectors) or (isinstance(last, TokenDelta) and last.finish_reason is not None)
-        if self.is_single and is_end:
+        _, last = (vectors or items or [(0, "")])[-1]
+        if self.is_single and isinstance(last, TokenDelta | VectorChunk) and last.finish_reason is not None:
             self.is_open = False
             self._sender.post(self, self._responder.close, batch)
         else:

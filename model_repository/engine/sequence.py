@@ -169,16 +169,21 @@ class EngineSequence:
             f"first_token_ms={waited_ms:.1f}"
         )
 
-    def next_output(self) -> TokenDelta | VectorChunk:
+    def vector(self) -> VectorChunk | None:
+        """Return the vector of a sequence that is embedded or scored."""
+        if self._embedding is None:
+            return None
+        params = self.request.params
+        return VectorChunk(
+            embedding=self._embedding,
+            prompt_token_ids=self.request.prompt_token_ids if params.has_token_ids else (),
+            usage=self._usage(),
+            timing=self._timing() if params.has_timing else None,
+        )
+
+    def next_delta(self) -> TokenDelta:
         """Return everything that may be sent and is not sent yet."""
-        is_last, params = self.finish_reason is not None, self.request.params
-        if self._embedding is not None:
-            return VectorChunk(
-                embedding=self._embedding,
-                prompt_token_ids=self.request.prompt_token_ids if params.has_token_ids else (),
-                usage=self._usage(),
-                timing=self._timing() if params.has_timing else None,
-            )
+        is_last = self.finish_reason is not None
         token_ids, self._final_token_ids = tuple(self._final_token_ids), []
         details = self._next_details(len(token_ids)) if self._has_details or is_last else None
         is_first = bool(token_ids) and not self._has_sent_token
@@ -187,7 +192,7 @@ class EngineSequence:
             token_ids=token_ids,
             num_cut_bytes=self._num_cut_bytes(),
             finish_reason=self.finish_reason,
-            usage=self._usage() if is_last or is_first or params.has_usage else None,
+            usage=self._usage() if is_last or is_first or self.request.params.has_usage else None,
             details=details,
             spans=() if self._border is None else self._next_spans(self._border, token_ids),
         )

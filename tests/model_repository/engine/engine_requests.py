@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from model_repository.contract.output import TokenDelta
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.sequence import EngineSequence
 from model_repository.structured_output.grammar import structured_output_to_grammar
 
 
@@ -24,10 +22,3 @@ def changed(request: EngineRequest, **fields: Any) -> EngineRequest:
     own = {name: value for name, value in fields.items() if name in EngineRequest.__struct_fields__}
     others = {name: value for name, value in fields.items() if name not in own}
     return msgspec.structs.replace(request, params=msgspec.structs.replace(request.params, **others), **own)
-
-
-def next_delta(sequence: EngineSequence) -> TokenDelta:
-    """Return the next output of a sequence that generates."""
-    output = sequence.next_output()
-    assert isinstance(output, TokenDelta)
-    return output

@@ -66,7 +66,7 @@ def test_a_token_delta_that_cannot_be_built_ends_its_request_with_an_error(monke
 
     fake = Fake(b"hello")
     fake.engine.start()
-    monkeypatch.setattr(EngineSequence, "next_output", fail)
+    monkeypatch.setattr(EngineSequence, "next_delta", fail)
     responder = fake.submit(is_stream=False)
     assert responder.has_ended.wait(DEADLINE_S)
     fake.engine.close()

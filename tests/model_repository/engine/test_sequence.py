@@ -15,13 +15,12 @@ from model_repository.contract.output import (
     Timing,
     TokenDelta,
     Usage,
-    VectorChunk,
 )
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.output_streams import OutputSender, OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.sequence import EngineSequence
-from tests.model_repository.engine.engine_requests import changed, next_delta
+from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.fake_engine import FakeResponder
 
 BYTE_TABLE = [b"", *(bytes([byte]) for byte in range(1, 256))]
@@ -51,7 +50,7 @@ def run(tokens: Sequence[int], **fields: Any) -> list[TokenDelta]:
         prompt_logprobs = PROMPT_LOGPROBS if "num_logprobs" in fields and not index else ()
         item.add_output(StepOutput(5, token_id, logprob=logprob, prompt_logprobs=prompt_logprobs), now_s=index)
         if item.pending_output() is not None:
-            deltas.append(next_delta(item))
+            deltas.append(item.next_delta())
         if item.finish_reason is not None:
             return deltas
     return deltas
@@ -115,7 +114,7 @@ def test_buffered_tokens_are_final_when_the_runtime_draws_no_more() -> None:
     for index, token_id in enumerate([*b"one, tw", None]):
         item.add_output(StepOutput(5, token_id), now_s=index)
     assert item.finish_reason is FinishReason.LENGTH
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert bytes(delta.token_ids) == b"one, tw"
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=7)
 
@@ -138,14 +137,14 @@ def test_a_sequence_waits_as_long_as_its_request_allows(interval_ms: int | None,
 def test_an_echo_is_sent_before_the_first_token_which_is_still_urgent() -> None:
     item = sequence(echo=ECHO)
     assert item.pending_output() is not None
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO)
     assert (delta.token_ids, item.pending_output()) == ((), None)
     item.add_output(StepOutput(5, ord("a")), now_s=1.0)
     waiting = item.pending_output()
     assert waiting is not None
     assert waiting.is_urgent
-    assert next_delta(item).details is None
+    assert item.next_delta().details is None
 
 
 def test_an_echo_with_logprobs_waits_for_them() -> None:
@@ -154,7 +153,7 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
     item.add_output(
         StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=0), 1.0
     )
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert delta.token_ids == tuple(b"a")
     assert delta.details == DeltaDetails(
         prompt_token_ids=PROMPT, echo=ECHO, logprobs=(*PROMPT_LOGPROBS, DrawnLogprob(-0.5))
@@ -164,18 +163,18 @@ def test_an_echo_with_logprobs_waits_for_them() -> None:
 def test_an_echo_with_logprobs_does_not_wait_for_a_buffered_token() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, stop=("ab",))
     item.add_output(StepOutput(5, ord("a"), logprob=DrawnLogprob(-0.5), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert delta.token_ids == ()
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS)
     item.add_output(StepOutput(5, ord("c"), logprob=DrawnLogprob(-1.5)), 2.0)
-    assert logprobs([next_delta(item)]) == [-0.5, -1.5]
+    assert logprobs([item.next_delta()]) == [-0.5, -1.5]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_without_tokens_there_is_the_echo_and_the_end(is_stream: bool) -> None:
     item = sequence(echo=ECHO, num_logprobs=1, max_tokens=0, is_stream=is_stream)
     item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS, num_cached_tokens=2), 1.0)
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert (delta.token_ids, delta.finish_reason) == ((), FinishReason.LENGTH)
     assert delta.usage == Usage(num_input_tokens=3, num_output_tokens=0, num_cached_tokens=2)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=ECHO, logprobs=PROMPT_LOGPROBS, cum_logprob=0.0)
@@ -186,7 +185,7 @@ def test_the_prompts_own_log_probabilities_come_once_apart_from_the_text(echo: t
     item = sequence(echo=echo, num_prompt_logprobs=1, is_stream=False)
     item.add_output(StepOutput(5, ord("a"), prompt_logprobs=PROMPT_LOGPROBS), 1.0)
     item.add_output(StepOutput(5, EOS), 2.0)
-    delta = next_delta(item)
+    delta = item.next_delta()
     assert delta.token_ids == (ord("a"),)
     assert delta.details == DeltaDetails(prompt_token_ids=PROMPT, echo=echo, prompt_logprobs=PROMPT_LOGPROBS)
 
@@ -194,7 +193,7 @@ def test_the_prompts_own_log_probabilities_come_once_apart_from_the_text(echo: t
 def test_an_echo_may_have_another_number_of_likely_tokens_than_the_prompts_own() -> None:
     item = sequence(echo=ECHO, num_logprobs=0, num_prompt_logprobs=1, max_tokens=0, is_stream=False)
     item.add_output(StepOutput(5, prompt_logprobs=PROMPT_LOGPROBS), 1.0)
-    details = next_delta(item).details
+    details = item.next_delta().details
     assert details is not None
     assert details.prompt_logprobs == PROMPT_LOGPROBS
     assert details.logprobs == tuple(replace(each, top=()) for each in PROMPT_LOGPROBS)
@@ -238,7 +237,7 @@ def test_a_request_for_timing_gets_its_times(scheduled_s: float | None, expected
     item = sequence(has_timing=True, is_stream=False)
     for now_s, token_id in ((1.25, ord("a")), (2.0, ord("b")), (3.5, EOS)):
         item.add_output(StepOutput(5, token_id, scheduled_s=scheduled_s), now_s=now_s)
-    details = next_delta(item).details
+    details = item.next_delta().details
     assert details is not None
     assert details.timing == Timing(
         arrival_time_ns=0,
@@ -263,8 +262,8 @@ def test_an_embedding_ends_its_sequence() -> None:
     for fields in ({}, {"has_token_ids": True, "has_timing": True}):
         item = sequence(is_stream=False, max_tokens=0, **fields)
         item.add_output(StepOutput(5, embedding=b"\0\0\0\0"), now_s=1.0)
-        vector = item.next_output()
-        assert isinstance(vector, VectorChunk)
+        vector = item.vector()
+        assert vector is not None
         assert (vector.embedding, vector.usage) == (b"\0\0\0\0", Usage(num_input_tokens=3, num_output_tokens=0))
         assert (vector.prompt_token_ids, vector.timing is not None) == (PROMPT if fields else (), bool(fields))
 

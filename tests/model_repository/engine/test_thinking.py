@@ -28,7 +28,7 @@ from model_repository.structured_output.grammar import lark_to_grammar
 from model_repository.structured_output.json_schema import JSON_LAYOUT
 from model_repository.tokenizer.tool_grammar import grammar_of_messages, tool_grammar
 from model_repository.tool_formats import HERMES
-from tests.model_repository.engine.engine_requests import changed, next_delta
+from tests.model_repository.engine.engine_requests import changed
 from tests.model_repository.engine.fake_engine import FakeResponder
 
 THINK = REASONING_FORMATS["think"]
@@ -58,7 +58,7 @@ def generated(pieces: Sequence[bytes], thinking: Thinking, **fields: Any) -> lis
     for token_id in range(len(pieces)):
         item.add_output(StepOutput(0, token_id), now_s=0.0)
         if item.pending_output() is not None:
-            deltas.append(next_delta(item))
+            deltas.append(item.next_delta())
         if item.finish_reason is not None:
             break
     return deltas
