@@ -60,13 +60,19 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- end -}}
 {{- end -}}
 
-{{- /* The inputs of a model's artifact, as JSON. Images, labels of nodes and aliases change no artifact. */ -}}
+{{- /*
+The inputs of a model's artifact, as JSON. Each is named here, since another value would rename the folders of all
+artifacts: images, labels of nodes, aliases, and keywords that are given to what is rendered, change no artifact.
+*/ -}}
 {{- define "conch.model.inputs" -}}
-{{- $source := deepCopy .model.source -}}
-{{- if not $source.huggingface.gguf }}{{ $_ := unset $source.huggingface "gguf" }}{{ end -}}
+{{- $hub := pick .model.source.huggingface "repo" "revision" -}}
+{{- with .model.source.huggingface.gguf }}{{ $_ := set $hub "gguf" . }}{{ end -}}
+{{- $source := pick .model.source "existingClaim" "path" "gguf" "tokenizer" "mmproj" "artifact" "adapters" -}}
 {{- toJson (dict
-    "model" .model.servedName "source" $source "engine" (omit .model.engine "llmOptions")
-    "parallelism" .model.parallelism "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
+    "model" .model.servedName "source" (set $source "huggingface" $hub)
+    "engine" (pick .model.engine "runtime" "backend" "precision" "maxSeqLen" "maxBatchSize" "maxNumTokens" "options")
+    "parallelism" (pick .model.parallelism "tensor" "pipeline")
+    "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
     "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs) -}}
 {{- end -}}
 

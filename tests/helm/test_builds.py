@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import pytest
+import yaml
 
 from build_engines.__main__ import main as build_engines
+from helm.generate.values import leaves
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.test_render_artifacts import write_artifact
 from tests.helm.cases import CASES, SHAPES, case, with_gpu_model
-from tests.helm.chart import PodTemplate, Rendered, Values, pods, render
+from tests.helm.chart import CHART, NAMESPACE, RELEASE, PodTemplate, Rendered, Values, pods, render, schema
 
 ENGINE = {"runtime": "tensorrt_llm"}
 SOURCE = {"huggingface": {"repo": "meta-llama/Llama-3.1-8B-Instruct", "revision": "v2"}}
@@ -98,18 +105,60 @@ def test_another_name_finds_the_artifact_again_and_is_given_to_what_is_rendered(
     assert "--name=other/name" in before_serving(renamed, "other")["repository"]["command"]
 
 
-def test_the_artifact_of_the_chart_before_is_looked_for_in_its_folder() -> None:
-    """The folders are those of the charts of da9c4552 and f4a745a."""
-    former = [
-        ("gpu-values", "llama-70b", "llama-70b-5c1e6283"),
-        ("gpu-values", "qwen-7b", "qwen-7b-2985b021"),
-        ("retrieval", "chat", "chat-b306496b"),
-        ("retrieval", "embedder", "embedder-6feada8b"),
-        ("llama3-1-405b-h100", "llama3-1-405b", "llama3-1-405b-b1a5413e"),
+def test_artifacts_of_this_chart_and_of_the_one_before_are_looked_for_in_their_folders() -> None:
+    """The first folder is that of the charts since 1508a870, the second that of the charts of da9c4552 and f4a745a."""
+    known = [
+        ("gpu-values", "llama-70b", "Llama-3.1-70B-Instruct-af22e154", "llama-70b-5c1e6283"),
+        ("gpu-values", "qwen-7b", "Qwen2.5-7B-Instruct-4d4d82ff", "qwen-7b-2985b021"),
+        ("nodes-values", "llama-405b", "Llama-3.1-405B-Instruct-e587243c", "llama-405b-b2d7b5a6"),
+        ("plain-values", "qwen", "qwen-188348ff", "qwen-9a6ca571"),
+        ("mixed", "llama-8b", "Meta-Llama-3.1-8B-Instruct-9ca2012b", "llama-8b-a5d3c486"),
+        ("retrieval", "chat", "Qwen3-8B-GGUF-65e90a97", "chat-b306496b"),
+        ("retrieval", "embedder", "bge-m3-gguf-1d367ba6", "embedder-6feada8b"),
+        ("llama3-1-405b-h100", "llama3-1-405b", "Meta-Llama-3.1-405B-Instruct-b646dbd9", "llama3-1-405b-b1a5413e"),
     ]
-    for case_name, model, folder in former:
+    for case_name, model, *folders in known:
         build = next(iter(before_serving(render(CASES[case_name]), model).values()))
-        assert folders_of(build)[1:] == [f"/models/{folder}"]
+        assert folders_of(build) == [f"/models/{folder}" for folder in folders]
+
+
+def texts_of(chart: Path, values: Values) -> dict[str, str]:
+    """Return the files that a chart in a folder renders to."""
+    files: dict[str, str] = helm_python.Chart.load(chart).render(values, name=RELEASE, namespace=NAMESPACE)
+    return files
+
+
+def test_a_new_value_beside_the_inputs_of_an_artifact_renames_none(tmp_path: Path) -> None:
+    """The key was made of all values of an engine but one: a harmless new one would have built each engine anew."""
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    (copy / "values.schema.json").unlink()
+    values = yaml.safe_load((copy / "values.yaml").read_text())
+    model = values["modelDefaults"]
+    for group in (model["engine"], model["source"], model["source"]["huggingface"], model["parallelism"]):
+        group["madeUp"] = "new"
+    (copy / "values.yaml").write_text(yaml.safe_dump(values))
+    texts = ["".join(texts_of(chart, CASES["gpu-values"]).values()) for chart in (CHART, copy)]
+    before, after = (re.findall(r"--kept=\S+", text) for text in texts)
+    assert before == after != []
+
+
+def test_each_value_of_an_engine_and_its_source_is_an_input_of_the_artifact_or_known_to_be_none(tmp_path: Path) -> None:
+    copy = shutil.copytree(CHART, tmp_path / "chart")
+    model = """dict "root" . "model" (include "conch.models" . | fromJsonArray | first)"""
+    (copy / "templates" / "inputs.yaml").write_text(f"""{{{{ include "conch.model.inputs" ({model}) }}}}""")
+    source = {"huggingface": {"repo": "org/model", "gguf": "Q8_0"}}
+    files = texts_of(copy, {"models": [{"name": "demo", "source": source}], "cache": {"type": "pvc"}})
+    inputs = json.loads(files["conch/templates/inputs.yaml"])
+
+    def is_input(path: str) -> bool:
+        group, _, rest = path.partition(".")
+        *folders, name = rest.split(".")
+        return name in functools.reduce(operator.getitem, folders, inputs[group])
+
+    declared = {path.removeprefix("models[].") for path, _ in leaves(schema()) if path.startswith("models[].")}
+    declared = {path for path in declared if path.partition(".")[0] in {"engine", "source", "parallelism"}}
+    others = {path for path in declared if not is_input(path)}
+    assert others == {"engine.llmOptions"}, "if the artifact depends on it, `conch.model.inputs` must name it"
 
 
 def test_keywords_of_tensorrt_llm_are_given_to_what_is_rendered() -> None:
