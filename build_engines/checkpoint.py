@@ -13,7 +13,7 @@ from build_engines.errors import BuildError, UnsupportedCheckpoint
 from build_engines.json_files import read_json
 from build_engines.scores import Scores, read_scores
 from build_engines.sentence_transformers import read_pooling
-from model_repository.engine.runtime import Pooling
+from model_repository.model_facts import Pooling
 from model_repository.model_parameters import API_SAMPLING, checked_defaults
 
 logger = logging.getLogger(__name__)

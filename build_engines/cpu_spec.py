@@ -45,7 +45,7 @@ from build_engines.text_files import (
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
-from model_repository.engine.runtime import PROJECTOR, RUNTIMES
+from model_repository.runtimes import PROJECTOR, RUNTIMES
 from model_repository.tokenizer.chat_prompt import writes_pairs
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tool_formats import TOOL_FORMATS

@@ -37,7 +37,7 @@ from build_engines.model_entry import ModelEntry
 from build_engines.scores import CLASSIFIERS
 from build_engines.sentence_transformers import ENCODERS
 from build_engines.serving import check_id
-from model_repository.engine.runtime import PROJECTOR
+from model_repository.runtimes import PROJECTOR
 from model_repository.system.command_parser import did_you_mean
 from model_repository.system.cores import memory_bytes
 

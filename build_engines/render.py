@@ -33,11 +33,11 @@ from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.engine.tensorrt_llm.llm_options import SPECULATION, check_llm_options
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.model_parameters import ModelParameters, Task
+from model_repository.runtimes import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
 from model_repository.system.running_servers import ARTIFACT_FILE

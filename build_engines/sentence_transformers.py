@@ -8,7 +8,7 @@ from typing import Any
 
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.json_files import class_of, is_below, read_json, read_json_list
-from model_repository.engine.runtime import Pooling
+from model_repository.model_facts import Pooling
 
 MODULES = "modules.json"
 LOGIT_SCORE = "LogitScore"  # a kind of module: the next token of a model that generates is a judgement

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct, field
+
+
+class Pooling(StrEnum):
+    """How a model that embeds makes one vector of its prompt's."""
+
+    MEAN = "mean"
+    CLS = "cls"  # the first token's
+    LAST = "last"
+    RANK = "rank"  # scores, by a classification head
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,8 @@ import msgspec
 from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 from model_repository.contract.tensors import ENCODER, GENERATOR, Layout, model_id_to_ensemble
-from model_repository.engine.runtime import EngineConfig, Pooling
+from model_repository.engine.runtime import EngineConfig
+from model_repository.model_facts import Pooling
 from model_repository.system.command_parser import expected_one_of
 
 _NAME = "conch"  # name of the parameter in config.pbtxt

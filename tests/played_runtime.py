@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.runtime import RUNTIMES, RuntimeEntry
 from model_repository.engine.synthetic import SyntheticRuntime
 from model_repository.model_parameters import ModelParameters
+from model_repository.runtimes import RUNTIMES, RuntimeEntry
 
 NAME = "played"
 _PLAYED = re.compile(r"\bPLAY\((.*)\)PLAY\b", re.DOTALL)

@@ -36,8 +36,8 @@ from build_engines.signals import ended_by_signals
 from build_engines.store import find, link, newest_complete
 from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, unknown_marks
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.model_parameters import RequestDefaults
+from model_repository.runtimes import RUNTIMES
 from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from build_engines.errors import BuildError
 from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
 from build_engines.rendered import rendered_again
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
+from model_repository.runtimes import RUNTIMES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

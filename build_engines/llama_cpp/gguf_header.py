@@ -13,7 +13,8 @@ from typing import Any
 import gguf
 
 from build_engines.errors import BuildError
-from model_repository.engine.runtime import WITH_SOFTMAX, Pooling
+from model_repository.model_facts import Pooling
+from model_repository.runtimes import WITH_SOFTMAX
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 from build_engines.errors import BuildError
 from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe, checkpoint_step, engine_step
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.releases import release_of
+from model_repository.runtimes import RUNTIMES
 
 RUNTIME = "tensorrt_llm"
 CONTEXT_LOGITS = "prompt_logprobs"  # the only option that changes the engine

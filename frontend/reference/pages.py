@@ -13,9 +13,9 @@ from frontend.telemetry.definitions import METRICS, UNKNOWN
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
 from model_repository.engine.metrics import FAMILIES
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.errors import OutputStreamNotOpen
 from model_repository.model_parameters import API_SAMPLING
+from model_repository.runtimes import RUNTIMES
 
 _WRITTEN = "Written by `.venv/bin/conch reference docs`; a test keeps it equal to the code."
 

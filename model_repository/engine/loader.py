@@ -9,9 +9,10 @@ from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.adapter_control import restore_adapters
 from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
-from model_repository.engine.runtime import RUNTIMES, EngineConfig, load_runtime
+from model_repository.engine.runtime import EngineConfig, load_runtime
 from model_repository.engine.tensorrt_llm.mpi import prepare_mpi
 from model_repository.errors import EngineFailed
+from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import num_cores
 from model_repository.system.machine import read_machine, show_only, why_unfit
 

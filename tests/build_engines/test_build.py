@@ -20,7 +20,7 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import ArtifactInvalid, BuildError
 from model_repository.byte_table import load_byte_table
-from model_repository.engine.runtime import PROJECTOR
+from model_repository.runtimes import PROJECTOR
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
 from tests.build_engines.tiny_embedders import write_embedder

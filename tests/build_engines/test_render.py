@@ -34,10 +34,10 @@ from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
 from model_repository.contract.tensors import GENERATOR, VECTOR_OUTPUTS
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.runtime import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import RELEASES
 from model_repository.model_parameters import ModelParameters
+from model_repository.runtimes import NEED_LOGITS_PROCESSORS, RUNTIMES
 from model_repository.system.linked_file import LinkedFile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"

@@ -12,7 +12,7 @@ from build_engines.checkpoint import Checkpoint
 from build_engines.cpu_spec import CpuSpec
 from build_engines.errors import UnsupportedCheckpoint
 from build_engines.scores import Scores, pair_template, read_scores
-from model_repository.engine.runtime import Pooling
+from model_repository.model_facts import Pooling
 from model_repository.tokenizer.chat_prompt import writes_pairs
 from model_repository.tokenizer.chat_template import ChatTemplate
 from tests.build_engines.tiny_checkpoint import CHAT_TEMPLATE

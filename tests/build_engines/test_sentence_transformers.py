@@ -10,7 +10,7 @@ import pytest
 
 from build_engines.errors import BuildError
 from build_engines.sentence_transformers import read_pooling
-from model_repository.engine.runtime import Pooling
+from model_repository.model_facts import Pooling
 from tests.build_engines.tiny_embedders import BERT, QWEN3, write_embedder
 
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from model_repository.engine import engine, output_streams
-from model_repository.engine.runtime import NGRAM
+from model_repository.runtimes import NGRAM
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 

@@ -16,7 +16,7 @@ from build_engines.cpu_spec import CpuSpec
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
-from model_repository.engine.runtime import RUNTIMES
+from model_repository.runtimes import RUNTIMES
 from tests import played_runtime
 from tests.integration.api import WEATHER
 from tests.integration.stack import DEMO_CHECKPOINT, renamed_checkpoint

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from model_repository.engine.llama_cpp.library import llama
-from model_repository.engine.runtime import WITH_SOFTMAX, EngineConfig, Pooling
+from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.scheduler import Chunk, Scheduler
 from model_repository.errors import EngineFailed
+from model_repository.model_facts import Pooling
+from model_repository.runtimes import WITH_SOFTMAX
 from model_repository.system.cores import num_physical_cores
 
 MAX_STEP_TOKENS = 512

@@ -27,8 +27,9 @@ from model_repository.engine.llama_cpp.context import (
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, Pooling, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
 from model_repository.errors import EngineFailed, Unsupported
+from model_repository.model_facts import Pooling
 
 type _Vector = npt.NDArray[np.float64]
 

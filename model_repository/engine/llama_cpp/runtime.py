@@ -33,10 +33,11 @@ from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, combined_constraint
-from model_repository.engine.runtime import PROJECTOR, EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
+from model_repository.runtimes import PROJECTOR
 
 # Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
 MIN_LOGITS_OF_THREADS = 1 << 16

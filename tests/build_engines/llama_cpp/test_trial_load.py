@@ -20,7 +20,7 @@ from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import cache_terms, sequence_memory
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.llama_cpp.context import MAX_CACHED_WEIGHTS_BYTES, context_params
-from model_repository.engine.runtime import PROJECTOR
+from model_repository.runtimes import PROJECTOR
 from model_repository.system.cores import num_physical_cores
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.tiny_models import write_model

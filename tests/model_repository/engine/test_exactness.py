@@ -12,7 +12,7 @@ import pytest
 from model_repository.engine import scheduler
 from model_repository.engine.llama_cpp import context
 from model_repository.engine.llama_cpp.context import SlotCache
-from model_repository.engine.runtime import NGRAM
+from model_repository.runtimes import NGRAM
 from tests.exactness.answers import Difference
 from tests.exactness.mix import Mix, build_demo
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter
-from model_repository.engine.runtime import EngineConfig, UnknownRuntime, load_runtime
+from model_repository.engine.runtime import EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
+from model_repository.runtimes import UnknownRuntime
 from model_repository.system.linked_file import LinkedFile
 from model_repository.system.machine import Machine
 

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.runtime import RUNTIMES, RuntimeEntry
 from model_repository.engine.synthetic import SyntheticRuntime
 from model_repository.model_parameters import ModelParameters
+from model_repository.runtimes import RUNTIMES, RuntimeEntry
 from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
 
 NAME = "replies"

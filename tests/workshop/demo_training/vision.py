@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model_repository.engine.runtime import PROJECTOR
+from model_repository.runtimes import PROJECTOR
 from tests.gguf_writing import write_and_close
 from tests.pictures import SIDE
 from tests.workshop.demo_training.checkpoint import CHECKPOINT, DEMO

@@ -20,8 +20,9 @@ from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from frontend.launcher.triton_server import ADDRESS
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.runtime import PROJECTOR, EngineConfig
+from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
+from model_repository.runtimes import PROJECTOR
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.launching import free_port
 from tests.raw_model import real_embedder, real_model

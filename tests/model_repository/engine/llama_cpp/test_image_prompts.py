@@ -19,8 +19,9 @@ from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import IMAGE_PLACE, EngineRequest, Params, SamplingParams
 from model_repository.engine.llama_cpp import image_prompts
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import PROJECTOR, EngineConfig, Prepared
+from model_repository.engine.runtime import EngineConfig, Prepared
 from model_repository.errors import EngineFailed, InternalError, InvalidRequest, PromptTooLong, Unsupported
+from model_repository.runtimes import PROJECTOR
 from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.build_engines.tiny_smolvlm import image_token_ids, picture, write_smolvlm

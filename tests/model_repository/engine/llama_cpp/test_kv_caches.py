@@ -16,7 +16,8 @@ from cyllama.llama import llama_cpp as llama
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest, Params, SamplingParams
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import NGRAM, EngineConfig
+from model_repository.engine.runtime import EngineConfig
+from model_repository.runtimes import NGRAM
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, write_model
 

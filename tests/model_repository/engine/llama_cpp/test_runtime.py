@@ -29,9 +29,10 @@ from model_repository.contract.request import (
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
-from model_repository.engine.runtime import NGRAM, EngineConfig, Prepared, StepOutput
+from model_repository.engine.runtime import EngineConfig, Prepared, StepOutput
 from model_repository.engine.token_constraint import AllowedTokenIds
 from model_repository.errors import CannotContinue, EngineFailed, InvalidRequest, UnknownAdapter
+from model_repository.runtimes import NGRAM
 from model_repository.system.linked_file import LinkedFile
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.model_repository.engine.engine_requests import changed

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import (
     _READERS,
     Aborts,
@@ -17,6 +16,7 @@ from model_repository.engine.tensorrt_llm.options import (
     SchedulerPolicy,
     TensorRtLlmOptions,
 )
+from model_repository.runtimes import RUNTIMES
 
 # By name: an option's text in a manifest, and its value.
 OPTIONS = {

@@ -17,7 +17,7 @@ from tensorrt_llm._sampler import logprob_entry
 from model_repository.capabilities import Capability
 from model_repository.contract.request import OutputFormat, StructuredOutput
 from model_repository.engine.grammar_budget import MAX_SENDER_BYTES
-from model_repository.engine.runtime import RUNTIMES, EngineConfig, StepOutput
+from model_repository.engine.runtime import EngineConfig, StepOutput
 from model_repository.engine.tensorrt_llm.releases import release_of
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.errors import (
@@ -29,6 +29,7 @@ from model_repository.errors import (
     UnknownAdapter,
     Unsupported,
 )
+from model_repository.runtimes import RUNTIMES
 from tests.model_repository.engine.tensorrt_llm.conftest import (
     BYTE_TABLE,
     RUNTIME,

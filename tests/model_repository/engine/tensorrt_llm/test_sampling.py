@@ -10,11 +10,11 @@ import pytest
 
 from model_repository.capabilities import Capability
 from model_repository.contract.request import Mirostat, OutputFormat, StructuredOutput, Thinking
-from model_repository.engine.runtime import RUNTIMES
 from model_repository.engine.tensorrt_llm.options import GuidedDecoding
 from model_repository.engine.tensorrt_llm.processors import VocabularyFile
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlan, SamplingPlanner, embedding_bias
 from model_repository.reasoning_formats import REASONING_FORMATS
+from model_repository.runtimes import RUNTIMES
 from tests.model_repository.engine.tensorrt_llm.conftest import EOS, OTHER_EOS, UNUSED, VOCAB_SIZE, request
 
 SAMPLED = {"temperature": 0.7, "seed": 2**64 - 1}
