@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
 from itertools import chain
@@ -33,11 +31,10 @@ from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.tensorrt_llm.llm_options import SPECULATION, check_llm_options
-from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
-from model_repository.engine.tensorrt_llm.releases import release_of
+from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
+from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.model_parameters import ModelParameters, Task
-from model_repository.runtimes import NEED_LOGITS_PROCESSORS, RUNTIMES
+from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
 from model_repository.system.running_servers import ARTIFACT_FILE
@@ -98,7 +95,7 @@ class ServeOptions:
         if self.llm_options and "llm_options" not in RUNTIMES[runtime].options:
             raise BuildError(f"--llm-option {next(iter(self.llm_options))}: the runtime {runtime} has no such options")
 
-    def check_llm(self, backend: str, version: str | None, *, pp_size: int, has_adapters: bool) -> None:
+    def check_llm(self, backend: str, *, pp_size: int, has_adapters: bool) -> None:
         """Check the keywords of TensorRT-LLM's LLM for a model.
 
         Raises:
@@ -106,6 +103,7 @@ class ServeOptions:
         """
         has_adapters = has_adapters or self.adapter_root is not None
         try:
+            version = installed_version("tensorrt_llm")
             check_llm_options(self.llm_options, backend, version, pp_size=pp_size, has_adapters=has_adapters)
         except ValueError as exc:
             raise BuildError(f"--llm-option {exc}") from exc
@@ -155,8 +153,7 @@ def render(
             raise BuildError(f"{flag} {given}: {manifest.model_id} embeds, and takes none")
     if options.llm_options:
         own = TensorRtLlmOptions.of(manifest.options)
-        release = installed_version("tensorrt_llm")
-        options.check_llm(own.backend, release, pp_size=own.pp_size, has_adapters=bool(manifest.adapters))
+        options.check_llm(own.backend, pp_size=own.pp_size, has_adapters=bool(manifest.adapters))
         texts = {"llm_options": json.dumps(options.llm_options, sort_keys=True)}
         manifest = replace(manifest, options={**manifest.options, **texts})
     num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
@@ -188,11 +185,6 @@ def _capabilities(manifest: Manifest) -> frozenset[Capability]:
     if Task.of(manifest.pooling) is not Task.GENERATE:
         return frozenset({Capability.TEMPERATURE})  # of a greedy gRPC client; check_embedding refuses the others
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
-    if SPECULATION in json.loads(manifest.options.get("llm_options", "{}")):
-        capabilities -= NEED_LOGITS_PROCESSORS
-    is_pytorch = manifest.options.get("backend") == Backend.PYTORCH
-    if is_pytorch and release_of(installed_version("tensorrt_llm")).honours_seed:
-        capabilities |= {Capability.SEED}
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}
 
 
@@ -244,11 +236,9 @@ def model_parameters(
 
 def _versions() -> str:
     """Return the versions of Conch and of the installed libraries that compute answers."""
-    versions = []
-    for name in ("conch", "cyllama", "tensorrt_llm", "llguidance", "tokenizers", "jinja2"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join(versions)
+    libraries = [entry.library for entry in RUNTIMES.values() if entry.library]
+    names = ("conch", *libraries, "llguidance", "tokenizers", "jinja2")
+    return ", ".join(f"{name} {version}" for name in names if (version := installed_version(name)))
 
 
 def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from model_repository.capabilities import Capability
 
 NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completion
+ADAPTER_FILE = "adapter.gguf"  # of llama_cpp
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
 
 # Architectures of GGUF with scores of the last token, which llama.cpp makes probabilities (llama-graph.cpp).
@@ -20,9 +22,9 @@ class UnknownRuntime(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeEntry:
-    """A known runtime: its class, its capabilities, and its own options.
+    """A known runtime: its capabilities, its own options, and code by its name, MODULE:OBJECT, imported when used.
 
-    `lost_with` names the capabilities that an option, NAME=VALUE, removes.
+    `lost` returns the capabilities that a model lacks, by its options of the runtime.
 
     `max_sending_share` is the share of each core's time for sending tokens (see `Emitter`). It is small if the sending
     cores also compute.
@@ -31,36 +33,27 @@ class RuntimeEntry:
     clients get few tokens at once. None: it never waits, since its steps take longer than sending in any case.
     """
 
-    target: str
+    target: str  # its class
     capabilities: frozenset[Capability]
     encoder: str = ""  # its class for models that embed; empty: it has none
     max_sending_share: float = 0.25
     max_steps_ahead: int | None = 7
     options: frozenset[str] = frozenset()
-    lost_with: Mapping[str, frozenset[Capability]] = field(default_factory=dict)
+    lost: str = ""  # empty: no model lacks one
+    unsure: frozenset[Capability] = frozenset()  # hints that some models lack
     speculative: frozenset[str] = frozenset()  # ways to draft tokens
+    library: str = ""  # the Python package that computes
+    prepare: str = ""  # sets variables of the environment before the library is imported
+    needs_gpus: bool = False  # each model has some, and its library's presence makes it the default of builds
+    reads_gguf: bool = False  # the weights are GGUF files, of which a build makes one from a checkpoint
+    adapter_file: str = ""  # the file of an adapter's folder that it loads; empty: the folder
+    adapter_writer: str = ""  # a builder's function of an adapter's source, for `conch adapter`; empty: takes none
 
     def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
         """Return the capabilities of a model with these options."""
-        return self.capabilities.difference(
-            *(self.lost_with.get(f"{name}={value}", ()) for name, value in options.items())
-        )
+        lost: frozenset[Capability] = pkgutil.resolve_name(self.lost)(options) if self.lost else frozenset()
+        return self.capabilities - lost
 
-
-# Only logits processors enforce these. Some structured outputs need them too; TensorRtLlmRuntime refuses those.
-NEED_LOGITS_PROCESSORS = frozenset(
-    {
-        Capability.ALLOWED_TOKEN_IDS,
-        Capability.BAD_WORDS,
-        Capability.FREQUENCY_PENALTY,
-        Capability.MIN_P,
-        Capability.MIN_TOKENS,
-        Capability.MIROSTAT,
-        Capability.PRESENCE_PENALTY,
-        Capability.REPETITION_PENALTY,
-        Capability.THINKING_BUDGET,
-    }
-)
 
 RUNTIMES = {
     "llama_cpp": RuntimeEntry(
@@ -69,6 +62,10 @@ RUNTIMES = {
         encoder="model_repository.engine.llama_cpp.encoder:LlamaCppEncoder",
         options=frozenset({"contexts"}),
         speculative=frozenset({NGRAM}),
+        library="cyllama",
+        reads_gguf=True,
+        adapter_file=ADAPTER_FILE,
+        adapter_writer="build_engines.llama_cpp.lora:write_served",
         max_sending_share=0.002,  # really 1.5 %: beside computing threads a batch costs seven times the emitter's costs
         max_steps_ahead=None,
     ),
@@ -108,10 +105,22 @@ RUNTIMES = {
                 "trust_remote_code",
             }
         ),
-        lost_with={
-            "backend=engine": frozenset({Capability.IMAGES}),
-            "backend=pytorch": frozenset({Capability.SEED}),  # unless the release honours it: see releases.py
-            "overlap_scheduler=true": NEED_LOGITS_PROCESSORS,
-        },
+        unsure=frozenset({Capability.SEED}),
+        lost="model_repository.engine.tensorrt_llm.options:lost_capabilities",
+        library="tensorrt_llm",
+        prepare="model_repository.engine.tensorrt_llm.mpi:prepare",
+        needs_gpus=True,
+        adapter_writer="build_engines.tensorrt_llm.lora:write_served",
     ),
 }
+
+
+def find_runtime(name: str) -> RuntimeEntry:
+    """Return the row of a runtime.
+
+    Raises:
+        UnknownRuntime: the table has none.
+    """
+    if name not in RUNTIMES:
+        raise UnknownRuntime(f"runtime {name!r}: expected one of {sorted(RUNTIMES)}")
+    return RUNTIMES[name]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import pkgutil
 from pathlib import Path
 
 from build_engines import artifact
 from build_engines.artifact import Manifest
-from build_engines.catalog import Catalog
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.gguf_header import read_gguf_base
-from build_engines.llama_cpp.lora import write_lora
 from build_engines.peft import LoraAdapter
-from build_engines.tensorrt_llm.lora import copy_adapter, lora_limits
-from model_repository.engine.adapters.folder import MANIFEST, WEIGHTS, AdapterManifest
+from model_repository.engine.adapters.folder import MANIFEST, AdapterManifest
+from model_repository.runtimes import RUNTIMES
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,23 +59,13 @@ def build_adapter(source: Path, artifact_dir: Path, target: Path, catalogs: tupl
     if target.exists() and not (target / MANIFEST).is_file():
         raise BuildError(f"{target}: is there already, and holds no adapter: name another folder")
     model = Manifest.load(artifact_dir)
+    entry = RUNTIMES[model.runtime]
+    if not entry.adapter_writer:
+        raise BuildError(f"{artifact_dir}: the runtime {model.runtime} takes no adapters")
     adapter = LoraAdapter.load(source)
-    modules: tuple[str, ...] = ()
     target.parent.mkdir(parents=True, exist_ok=True)
     with artifact.written_aside(target) as folder:
-        match model.runtime:
-            case "llama_cpp":
-                # A split model's first part has the metadata.
-                first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")
-                base = read_gguf_base(first)
-                write_lora(adapter, base, folder / WEIGHTS[model.runtime])
-            case "tensorrt_llm":
-                limits = lora_limits({target.name: source}, Catalog.load(*catalogs).find(model.model_id))
-                assert limits is not None
-                modules = limits.modules
-                copy_adapter(source, folder)
-            case _:
-                raise BuildError(f"{artifact_dir}: the runtime {model.runtime} takes no adapters")
+        modules = pkgutil.resolve_name(entry.adapter_writer)(adapter, folder, artifact_dir, catalogs)
         manifest = AdapterManifest(
             runtime=model.runtime,
             base=model.base,

@@ -318,10 +318,7 @@ class BuildOptions:
         if options.get("cuda_graph_mode") == "true" and self.adapters:
             raise BuildError("--option cuda_graph_mode=true: not with --adapter")
         self.serve_options.check_llm(
-            self.backend,
-            installed_version(RUNTIME),
-            pp_size=planned.parallelism.pp_size,
-            has_adapters=bool(self.adapters),
+            self.backend, pp_size=planned.parallelism.pp_size, has_adapters=bool(self.adapters)
         )
         check_names(planned.entry.model_id, self._aliases(planned.entry), self.adapters)
 

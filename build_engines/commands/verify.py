@@ -9,9 +9,7 @@ from pathlib import Path
 from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.errors import ArtifactInvalid
-from model_repository.system.machine import Machine, read_machine, why_unfit
-
-_NAMES = {"tensorrt_llm": "TensorRT-LLM version", "gpu_architecture": "GPU architecture", "num_gpus": "number of GPUs"}
+from model_repository.system.machine import NEEDS, Machine, read_machine, why_unfit
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,4 +49,5 @@ def _checks(artifact_dir: Path, machine: Machine) -> Iterator[tuple[str, str | N
         reason = str(exc)
     yield f"digests of {len(manifest.files)} files", reason
     for name, value in manifest.requires.items():
-        yield f"{_NAMES.get(name, name)}: {value}", why_unfit({name: value}, machine)
+        label, _ = NEEDS.get(name, (name, None))
+        yield f"{label}: {value}", why_unfit({name: value}, machine)

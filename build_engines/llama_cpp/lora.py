@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,29 @@ import numpy as np
 import numpy.typing as npt
 
 from build_engines.errors import UnsupportedAdapter
-from build_engines.llama_cpp.gguf_header import GgufBase
+from build_engines.llama_cpp.gguf_header import GgufBase, read_gguf_base
 from build_engines.llama_cpp.layout import interleave_heads, num_interleaved_heads
 from build_engines.llama_cpp.model_config import ARCHITECTURES
 from build_engines.llama_cpp.weights import list_tensors
 from build_engines.peft import FILES, LoraAdapter
+from model_repository.runtimes import ADAPTER_FILE
 
 _MATRIX = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 
 type Matrix = npt.NDArray[Any]
+
+
+def write_served(adapter: LoraAdapter, folder: Path, artifact_dir: Path, catalogs: Collection[Path]) -> tuple[str, ...]:
+    """Convert an adapter for the model of an artifact; it names no modules.
+
+    Raises:
+        UnsupportedAdapter: as for `write_lora`.
+    """
+    del catalogs
+    # A split model's first part has the metadata.
+    first = min(artifact_dir.glob("model*.gguf"), default=artifact_dir / "model.gguf")
+    write_lora(adapter, read_gguf_base(first), folder / ADAPTER_FILE)
+    return ()
 
 
 def write_lora(adapter: LoraAdapter, base: GgufBase, path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from build_engines.architecture import Architecture
+from build_engines.artifact import Manifest
+from build_engines.catalog import Catalog
 from build_engines.errors import BuildError, UnsupportedAdapter
 from build_engines.model_entry import Family, ModelEntry
 from build_engines.peft import FILES, LoraAdapter
@@ -48,6 +50,19 @@ def lora_limits(adapters: Mapping[str, Path], entry: ModelEntry) -> LoraLimits |
         modules |= _modules(folder / FILES[1], adapter.rank, entry)
         ranks.append(adapter.rank)
     return LoraLimits(max_rank=max(ranks), modules=tuple(name for name in MODULES.values() if name in modules))
+
+
+def write_served(adapter: LoraAdapter, folder: Path, artifact_dir: Path, catalogs: Collection[Path]) -> tuple[str, ...]:
+    """Check an adapter against the model of an artifact, copy it, and return the names of its modules.
+
+    Raises:
+        BuildError: as for `lora_limits`, or the catalog has no such model.
+    """
+    entry = Catalog.load(*catalogs).find(Manifest.load(artifact_dir).model_id)
+    limits = lora_limits({"": adapter.folder}, entry)
+    assert limits is not None
+    copy_adapter(adapter.folder, folder)
+    return limits.modules
 
 
 def copy_adapter(source: Path, target: Path) -> None:

@@ -123,7 +123,7 @@ def _treatment(
     is_of_encoder = Task.GENERATE not in _ENDPOINTS[endpoint].tasks
     if needed - RUNTIMES[runtime].capabilities or (is_of_encoder and not RUNTIMES[runtime].encoder):
         return Treatment.REFUSED
-    if any(needed & HINTS & lost for lost in RUNTIMES[runtime].lost_with.values()):
+    if needed & RUNTIMES[runtime].unsure:
         return Treatment.HINT
     if name in _read(endpoint, body).bookkeeping():
         return Treatment.LOGGED

@@ -20,7 +20,7 @@ from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, NotFinite, StageError
 from model_repository.model_facts import ModelFacts
-from model_repository.runtimes import RUNTIMES, UnknownRuntime
+from model_repository.runtimes import find_runtime
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 
@@ -215,8 +215,6 @@ def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
     Raises:
         UnknownRuntime: the configuration names another one.
     """
-    if config.runtime not in RUNTIMES:
-        raise UnknownRuntime(f"runtime {config.runtime!r}: expected one of {sorted(RUNTIMES)}")
-    entry = RUNTIMES[config.runtime]
+    entry = find_runtime(config.runtime)
     runtime: Runtime = pkgutil.resolve_name(entry.encoder if config.pooling else entry.target)(config, byte_table)
     return runtime

@@ -64,8 +64,10 @@ def why_unfit(requires: Mapping[str, str], machine: Machine) -> str | None:
         requires: an artifact's: `tensorrt_llm` (version), `gpu_architecture`, `num_gpus` (on each node).
     """
     for name, value in requires.items():
-        reason = _UNMET[name](value, machine) if name in _UNMET else f"needs {name}={value}, unknown here: update Conch"
-        if reason is not None:
+        if name not in NEEDS:
+            return f"needs {name}={value}, unknown here: update Conch"
+        _, unmet = NEEDS[name]
+        if (reason := unmet(value, machine)) is not None:
             return reason
     return None
 
@@ -95,7 +97,12 @@ def _unmet_num_gpus(num_gpus: str, machine: Machine) -> str | None:
     )
 
 
-_UNMET = {"tensorrt_llm": _unmet_version, "gpu_architecture": _unmet_architecture, "num_gpus": _unmet_num_gpus}
+# By the name in `requires`: its words for people, and the check.
+NEEDS = {
+    "tensorrt_llm": ("TensorRT-LLM version", _unmet_version),
+    "gpu_architecture": ("GPU architecture", _unmet_architecture),
+    "num_gpus": ("number of GPUs", _unmet_num_gpus),
+}
 
 
 def _gpus(machine: Machine) -> str:

@@ -34,10 +34,10 @@ from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
 from model_repository.contract.tensors import GENERATOR, VECTOR_OUTPUTS
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.engine.tensorrt_llm.options import Backend
+from model_repository.engine.tensorrt_llm.options import NEED_LOGITS_PROCESSORS, Backend
 from model_repository.engine.tensorrt_llm.releases import RELEASES
 from model_repository.model_parameters import ModelParameters
-from model_repository.runtimes import NEED_LOGITS_PROCESSORS, RUNTIMES
+from model_repository.runtimes import RUNTIMES
 from model_repository.system.linked_file import LinkedFile
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "render"
@@ -157,7 +157,8 @@ def test_the_pytorch_backend_reads_images_and_does_not_say_that_it_honours_seeds
 
 def test_a_release_whose_pytorch_backend_honours_seeds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "build_engines.render.release_of", lambda _: dataclasses.replace(RELEASES[0], honours_seed=True)
+        "model_repository.engine.tensorrt_llm.options.release_of",
+        lambda _: dataclasses.replace(RELEASES[0], honours_seed=True),
     )
     manifest = replace(MANIFEST, runtime="tensorrt_llm", options={"backend": "pytorch"})
     assert Capability.SEED in model_parameters(manifest, Path("unused"), OPTIONS, "0").capabilities

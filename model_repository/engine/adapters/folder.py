@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from model_repository.errors import InvalidRequest
+from model_repository.runtimes import RUNTIMES
 
 MANIFEST = "adapter.json"
 FORMAT = 1  # layout of the folder
-WEIGHTS = {"llama_cpp": "adapter.gguf", "tensorrt_llm": ""}  # the file that a runtime loads; empty: the whole folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def read_adapter(folder: Path, source: str, *, runtime: str, base: str, max_rank
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 raise _refused(source, f"its file {name!r} differs from its digest in {MANIFEST}: build it again")
-    weights = WEIGHTS[runtime]
+    weights = RUNTIMES[runtime].adapter_file
     if weights and weights not in manifest.files:
         raise _refused(source, f"{MANIFEST} names no {weights}")
     return Adapter(

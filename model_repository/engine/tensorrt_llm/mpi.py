@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
 from collections.abc import MutableMapping
 
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 
 # Open MPI 5.0.11 starts no process on a host with a longer name; only the part before the first dot counts.
 _MAX_NAME_LENGTH = 32
+
+
+def prepare(environment: MutableMapping[str, str]) -> None:
+    """Set the variables that TensorRT-LLM and MPI read when they are imported, as they are for this process."""
+    environment.setdefault("TRTLLM_NO_USAGE_STATS", "1")  # releases after 1.2 would report their use to NVIDIA
+    prepare_mpi(environment, socket.gethostname(), is_root=os.geteuid() == 0)
 
 
 def prepare_mpi(environment: MutableMapping[str, str], host_name: str, *, is_root: bool) -> None:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from model_repository.capabilities import Capability
 from model_repository.engine.tensorrt_llm.llm_options import SPECULATION
+from model_repository.engine.tensorrt_llm.releases import release_of
+from model_repository.system.machine import installed_version
 
 # An engine keeps the logits of all requests with log probabilities in pinned memory of the machine.
 MAX_LOGITS_BYTES = 8 << 30
@@ -18,6 +21,20 @@ LOGIT_BYTES = 4  # float32
 # KV cache manager V2 also keeps KV tokens in pinned memory: this share of the container's, divided by its GPUs.
 HOST_CACHE_SHARE = 0.5
 _MAX_UTILIZATION = "scheduler_policy=max_utilization"
+# Only logits processors enforce these. Some structured outputs need them too; TensorRtLlmRuntime refuses those.
+NEED_LOGITS_PROCESSORS = frozenset(
+    {
+        Capability.ALLOWED_TOKEN_IDS,
+        Capability.BAD_WORDS,
+        Capability.FREQUENCY_PENALTY,
+        Capability.MIN_P,
+        Capability.MIN_TOKENS,
+        Capability.MIROSTAT,
+        Capability.PRESENCE_PENALTY,
+        Capability.REPETITION_PENALTY,
+        Capability.THINKING_BUDGET,
+    }
+)
 
 
 class Backend(StrEnum):
@@ -183,6 +200,15 @@ class TensorRtLlmOptions:
         if self.overlap_scheduler:
             return "overlap_scheduler=true"
         return SPECULATION if SPECULATION in self.llm_options else None
+
+
+def lost_capabilities(options: Mapping[str, str]) -> frozenset[Capability]:
+    """Return the capabilities that a model with these options lacks, with the installed release."""
+    own = TensorRtLlmOptions.of(options)
+    lost = NEED_LOGITS_PROCESSORS if own.without_logits_processors else frozenset()
+    if own.backend is Backend.ENGINE:
+        return lost | {Capability.IMAGES}
+    return lost if release_of(installed_version("tensorrt_llm")).honours_seed else lost | {Capability.SEED}
 
 
 def _positive(text: str) -> int:
