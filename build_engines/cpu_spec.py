@@ -45,7 +45,7 @@ from build_engines.text_files import (
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
-from model_repository.runtimes import PROJECTOR, RUNTIMES
+from model_repository.runtimes import DEFAULT_RUNTIME, PROJECTOR, RUNTIMES
 from model_repository.tokenizer.chat_prompt import writes_pairs
 from model_repository.tokenizer.chat_template import ChatTemplate
 from model_repository.tool_formats import TOOL_FORMATS
@@ -110,7 +110,7 @@ class ModelSource(Struct, frozen=True, kw_only=True):
 class CpuSpec(ModelSource, frozen=True, kw_only=True):
     """A model to build: a checkpoint, or a GGUF file with its tokenizer's folder."""
 
-    runtime: str = "llama_cpp"
+    runtime: str = DEFAULT_RUNTIME
     tokenizer: Path | None = None
     context_window: int | None = None  # None: the model's own
     options: dict[str, str] = {}  # the runtime's
@@ -149,7 +149,7 @@ class CpuSpec(ModelSource, frozen=True, kw_only=True):
         if self.checkpoint is not None:
             names = ("config.json", "preprocessor_config.json", MODULES, PROMPTS, INDEX_FILE)
             paths += [self.checkpoint / name for name in names]
-        if self.checkpoint is not None and self.runtime == "llama_cpp":
+        if self.checkpoint is not None and RUNTIMES[self.runtime].reads_gguf:
             paths += weight_files(self.checkpoint)
         files = {path.name: path for path in paths}
         if self.checkpoint is not None:
@@ -231,7 +231,7 @@ def _write_model(
     if spec.projector is not None:
         check_projector(spec.projector)
         copy_or_link(spec.projector, folder / PROJECTOR)
-    if spec.runtime != "llama_cpp":
+    if not RUNTIMES[spec.runtime].reads_gguf:
         return None
     model, projector = min(folder.glob(f"{GGUF_NAME}*.gguf")), folder / PROJECTOR  # the first part
     name, is_f32 = str(spec.gguf or spec.checkpoint), spec.precision == "f32"
@@ -250,7 +250,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
         parts = gguf_parts(spec.gguf)
         for part, name in zip(parts, part_names(GGUF_NAME, len(parts)), strict=True):
             copy_or_link(part, folder / name)
-    elif checkpoint is not None and spec.runtime == "llama_cpp":  # the synthetic runtime has no weights
+    elif checkpoint is not None and RUNTIMES[spec.runtime].reads_gguf:
         path = folder / f"{GGUF_NAME}.gguf"
         converted = folder / "f16.gguf" if spec.precision in QUANTIZED else path
         precision = "f16" if spec.precision in QUANTIZED else spec.precision
@@ -266,7 +266,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
 def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> tuple[Contents, int]:
     """Return what a checkpoint says about its model, and the size of its vocabulary."""
     context_window = checkpoint.context_window
-    if runtime == "llama_cpp":
+    if RUNTIMES[runtime].reads_gguf:
         model = read_model(checkpoint.config)
         if model.context_window < context_window:
             rule = f"the context window has no more tokens, in place of {context_window}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from model_repository.capabilities import Capability
 
+DEFAULT_RUNTIME = "llama_cpp"
 NGRAM = "ngram"  # a way to draft tokens: by repetitions in prompt and completion
 ADAPTER_FILE = "adapter.gguf"  # of llama_cpp
 PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of images
@@ -47,6 +48,7 @@ class RuntimeEntry:
     needs_gpus: bool = False  # each model has some, and its library's presence makes it the default of builds
     reads_gguf: bool = False  # the weights are GGUF files, of which a build makes one from a checkpoint
     adapter_file: str = ""  # the file of an adapter's folder that it loads; empty: the folder
+    builder: str = "build_engines.commands.build_cpu:CpuBuild"  # a builder's class, for `conch build`
     adapter_writer: str = ""  # a builder's function of an adapter's source, for `conch adapter`; empty: takes none
 
     def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
@@ -110,6 +112,7 @@ RUNTIMES = {
         library="tensorrt_llm",
         prepare="model_repository.engine.tensorrt_llm.mpi:prepare",
         needs_gpus=True,
+        builder="build_engines.commands.build_tensorrt_llm:TensorRtLlmBuild",
         adapter_writer="build_engines.tensorrt_llm.lora:write_served",
     ),
 }

@@ -6,38 +6,31 @@ import argparse
 import json
 import logging
 import os
+import pkgutil
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
-
-from msgspec.structs import asdict
+from typing import NoReturn, Protocol
 
 from build_engines.artifact import Manifest, serve_as
-from build_engines.build import build
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.render import add_serve_options, serve_options_of, write
-from build_engines.cpu_spec import CpuSpec, ModelSource, check_options
-from build_engines.digests import Digests
 from build_engines.errors import BuildError, CatalogError, NotStored
-from build_engines.hub import HubReference, checkpoint_folder
-from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
+from build_engines.hub import HubReference
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.lock import lock_path, locked
-from build_engines.model_source import DEMO_MODELS, check_converted, find_source, gguf_source
+from build_engines.model_source import DEMO_MODELS
 from build_engines.render import ServeOptions
-from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.serving import Serving, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.store import find, link, newest_complete
-from build_engines.tensorrt_llm.options import RUNTIME
 from build_engines.text_files import broken_template, unknown_marks
 from model_repository.model_parameters import RequestDefaults
-from model_repository.runtimes import RUNTIMES
+from model_repository.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
@@ -176,12 +169,13 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     builds = list(_each_model(options))  # wrong options come before builds
-    on_gpus = [each.model for each, _ in builds if each.runtime == RUNTIME and not each.dry_run]
+    on_gpus = [each for each, _ in builds if RUNTIMES[each.runtime].needs_gpus and not each.dry_run]
     if len(on_gpus) > 1:
         rule = (
             "builds one MODEL at a time; `conch render ARTIFACT:0 ARTIFACT:1 --repository DIR` then gives each its GPUs"
         )
-        raise BuildError(f"{' and '.join(on_gpus)}: the runtime {RUNTIME} {rule}")
+        models = " and ".join(each.model for each in on_gpus)
+        raise BuildError(f"{models}: the runtime {on_gpus[0].runtime} {rule}")
     names = (names_of(each.model, each.alias, _adapters(each)) for each, _ in builds)
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
@@ -332,10 +326,8 @@ def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOpti
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
     serve_options.check_runtime(options.runtime)
-    if options.runtime != RUNTIME:
-        _check_on_cpu(options)
-    elif not (options.ready and _is_stored(options)):
-        _tensorrt_llm_options(options, serve_options)
+    if not (RUNTIMES[options.runtime].needs_gpus and options.ready and _is_stored(options)):
+        _builder(options, serve_options)  # checks the options
     return options, serve_options
 
 
@@ -344,78 +336,41 @@ def _default_runtime(options: argparse.Namespace) -> str:
     has_variant = reference is not None and reference.variant is not None and options.checkpoint is None
     is_gguf = options.gguf is not None or Path(options.model).suffix.lower() == ".gguf"
     is_for_cpu = options.model in DEMO_MODELS or is_gguf or has_variant
-    return RUNTIME if installed_version(RUNTIME) and not is_for_cpu else "llama_cpp"
+    on_gpus = (name for name, entry in RUNTIMES.items() if entry.needs_gpus and installed_version(entry.library))
+    return DEFAULT_RUNTIME if is_for_cpu else next(on_gpus, DEFAULT_RUNTIME)
 
 
-def _check_on_cpu(options: argparse.Namespace) -> None:
-    build_tensorrt_llm.check_unused(options)
-    if options.checkpoint is not None and options.gguf is not None:
-        raise BuildError("--gguf: not together with --checkpoint: write one of them")
-    if options.context_window is not None and options.context_window < 2:
-        raise BuildError(f"--context-window {options.context_window}: expected at least 2")
-    adapters = _adapters(options)
-    has_files = options.checkpoint is not None or options.gguf is not None  # then MODEL is a name for clients
-    for name in (options.model, *adapters) if has_files else adapters:
-        check_id(name)
-    check_options(
-        options.runtime, _precision(options), _pairs("--option", options.option), adapters, options.tool_call_format
-    )
-    paths = [
-        ("tokenizer", options.tokenizer),
-        ("mmproj", options.mmproj),
-        *(("adapter", adapters[name]) for name in adapters),
-    ]
-    for option, path in paths:
-        if path is not None and not path.exists():
-            raise BuildError(f"--{option} {path}: no such file or folder")
-    _serving(options)
-
-
-def _tensorrt_llm_options(options: argparse.Namespace, serve_options: ServeOptions) -> build_tensorrt_llm.BuildOptions:
-    return build_tensorrt_llm.BuildOptions(
+def _builder(options: argparse.Namespace, serve_options: ServeOptions) -> Builder:
+    builder: Builder = pkgutil.resolve_name(RUNTIMES[options.runtime].builder)(
         options=options,
         runtime_options=_pairs("--option", options.option),
         adapters=_adapters(options),
         serving=_serving(options),
         serve_options=serve_options,
     )
+    return builder
 
 
 def _artifact_of(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
-    """Build a model, or find it in the store if only that knows its name; None: see `build_tensorrt_llm`."""
-    is_on_gpu = options.runtime == RUNTIME
+    """Build a model, or find it in the store if only that knows its name; None: see `Builder`."""
     try:
-        if is_on_gpu:
-            return build_tensorrt_llm.build_tensorrt_llm(_tensorrt_llm_options(options, serve_options))
-        return _build_on_cpu(options)
+        return _builder(options, serve_options).build()
     except CatalogError:
-        if (is_on_gpu and not options.ready) or (artifact_dir := _stored(options)) is None:
+        is_searched = options.ready or not RUNTIMES[options.runtime].needs_gpus
+        if not is_searched or (artifact_dir := _stored(options)) is None:
             raise
         return artifact_dir
 
 
-def _build_on_cpu(options: argparse.Namespace) -> Path:
-    source = _source(options)
-    adapters, projector = _adapters(options), options.mmproj
-    if options.runtime == "llama_cpp":  # the synthetic one has neither
-        adapters, projector = source.adapters | adapters, projector or source.projector
-        if source.checkpoint is not None:
-            check_converted(source.checkpoint)
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = options.tokenizer
-        if source.gguf is not None and tokenizer is None:
-            tokenizer = Path(folder)
-            write_tokenizer(source.gguf, tokenizer)
-        spec = CpuSpec(
-            **asdict(source) | {"adapters": adapters, "projector": projector},
-            runtime=options.runtime,
-            tokenizer=tokenizer,
-            context_window=options.context_window,
-            options=_pairs("--option", options.option),
-            tool_call_format=options.tool_call_format,
-            serving=_serving(options),
-        )
-        return build(spec, options.home / "artifacts")
+class Builder(Protocol):
+    """Builds a model for a runtime. Its constructor checks the options that need no file of the model."""
+
+    def build(self) -> Path | None:
+        """Return the artifact; None: only the plan is shown, or another process returns it.
+
+        Raises:
+            BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
+        """
 
 
 def _is_stored(options: argparse.Namespace) -> bool:
@@ -447,21 +402,6 @@ def _stored(options: argparse.Namespace) -> Path | None:
         with locked(lock_path(artifacts[0].folder), f"names {artifacts[0].folder.name}"):
             serve_as(artifacts[0].folder, _serving(options))
     return artifacts[0].folder
-
-
-def _source(options: argparse.Namespace) -> ModelSource:
-    model, precision = options.model, _precision(options)
-    digests = Digests.beside(options.home / "artifacts" / "artifact")
-    if options.gguf is not None:
-        return gguf_source(model, options.gguf, precision, digests)
-    if options.checkpoint is not None:
-        folder, _ = checkpoint_folder(options.checkpoint, digests)
-        return ModelSource(model_id=model, checkpoint=folder, precision=precision or "f16")
-    return find_source(model, precision, digests)
-
-
-def _precision(options: argparse.Namespace) -> str | None:
-    return options.precision and options.precision.lower()  # type: ignore[no-any-return]
 
 
 def _serving(options: argparse.Namespace) -> Serving:

@@ -106,7 +106,7 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuildOptions:
+class TensorRtLlmBuild:
     """The command line, with its pairs parsed."""
 
     options: argparse.Namespace
@@ -128,6 +128,30 @@ class BuildOptions:
             value = getattr(self.options, name)
             if value is not None and value < 1:
                 raise BuildError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+
+    def build(self) -> Path | None:
+        """Build a model of the catalog and return its artifact; None: a dry run, or another rank than 0 of MPI.
+
+        Raises:
+            BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
+        """
+        artifacts_dir = self.options.home / "artifacts"
+        if self.options.dry_run:
+            for line in self.script():
+                print(line)
+            return None
+        machine = read_machine()
+        fitting = self.of_release(machine.tensorrt_llm_version)
+        job = MpiJob.of(os.environ, fitting.work_dir)
+        if job is None:
+            if artifact_dir := fitting.stored_artifact(machine):
+                return artifact_dir
+            return build(fitting.spec(fitting.tools(machine, run_tool)), artifacts_dir)
+        if job.rank:
+            job.follow()
+            return None
+        with job.led():
+            return build(fitting.spec(fitting.tools(machine, job.run)), artifacts_dir)
 
     @cached_property
     def entry(self) -> ModelEntry:
@@ -273,7 +297,7 @@ class BuildOptions:
                 serve_as(folder, dataclasses.replace(self.serving, aliases=self._aliases(self.entry)))
         return folder
 
-    def of_release(self, version: str | None) -> BuildOptions:
+    def of_release(self, version: str | None) -> TensorRtLlmBuild:
         """Return the options for a release of TensorRT-LLM: without engines the PyTorch backend, if none is named."""
         is_named = self.options.backend is not None
         if is_named or release_of(version).has_engines or Backend.PYTORCH not in self.entry.backends:
@@ -356,31 +380,6 @@ class BuildOptions:
         if machine is None:
             raise BuildError(f"--dry-run needs --gpu {'|'.join(GPUS)}")
         return gpu_of(machine)
-
-
-def build_tensorrt_llm(build_options: BuildOptions) -> Path | None:
-    """Build a model of the catalog and return its artifact; None: a dry run, or another rank than 0 of MPI.
-
-    Raises:
-        BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
-    """
-    artifacts_dir = build_options.options.home / "artifacts"
-    if build_options.options.dry_run:
-        for line in build_options.script():
-            print(line)
-        return None
-    machine = read_machine()
-    build_options = build_options.of_release(machine.tensorrt_llm_version)
-    job = MpiJob.of(os.environ, build_options.work_dir)
-    if job is None:
-        if artifact_dir := build_options.stored_artifact(machine):
-            return artifact_dir
-        return build(build_options.spec(build_options.tools(machine, run_tool)), artifacts_dir)
-    if job.rank:
-        job.follow()
-        return None
-    with job.led():
-        return build(build_options.spec(build_options.tools(machine, job.run)), artifacts_dir)
 
 
 def _script(recipe: Recipe, backend: Backend, folders: Folders) -> Iterator[str]:
