@@ -56,10 +56,6 @@ CONVERTER = 6  # raise it when the output for the same input changes
 GGUF_NAME = "model"  # name of the file, or beginning of its parts' names
 # One step embeds a whole prompt, and a longer prompt needs more memory. --context-window sets more.
 _MAX_EMBEDDED_TOKENS = 8192
-_OPTION_VALUES = {  # pattern and rule of a runtime's option; the others are whole numbers from 0
-    "contexts": (r"0*[1-9]\d*", "a whole number from 1"),
-    "itl_ms": (r"\d+(\.\d+)?", "a number"),
-}
 
 MATRIX_PRECISIONS = (*PRECISIONS, *QUANTIZED)
 
@@ -87,10 +83,10 @@ def check_options(
     if precision not in (None, *MATRIX_PRECISIONS):
         raise BuildError(f"--precision {precision}: expected one of {', '.join(MATRIX_PRECISIONS)}")
     for name, value in options.items():
-        taken = sorted(RUNTIMES[runtime].options)
+        taken = RUNTIMES[runtime].options
         if name not in taken:
-            raise BuildError(f"--option {name}: the runtime {runtime} takes {', '.join(taken) or 'none'}")
-        pattern, rule = _OPTION_VALUES.get(name, (r"\d+", "a whole number"))
+            raise BuildError(f"--option {name}: the runtime {runtime} takes {', '.join(sorted(taken)) or 'none'}")
+        pattern, rule = taken[name]
         if not re.fullmatch(pattern, value, re.ASCII):
             raise BuildError(f"--option {name}={value}: expected {rule}")
 

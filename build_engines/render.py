@@ -92,7 +92,7 @@ class ServeOptions:
         """
         if self.speculative is not None and self.speculative not in RUNTIMES[runtime].speculative:
             raise BuildError(f"--speculative {self.speculative}: the runtime {runtime} has no such speculation")
-        if self.llm_options and "llm_options" not in RUNTIMES[runtime].options:
+        if self.llm_options and not RUNTIMES[runtime].takes_llm_options:
             raise BuildError(f"--llm-option {next(iter(self.llm_options))}: the runtime {runtime} has no such options")
 
     def check_llm(self, backend: str, *, pp_size: int, has_adapters: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from model_repository.capabilities import Capability
 
@@ -15,6 +16,8 @@ PROJECTOR = "mmproj.gguf"  # an artifact's file for llama_cpp: makes tokens of i
 
 # Architectures of GGUF with scores of the last token, which llama.cpp makes probabilities (llama-graph.cpp).
 WITH_SOFTMAX = ("qwen3", "qwen3vl")
+
+_WHOLE = (r"\d+", "a whole number")
 
 
 class UnknownRuntime(ValueError):
@@ -39,7 +42,8 @@ class RuntimeEntry:
     encoder: str = ""  # its class for models that embed; empty: it has none
     max_sending_share: float = 0.25
     max_steps_ahead: int | None = 7
-    options: frozenset[str] = frozenset()
+    options: Mapping[str, tuple[str, str]] = MappingProxyType({})  # name to pattern and rule; of a builder's own: none
+    takes_llm_options: bool = False  # those of --llm-option
     lost: str = ""  # empty: no model lacks one
     unsure: frozenset[Capability] = frozenset()  # hints that some models lack
     speculative: frozenset[str] = frozenset()  # ways to draft tokens
@@ -62,7 +66,7 @@ RUNTIMES = {
         "model_repository.engine.llama_cpp.runtime:LlamaCppRuntime",
         frozenset(Capability),
         encoder="model_repository.engine.llama_cpp.encoder:LlamaCppEncoder",
-        options=frozenset({"contexts"}),
+        options={"contexts": (r"0*[1-9]\d*", "a whole number from 1")},
         speculative=frozenset({NGRAM}),
         library="cyllama",
         reads_gguf=True,
@@ -75,38 +79,12 @@ RUNTIMES = {
     "synthetic": RuntimeEntry(
         "model_repository.engine.synthetic:SyntheticRuntime",
         frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
-        options=frozenset({"itl_ms", "num_tokens", "prefill_tokens"}),
+        options={"itl_ms": (r"\d+(\.\d+)?", "a number"), "num_tokens": _WHOLE, "prefill_tokens": _WHOLE},
     ),
     "tensorrt_llm": RuntimeEntry(
         "model_repository.engine.tensorrt_llm.runtime:TensorRtLlmRuntime",
         frozenset(Capability),
-        options=frozenset(
-            {
-                "aborts",
-                "backend",
-                "block_reuse",
-                "chunked_prefill",
-                "cuda_graph_mode",
-                "guided_decoding",
-                "iteration_stats",
-                "kv_cache_dtype",
-                "kv_cache_fraction",
-                "kv_cache_manager",
-                "llm_options",
-                "logprobs",
-                "lora_max_rank",
-                "lora_modules",
-                "max_batch_size",
-                "max_num_tokens",
-                "overlap_scheduler",
-                "pp_size",
-                "prompt_logprobs",
-                "scheduler_policy",
-                "stream_interval",
-                "tp_size",
-                "trust_remote_code",
-            }
-        ),
+        takes_llm_options=True,
         unsure=frozenset({Capability.SEED}),
         lost="model_repository.engine.tensorrt_llm.options:lost_capabilities",
         library="tensorrt_llm",
@@ -116,14 +94,3 @@ RUNTIMES = {
         adapter_writer="build_engines.tensorrt_llm.lora:write_served",
     ),
 }
-
-
-def find_runtime(name: str) -> RuntimeEntry:
-    """Return the row of a runtime.
-
-    Raises:
-        UnknownRuntime: the table has none.
-    """
-    if name not in RUNTIMES:
-        raise UnknownRuntime(f"runtime {name!r}: expected one of {sorted(RUNTIMES)}")
-    return RUNTIMES[name]

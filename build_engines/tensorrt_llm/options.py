@@ -10,9 +10,8 @@ from typing import Any
 from build_engines.errors import BuildError
 from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Recipe, checkpoint_step, engine_step
-from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
+from model_repository.engine.tensorrt_llm.options import OPTIONS, Backend, TensorRtLlmOptions
 from model_repository.engine.tensorrt_llm.releases import release_of
-from model_repository.runtimes import RUNTIMES
 
 RUNTIME = "tensorrt_llm"
 CONTEXT_LOGITS = "prompt_logprobs"  # the only option that changes the engine
@@ -66,10 +65,9 @@ def checked_options(options: Mapping[str, str], backend: Backend) -> dict[str, s
     Raises:
         BuildError: an option is unknown, or follows from the build.
     """
-    taken = RUNTIMES[RUNTIME].options
     for name in options:
-        if name not in taken:
-            raise BuildError(f"--option {name}: the runtime {RUNTIME} takes {', '.join(sorted(taken))}")
+        if name not in OPTIONS:
+            raise BuildError(f"--option {name}: the runtime {RUNTIME} takes {', '.join(sorted(OPTIONS))}")
         if name in _DECIDED:
             raise BuildError(f"--option {name}: follows from the build: use {_DECIDED[name]}")
     try:

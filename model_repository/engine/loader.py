@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.engine.adapter_control import restore_adapters
@@ -11,7 +10,7 @@ from model_repository.engine.emitter import Emitter
 from model_repository.engine.engine import Engine
 from model_repository.engine.runtime import EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
-from model_repository.runtimes import RUNTIMES, find_runtime
+from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import num_cores
 from model_repository.system.machine import read_machine, show_only, why_unfit
 
@@ -24,16 +23,12 @@ def load_engine(config: EngineConfig) -> Engine:
 
     Raises:
         EngineFailed: the model was built for another machine or of other files, or does not load.
-        UnknownRuntime: the configuration names another one.
     """
     if config.gpus:
         try:
             show_only(config.gpus, os.environ)  # the runtime's library and its processes read it later
         except IndexError as exc:
             raise EngineFailed(f"GPUs {list(config.gpus)}: CUDA_VISIBLE_DEVICES shows fewer") from exc
-    entry = find_runtime(config.runtime)
-    if entry.prepare:
-        pkgutil.resolve_name(entry.prepare)(os.environ)
     # Before the runtime's own library is imported: this machine may not have it.
     if config.requires and (reason := why_unfit(config.requires, read_machine())):
         raise EngineFailed(f"{config.artifact_dir}: {reason}")
@@ -46,8 +41,8 @@ def load_engine(config: EngineConfig) -> Engine:
         except EngineFailed:
             runtime.close()
             raise
-    emitter = make_emitter(config, num_cores())
-    return Engine(config, runtime, byte_table, emitter=emitter, max_steps_ahead=entry.max_steps_ahead)
+    emitter, max_steps_ahead = make_emitter(config, num_cores()), RUNTIMES[config.runtime].max_steps_ahead
+    return Engine(config, runtime, byte_table, emitter=emitter, max_steps_ahead=max_steps_ahead)
 
 
 def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:

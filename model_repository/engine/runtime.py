@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, NotFinite, StageError
 from model_repository.model_facts import ModelFacts
-from model_repository.runtimes import find_runtime
+from model_repository.runtimes import RUNTIMES, UnknownRuntime
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 
@@ -215,6 +216,10 @@ def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
     Raises:
         UnknownRuntime: the configuration names another one.
     """
-    entry = find_runtime(config.runtime)
+    if config.runtime not in RUNTIMES:
+        raise UnknownRuntime(f"runtime {config.runtime!r}: expected one of {sorted(RUNTIMES)}")
+    entry = RUNTIMES[config.runtime]
+    if entry.prepare:
+        pkgutil.resolve_name(entry.prepare)(os.environ)
     runtime: Runtime = pkgutil.resolve_name(entry.encoder if config.pooling else entry.target)(config, byte_table)
     return runtime

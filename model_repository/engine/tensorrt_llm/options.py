@@ -118,9 +118,9 @@ class TensorRtLlmOptions:
         """
         values: dict[str, Any] = {}
         for name, text in texts.items():
-            if name not in _READERS:
-                raise ValueError(f"option {name}: expected one of {', '.join(_READERS)}")
-            read, rule = _READERS[name]
+            if name not in OPTIONS:
+                raise ValueError(f"option {name}: expected one of {', '.join(OPTIONS)}")
+            read, rule = OPTIONS[name]
             try:
                 values[name] = read(text)
             except ValueError as exc:
@@ -251,7 +251,7 @@ def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], StrEnum], str]:
 
 _COUNT = (_positive, "a whole number above 0")
 _SWITCH = (_switch, "true or false")
-_READERS: dict[str, tuple[Callable[[str], object], str]] = {
+OPTIONS: dict[str, tuple[Callable[[str], object], str]] = {
     "backend": _choice(Backend),
     "tp_size": _COUNT,
     "pp_size": _COUNT,
@@ -276,4 +276,4 @@ _READERS: dict[str, tuple[Callable[[str], object], str]] = {
     "trust_remote_code": _SWITCH,
     "llm_options": (_object, "a JSON object"),
 }
-assert _READERS.keys() == {field.name for field in dataclasses.fields(TensorRtLlmOptions)}
+assert OPTIONS.keys() == {field.name for field in dataclasses.fields(TensorRtLlmOptions)}

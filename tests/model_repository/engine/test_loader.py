@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +17,7 @@ from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.loader import load_engine, make_emitter
 from model_repository.engine.runtime import EngineConfig, load_runtime
 from model_repository.errors import EngineFailed
-from model_repository.runtimes import UnknownRuntime
+from model_repository.runtimes import RUNTIMES, UnknownRuntime
 from model_repository.system.linked_file import LinkedFile
 from model_repository.system.machine import Machine
 
@@ -70,18 +73,19 @@ def test_the_variables_of_tensorrt_llm_are_set_before_its_import(
     """It reports no use, and starts its workers also as root. Libraries read the variables while they are imported."""
     environment: dict[str, str] = {}
 
-    def load(config: EngineConfig, byte_table: object) -> None:
-        raise EngineFailed(f"imports with {environment}")
+    def resolve(name: str) -> Any:
+        if name == RUNTIMES["tensorrt_llm"].target:
+            raise EngineFailed(f"imports with {environment}")
+        return resolve_name(name)
 
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(socket, "gethostname", lambda: "short")
-    monkeypatch.setattr("model_repository.engine.loader.load_runtime", load)
+    monkeypatch.setattr("pkgutil.resolve_name", resolve)
     save_byte_table(tmp_path / FILE_NAME, [b"a"])
-    with pytest.raises(EngineFailed, match="imports with"):
-        load_engine(replace(CONFIG, runtime="tensorrt_llm", artifact_dir=tmp_path))
     expected = ("TRTLLM_NO_USAGE_STATS", "PRTE_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")
-    assert environment == dict.fromkeys(expected, "1")
+    with pytest.raises(EngineFailed, match=re.escape(f"imports with {dict.fromkeys(expected, '1')}")):
+        load_engine(replace(CONFIG, runtime="tensorrt_llm", artifact_dir=tmp_path))
 
 
 def test_the_gpus_of_a_model_are_chosen_before_the_machine_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from model_repository.engine.tensorrt_llm.options import (
-    _READERS,
     Aborts,
     Backend,
     GuidedDecoding,
@@ -16,7 +15,6 @@ from model_repository.engine.tensorrt_llm.options import (
     SchedulerPolicy,
     TensorRtLlmOptions,
 )
-from model_repository.runtimes import RUNTIMES
 
 # By name: an option's text in a manifest, and its value.
 OPTIONS = {
@@ -49,10 +47,6 @@ OPTIONS = {
 def test_every_option_is_read() -> None:
     read = TensorRtLlmOptions.of({name: text for name, (text, _) in OPTIONS.items()})
     assert dataclasses.asdict(read) == {name: value for name, (_, value) in OPTIONS.items()}
-
-
-def test_the_build_accepts_the_options_that_the_runtime_reads() -> None:
-    assert RUNTIMES["tensorrt_llm"].options == OPTIONS.keys() == _READERS.keys()
 
 
 @pytest.mark.parametrize(
