@@ -248,7 +248,7 @@ def _parser() -> CommandParser:
     command.add_argument("shell", choices=("bash", "zsh", "fish"))
     command.set_defaults(command=_completion)
 
-    command = add_command("reference", "Write the generated pages of the documentation.", " docs")
+    command = add_command("reference", "Write the generated tables of the documentation's pages.", " docs")
     command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
     command.set_defaults(command=_reference)
     return parser
@@ -683,11 +683,14 @@ def _check(settings: Settings) -> None:
 
 
 def _reference(options: argparse.Namespace) -> int:
-    from frontend.reference.pages import pages
+    from frontend.reference.pages import filled
 
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name, page in pages(DEFAULT_FRONTEND).items():
-        (options.folder / name).write_text(page, encoding="utf-8")
+    paths = list(options.folder.glob("*.md"))
+    if not paths:
+        raise SettingsError(f"{options.folder}: the folder has no pages; expected one such as docs")
+    for path in paths:
+        page = path.read_text(encoding="utf-8")
+        path.write_text(filled(page, DEFAULT_FRONTEND), encoding="utf-8")
     return 0
 
 

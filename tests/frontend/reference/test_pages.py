@@ -10,11 +10,14 @@ from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.fields import QueuedBody
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
-from frontend.reference.pages import pages
+from frontend.reference.pages import filled
 from frontend.reference.parameters import Treatment, parameters
+from frontend.telemetry.definitions import UNKNOWN
+from model_repository.contract import tensors
+from model_repository.errors import OutputStreamNotOpen
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = pages(DEFAULT_FRONTEND)
+NUM_TABLES = {"parameters.md": 2, "tensors.md": 4, "metrics.md": 2, "settings.md": 1}
 MODELS: dict[str, type[QueuedBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
@@ -25,9 +28,18 @@ MODELS: dict[str, type[QueuedBody]] = {
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_equal_to_the_code(name: str) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name], "run: python -m frontend reference docs"
+@pytest.mark.parametrize("name", NUM_TABLES)
+def test_the_tables_of_a_page_are_equal_to_the_code(name: str) -> None:
+    page = (DOCS / name).read_text(encoding="utf-8")
+    assert page.count("<!-- table: ") == NUM_TABLES[name]
+    assert filled(page, DEFAULT_FRONTEND) == page, "run: python -m frontend reference docs"
+
+
+def test_the_text_of_a_page_has_the_names_of_the_code() -> None:
+    text = (DOCS / "tensors.md").read_text(encoding="utf-8") + (DOCS / "metrics.md").read_text(encoding="utf-8")
+    stages = (f"MODEL__{tensors.OUTPUTS}", f"MODEL__{tensors.REQUESTS}")
+    for name in (*stages, f"[{OutputStreamNotOpen.code}]", UNKNOWN):
+        assert f"`{name}`" in text
 
 
 @pytest.mark.parametrize("endpoint", MODELS)
