@@ -30,6 +30,8 @@ class ToolFormat:
     after_arguments: str
     between_calls: str
     after_calls: str = ""
+    also_begins: str = ""  # a text that models write in place of `before_calls`; empty: there is none
+    also_ends: str = ""  # the same behind calls
     other_before_name: str = ""  # of another form in which the model writes calls; empty: there is none
     other_before_arguments: str = ""
     has_messages: bool = False  # a call is a message with a head, see `reasoning_formats.head_at`, and the only one
@@ -124,6 +126,7 @@ LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     trigger="",
     answer_prefix="<|python_tag|>",
+    also_ends="<|python_end|>",
     before_name='{"name": "',
     before_arguments='", "parameters": ',
     after_arguments="}",
@@ -178,6 +181,8 @@ DEEPSEEK_V32 = ToolFormat(
     after_arguments=f"</{_DSML}invoke>\n",
     between_calls="",
     after_calls=f"</{_DSML}function_calls>",
+    also_begins=f"<{_DSML}tool_calls>\n",
+    also_ends=f"</{_DSML}tool_calls>",
     special_tokens=(_DSML,),
 ).with_bare_calls(f"<{_DSML}invoke")
 # Source: the chat templates of DeepSeek-V4, in llama.cpp's models/templates.
@@ -187,6 +192,8 @@ DEEPSEEK_V4 = replace(
     trigger=f"<{_DSML}tool_calls>",
     before_calls=f"<{_DSML}tool_calls>\n",
     after_calls=f"</{_DSML}tool_calls>",
+    also_begins=DEEPSEEK_V32.before_calls,
+    also_ends=DEEPSEEK_V32.after_calls,
 ).with_bare_calls(f"<{_DSML}invoke")
 # Source: the chat template of Gemma 4, in llama.cpp's models/templates.
 GEMMA4 = ToolFormat(
@@ -204,6 +211,7 @@ LLAMA4 = ToolFormat(
     name="llama4",
     trigger="",
     answer_prefix="<|python_start|>",
+    also_ends="<|python_end|>",
     before_calls="[",
     before_name="",
     before_arguments="(",
@@ -228,6 +236,7 @@ LFM2 = replace(
     answer_prefix="",
     before_calls="<|tool_call_start|>[",
     after_calls="]<|tool_call_end|>",
+    also_ends="",
     special_tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
     other_forms=(),
 )

@@ -5,34 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 from model_repository.notations import NAME, Notation
 from model_repository.reasoning_formats import REASONING_FORMATS
-from model_repository.tool_formats import (
-    DEEPSEEK,
-    DEEPSEEK_V4,
-    DEEPSEEK_V31,
-    DEEPSEEK_V32,
-    GEMMA4,
-    GLM,
-    GLM47,
-    GRANITE,
-    HARMONY,
-    HERMES,
-    KIMI_K2,
-    LFM2,
-    LLAMA3_JSON,
-    LLAMA4,
-    MINIMAX_M2,
-    MISTRAL_V3,
-    MISTRAL_V11,
-    MISTRAL_V13,
-    NEMOTRON,
-    PHI4,
-    PLAIN,
-    QWEN_XML,
-    ToolFormat,
-)
+from model_repository.tool_formats import HARMONY, TOOL_FORMATS, ToolFormat
 
 WHITE = " \t\r\n"
 
@@ -110,183 +88,94 @@ def _markers(*markers: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-def _objects(*leads: str, first: str = "") -> tuple[Form, ...]:
-    """Return the forms of a JSON object with the call, behind each lead.
+def _call_head(tool_format: ToolFormat, *, has_number: bool = True) -> str:
+    """Return the notation of a call up to its arguments."""
+    is_json, before_arguments = tool_format.notation is None, tool_format.before_arguments
+    number = f"{tool_format.before_number}#" if tool_format.before_number and has_number else ""
+    behind = "$" if is_json else "" if before_arguments.strip() else "^"
+    return f"{tool_format.before_name}{'@' if is_json else '%'}{number}{before_arguments} {behind}"
 
-    The name must come before the arguments: without it they cannot stream.
+
+def _tokens(tool_format: ToolFormat) -> list[str]:
+    """Return the special tokens that are marks; another one is a part of a tag."""
+    return [token for token in tool_format.special_tokens if token[0] in "<["]
+
+
+def _forms(tool_format: ToolFormat, *texts: str, line: str = "") -> tuple[Form, ...]:
+    """Return the forms of written texts: white space may be left out, and may stand beside a mark.
 
     Args:
-        first: a member before the name.
+        tool_format: has the marks.
+        texts: a JSON object in them names its arguments `arguments` or `parameters`; behind the name, as a call without
+            its name cannot stream.
+        line: a line break that must come first.
     """
-    keys = ("arguments", "parameters")
-    return tuple(Form(f'{lead}{{ {first}"name" : "@" , "{key}" : $') for lead in leads for key in keys)
+    marks = re.compile(rf"\s*({'|'.join([*map(re.escape, _tokens(tool_format)), '[][{},;]', '(?<="):'])})\s*")
+    keys = ('"arguments"', '"parameters"')
+    spelled = dict.fromkeys(re.sub("|".join(keys), key, text) for text in texts if text for key in keys)
+    return tuple(Form(line + re.sub(r"\s+", " ", marks.sub(r" \1 ", text))) for text in spelled)
 
 
-def _llama_json(prefix: str) -> Syntax:
-    firsts = [f" {each}{bracket}" for each in ("", f"{prefix} ") for bracket in ("", "[ ")]
-    nexts = [f" {between}{each}" for between in ("", "; ", ", ") for each in ("", f"{prefix} ")]
-    typed = '"type" : "function" , '
-    return Syntax(
+def _syntax(tool_format: ToolFormat) -> Syntax:
+    """Derive the syntax from the text that the format writes."""
+    forms = partial(_forms, tool_format)
+    notation, head, between = tool_format.notation, _call_head(tool_format), tool_format.between_calls
+    # The reader of literals reads the bracket, too.
+    after_arguments = tool_format.after_arguments[1 if notation and notation.quote else 0 :].strip()
+    tail, _, closing = after_arguments.partition("\n")
+    behind = after_arguments + tool_format.after_calls
+    end_marker = min((token for token in _tokens(tool_format) if token in behind), key=behind.index, default="")
+    after_calls = [each.after_calls for each in (tool_format, *tool_format.other_forms)]
+    syntax = Syntax(
         markers=None,
         heads=(),
-        next_heads=_objects(*nexts) + _objects(*nexts, first=typed),
-        first_heads=_objects(*firsts) + _objects(*firsts, first=typed),
-        tails=(Form(" }"),),
-        closings=(Form("]"), Form("<|python_end|>")),
+        next_heads=forms(between + head) if between.strip() else (),
+        notation=notation,
+        tails=forms(*(f" {end}" for end in (tail, "" if notation else end_marker) if end and end in after_arguments)),
+        end_marker=end_marker,
+        closings=forms(closing, *after_calls, end_marker, tool_format.also_ends),
     )
+    if not tool_format.trigger:
+        return _without_marker(tool_format, syntax)
+    outer = [text for text in (tool_format.before_calls, tool_format.also_begins) if text] or [""]
+    markers = [tool_format.trigger, *(text.strip() for text in outer[1:])]
+    syntax = replace(syntax, heads=forms(*(begin + head for begin in outer)))
+    if tool_format.before_number:
+        syntax = replace(syntax, bare_heads=forms(_call_head(tool_format, has_number=False)))
+    for bare in tool_format.other_forms:
+        line, head = "" if bare.is_trigger_special else "\n", f" {_call_head(bare)}"
+        markers.append(line + bare.trigger)
+        syntax = replace(
+            syntax,
+            next_heads=forms(head),
+            bare_heads=forms(head, line=line),
+            first_heads=forms(head) if line else (),
+        )
+    return replace(syntax, markers=_markers(*markers))
 
 
-_CALL, _CALL_END = HERMES.special_tokens
-_HERMES = Syntax(
-    markers=_markers(_CALL),
-    heads=_objects(f"{_CALL} "),
-    tails=(Form(" }"), Form(f" {_CALL_END}")),
-    end_marker=_CALL_END,
-    closings=(Form(_CALL_END),),
-)
-_QWEN_XML = replace(
-    _HERMES,
-    markers=_markers(_CALL, "\n<function="),
-    heads=(Form(f"{_CALL} <function=%>"),),
-    next_heads=(Form("<function=%>"),),
-    bare_heads=(Form("\n <function=%>"),),
-    first_heads=(Form(" <function=%>"),),
-    notation=QWEN_XML.notation,
-    tails=(Form(" </function>"),),
-)
-_GLM = replace(_HERMES, heads=(Form(f"{_CALL} % ^"),), notation=GLM.notation, tails=(Form(f" {_CALL_END}"),))
-_MINIMAX_HEAD = '<invoke name="%"> '
-_MINIMAX_M2 = Syntax(
-    markers=_markers(MINIMAX_M2.trigger, f"\n{MINIMAX_M2.before_name}"),
-    heads=(Form(f"{MINIMAX_M2.trigger} {_MINIMAX_HEAD}"),),
-    next_heads=(Form(_MINIMAX_HEAD),),
-    bare_heads=(Form(f"\n {_MINIMAX_HEAD}"),),
-    first_heads=(Form(f" {_MINIMAX_HEAD}"),),
-    notation=MINIMAX_M2.notation,
-    tails=(Form(" </invoke>"),),
-    closings=(Form(MINIMAX_M2.after_calls),),
-)
-_LLAMA4 = Syntax(
-    markers=None,
-    heads=(),
-    next_heads=(Form(", %( "),),
-    first_heads=tuple(Form(f"{lead}[ %( ") for lead in (" ", f" {LLAMA4.answer_prefix} ")),
-    notation=LLAMA4.notation,
-    closings=(Form("]"), Form("<|python_end|>")),
-    other=_llama_json(LLAMA4.answer_prefix),
-)
-_LFM2 = replace(
-    _LLAMA4,
-    markers=_markers(LFM2.trigger),
-    heads=(Form(f"{LFM2.trigger} [ %( "),),
-    first_heads=(),
-    other=None,
-    closings=(Form(f"] {LFM2.special_tokens[1]}"),),
-)
-_GEMMA4 = Syntax(
-    markers=_markers(GEMMA4.trigger),
-    heads=(Form("<|tool_call>call:%{ "),),
-    notation=GEMMA4.notation,
-    tails=(Form(" <tool_call|>"),),
-)
-
-
-_DSML = (DEEPSEEK_V32, DEEPSEEK_V4)  # only their outer markers differ, and either model may write both
-_INVOKE = f'{DEEPSEEK_V32.before_name}%"> '
-_DEEPSEEK_V32 = Syntax(
-    markers=_markers(*(each.trigger for each in _DSML), DEEPSEEK_V32.before_name),
-    heads=tuple(Form(f"{each.trigger} {_INVOKE}") for each in _DSML),
-    next_heads=(Form(_INVOKE),),
-    bare_heads=(Form(_INVOKE),),
-    notation=DEEPSEEK_V32.notation,
-    tails=(Form(f" {DEEPSEEK_V32.after_arguments.rstrip()}"),),
-    closings=tuple(Form(each.after_calls) for each in _DSML),
-)
-_BLOCKS_BEGIN, _BLOCK, _, _BLOCK_END, _BLOCKS_END = DEEPSEEK.special_tokens
-_BLOCK_HEAD = f"{DEEPSEEK.before_name}@ ```json $"
-_DEEPSEEK = Syntax(
-    markers=_markers(_BLOCKS_BEGIN, _BLOCK),
-    heads=(Form(f"{_BLOCKS_BEGIN} {_BLOCK_HEAD}"),),
-    next_heads=(Form(_BLOCK_HEAD),),
-    bare_heads=(Form(_BLOCK_HEAD),),
-    tails=(Form(f" ``` {_BLOCK_END}"), Form(f" {_BLOCK_END}")),
-    end_marker=_BLOCK_END,
-    closings=(Form(_BLOCKS_END),),
-)
-_V31_HEAD = f"{_BLOCK} @{DEEPSEEK_V31.before_arguments} $"
-_DEEPSEEK_V31 = Syntax(
-    markers=_markers(_BLOCKS_BEGIN, _BLOCK),
-    heads=(Form(f"{_BLOCKS_BEGIN} {_V31_HEAD}"),),
-    next_heads=(Form(_V31_HEAD),),
-    bare_heads=(Form(_V31_HEAD),),
-    tails=(Form(f" {_BLOCK_END}"),),
-    end_marker=_BLOCK_END,
-    closings=(Form(_BLOCKS_END),),
-)
-_MISTRAL_V13 = Syntax(
-    markers=_markers(MISTRAL_V13.trigger),
-    heads=(Form(f"{MISTRAL_V13.before_name}@{MISTRAL_V13.before_arguments} $"),),
-)
-_V11_ID = f"{MISTRAL_V11.before_number}#"
-_V11_HEAD = Form(f"{MISTRAL_V11.before_name}@{_V11_ID}{MISTRAL_V11.before_arguments} $")
-_MISTRAL_V11 = replace(_MISTRAL_V13, heads=(_V11_HEAD,), bare_heads=_MISTRAL_V13.heads)
-_SECTION, _, _KIMI_ARGUMENTS, _KIMI_CALL_END, _SECTION_END = KIMI_K2.special_tokens
-_KIMI_HEAD = f"{KIMI_K2.before_name}@{KIMI_K2.before_number}# {_KIMI_ARGUMENTS} $"
-_KIMI_K2 = Syntax(
-    markers=_markers(_SECTION, KIMI_K2.before_name),
-    heads=(Form(f"{_SECTION} {_KIMI_HEAD}"),),
-    next_heads=(Form(_KIMI_HEAD),),
-    bare_heads=(Form(_KIMI_HEAD),),
-    tails=(Form(f" {_KIMI_CALL_END}"),),
-    end_marker=_KIMI_CALL_END,
-    closings=(Form(_SECTION_END),),
-)
-_MISTRAL_V3 = Syntax(
-    markers=_markers(MISTRAL_V3.trigger),
-    heads=_objects(f"{MISTRAL_V3.trigger} [ "),
-    next_heads=_objects(" , "),
-    tails=(Form(" }"),),
-    closings=(Form("]"),),
-)
-_GRANITE = replace(
-    _MISTRAL_V3,
-    markers=_markers(GRANITE.trigger),
-    heads=_objects(f"{GRANITE.trigger} [ "),
-)
-
-
-def _ended_list(tool_format: ToolFormat) -> Syntax:
-    begin, end = tool_format.special_tokens
-    closings = (Form(f"] {end}"), Form(end))
-    heads = _objects(f"{begin} [ ")
-    return replace(_GRANITE, markers=_markers(begin), heads=heads, end_marker=end, closings=closings)
+def _without_marker(tool_format: ToolFormat, syntax: Syntax) -> Syntax:
+    """Return the syntax of calls that begin an answer, and nothing else does."""
+    forms = partial(_forms, tool_format)
+    written = [each for each in (tool_format, *tool_format.other_forms) if each.notation is tool_format.notation]
+    heads = [_call_head(each) for each in written]
+    prefixes = ("", tool_format.answer_prefix)
+    between = [*(each.between_calls for each in written), *([""] if tool_format.notation is None else [])]
+    others = {each.name for each in tool_format.other_forms} - {tool_format.name}
+    other = replace(TOOL_FORMATS[others.pop()], answer_prefix=tool_format.answer_prefix) if others else None
+    return replace(
+        syntax,
+        first_heads=forms(*map("".join, product(" ", prefixes, {each.before_calls for each in written}, heads))),
+        next_heads=forms(*map("".join, product(between, prefixes, heads))),
+        other=_syntax(other) if other else None,
+    )
 
 
 _END = REASONING_FORMATS["harmony"].end
 _HARMONY = Syntax(markers=_markers(_END), heads=(), end_marker=_END)
 HEADLESS = replace(_HARMONY, markers=_markers(*HARMONY.special_tokens))  # a message with an unreadable head
 SYNTAXES: Mapping[str, Syntax] = {
-    "": Syntax(markers=None, heads=()),
-    HERMES.name: _HERMES,
-    PLAIN.name: _HERMES,
-    QWEN_XML.name: _QWEN_XML,
-    GLM.name: _GLM,
-    GLM47.name: replace(_GLM, notation=GLM47.notation),
-    MINIMAX_M2.name: _MINIMAX_M2,
-    LLAMA4.name: _LLAMA4,
-    LFM2.name: _LFM2,
-    GEMMA4.name: _GEMMA4,
-    DEEPSEEK_V32.name: _DEEPSEEK_V32,
-    DEEPSEEK_V4.name: _DEEPSEEK_V32,
-    LLAMA3_JSON.name: _llama_json(LLAMA3_JSON.answer_prefix),
-    DEEPSEEK.name: _DEEPSEEK,
-    DEEPSEEK_V31.name: _DEEPSEEK_V31,
-    MISTRAL_V3.name: _MISTRAL_V3,
-    MISTRAL_V11.name: _MISTRAL_V11,
-    MISTRAL_V13.name: _MISTRAL_V13,
-    KIMI_K2.name: _KIMI_K2,
-    GRANITE.name: _GRANITE,
-    PHI4.name: _ended_list(PHI4),
-    NEMOTRON.name: _ended_list(NEMOTRON),
+    **{name: _syntax(tool_format) for name, tool_format in TOOL_FORMATS.items()},
     HARMONY.name: _HARMONY,
+    "": Syntax(markers=None, heads=()),
 }
