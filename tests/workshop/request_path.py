@@ -53,7 +53,7 @@ PAGE = ROOT / "docs" / "request-path.md"
 LIST_BEGIN, LIST_END = "<!-- path: begin -->", "<!-- path: end -->"
 # Functions that run beside a request: they would come and go with the clock.
 _BACKGROUND = re.compile(
-    r"frontend/triton/(health_monitor|replica|health_checks|models|repository|channel)\.py|frontend/loop_time\.py"
+    r"frontend/triton/(health_monitor|replica|replica_state|health_checks|models|repository|channel)\.py|frontend/loop_time\.py"
     r"|engine/metrics\.py|model_repository/model_parameters\.py|\.snapshot$"
     r"|\.engine_stats$|\._control$|one_response|\.note_engine$|_begin_at_zero|Metrics\.set$|CustomMetric|\.stats$|_num_unloading$"
 )
@@ -71,7 +71,7 @@ HAND_OVERS = (
     "model_repository/engine/inbox.py:Inbox.put",
     "model_repository/engine/intake.py:Intake.receive",
     "model_repository/engine/engine.py:Engine._step",
-    "model_repository/engine/sequence.py:EngineSequence.next_delta",
+    "model_repository/engine/sequence.py:EngineSequence.vector",
     "model_repository/engine/output_streams.py:OutputStream.add",
     "model_repository/engine/output_streams.py:OutputStream.flush",
     "model_repository/python_backend.py:TritonResponder.send",
@@ -85,6 +85,7 @@ TEXT_HAND_OVERS = (
     "model_repository/engine/llama_cpp/runtime.py:LlamaCppRuntime.submit",
     "model_repository/engine/llama_cpp/context.py:StepContext.compute",
     "model_repository/engine/llama_cpp/sampler.py:TokenSampler.draw",
+    "model_repository/engine/sequence.py:EngineSequence.next_delta",
     "model_repository/engine/stop_buffer.py:StopBuffer.push",
     "model_repository/engine/emitter.py:Emitter.due",
     "model_repository/detokenizer/text.py:delta_to_chunk",

@@ -17,7 +17,7 @@ from model_repository.contract import tensors
 from model_repository.errors import OutputStreamNotOpen
 
 DOCS = Path(__file__).parents[3] / "docs"
-NUM_TABLES = {"parameters.md": 2, "tensors.md": 4, "metrics.md": 2, "settings.md": 1}
+NUM_TABLES = {"parameters.md": 2, "tensors.md": 5, "metrics.md": 2, "settings.md": 1}
 MODELS: dict[str, type[QueuedBody]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
