@@ -11,12 +11,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from build_engines.artifact import Manifest, serve_as
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
+from build_engines.commands.builder import Builder
 from build_engines.commands.render import add_serve_options, serve_options_of, write
 from build_engines.errors import BuildError, CatalogError, NotStored
 from build_engines.hub import HubReference
@@ -360,17 +361,6 @@ def _artifact_of(options: argparse.Namespace, serve_options: ServeOptions) -> Pa
         if not is_searched or (artifact_dir := _stored(options)) is None:
             raise
         return artifact_dir
-
-
-class Builder(Protocol):
-    """Builds a model for a runtime. Its constructor checks the options that need no file of the model."""
-
-    def build(self) -> Path | None:
-        """Return the artifact; None: only the plan is shown, or another process returns it.
-
-        Raises:
-            BuildError: one line with the input and the rule, or with a tool's failure and its usual cause.
-        """
 
 
 def _is_stored(options: argparse.Namespace) -> bool:

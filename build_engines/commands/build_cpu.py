@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,26 +10,20 @@ from msgspec.structs import asdict
 
 from build_engines.build import build
 from build_engines.commands import build_tensorrt_llm
+from build_engines.commands.builder import Builder
 from build_engines.cpu_spec import CpuSpec, ModelSource, check_options
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.hub import checkpoint_folder
 from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.model_source import check_converted, find_source, gguf_source
-from build_engines.render import ServeOptions
-from build_engines.serving import Serving, check_id
+from build_engines.serving import check_id
 from model_repository.runtimes import RUNTIMES
 
 
 @dataclass(frozen=True, kw_only=True)
-class CpuBuild:
-    """The command line, with its pairs parsed."""
-
-    options: argparse.Namespace
-    runtime_options: Mapping[str, str]
-    adapters: Mapping[str, Path]
-    serving: Serving
-    serve_options: ServeOptions
+class CpuBuild(Builder):
+    """Builds for a runtime on CPUs."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -50,11 +42,7 @@ class CpuBuild:
                 raise BuildError(f"--{option} {path}: no such file or folder")
 
     def build(self) -> Path:
-        """Find the model, download it if necessary, and return its artifact.
-
-        Raises:
-            BuildError: one line that names the input and the rule.
-        """
+        """Find the model, download it if necessary, and return its artifact."""
         source, options = self._source(), self.options
         adapters, projector = dict(self.adapters), options.mmproj
         if RUNTIMES[options.runtime].reads_gguf:

@@ -15,6 +15,7 @@ from build_engines.artifact import serve_as
 from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import checkpoint_in, find_entry
+from build_engines.commands.builder import Builder
 from build_engines.commands.plan import TENSOR_HELP
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
@@ -25,8 +26,7 @@ from build_engines.lock import lock_path, locked
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
-from build_engines.render import ServeOptions
-from build_engines.serving import Serving, check_names
+from build_engines.serving import check_names
 from build_engines.store import stored
 from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, check_gpus, gpu_of
 from build_engines.tensorrt_llm.imported import imported
@@ -106,14 +106,8 @@ def check_unused(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorRtLlmBuild:
-    """The command line, with its pairs parsed."""
-
-    options: argparse.Namespace
-    runtime_options: Mapping[str, str]
-    adapters: Mapping[str, Path]
-    serving: Serving
-    serve_options: ServeOptions
+class TensorRtLlmBuild(Builder):
+    """Builds for TensorRT-LLM."""
 
     def __post_init__(self) -> None:
         for name in _FOREIGN_FLAGS:
