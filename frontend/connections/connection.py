@@ -81,7 +81,7 @@ class Connection(web.RequestHandler):
         "_num_unread_bytes",
         "_peer",
         "_reader_timer",
-        "_waits_since_s",
+        "waits_since_s",
     )
 
     def __init__(self, server: web.Server, crowd: Crowd, *, loop: asyncio.AbstractEventLoop, **options: Any) -> None:
@@ -91,7 +91,7 @@ class Connection(web.RequestHandler):
         self._num_requests = 0  # requests with a whole head
         self._body: StreamReader = EMPTY_PAYLOAD  # the last request's
         self._is_answering = False
-        self._waits_since_s = 0.0
+        self.waits_since_s = 0.0  # the time of the last answer, or else of the connection
         self._is_unfinished = False  # a request has begun to arrive
         self._peer: asyncio.Transport | None = None  # None once the connection is lost; aiohttp drops its own earlier
         self._head_timer: asyncio.TimerHandle | None = None
@@ -103,7 +103,7 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the deadline of the first head."""
         self._peer = cast(asyncio.Transport, transport)  # uvloop's is of no common class
-        self._waits_since_s = self._event_loop.time()
+        self.waits_since_s = self._event_loop.time()
         self._head_timer = self._event_loop.call_later(HEADER_TIMEOUT_S, self._refuse_slow_head)
         super().connection_made(transport)
         self._crowd.add(self)
@@ -156,7 +156,7 @@ class Connection(web.RequestHandler):
         if self._is_refused:
             await self._linger()
         self._is_answering = False
-        self._waits_since_s = self._event_loop.time()
+        self.waits_since_s = self._event_loop.time()
         return finished
 
     @property
@@ -174,11 +174,6 @@ class Connection(web.RequestHandler):
     def is_idle(self) -> bool:
         """Whether it waits, and the client has not begun a request since the last answer."""
         return self._head_timer is None and not self._is_unfinished and not self._is_answering
-
-    @property
-    def waits_since_s(self) -> float:
-        """The time of the last answer, or else of the connection."""
-        return self._waits_since_s
 
     def abort(self) -> None:
         """Close the connection at once."""
