@@ -170,8 +170,9 @@ def render(
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
         configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
+    rendered = parameters.to_config().items()
     for config in configs.values():
-        for name, value in parameters.to_config().items():
+        for name, value in rendered:
             config.parameters[name].string_value = value
     files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
     for name in layout.ensembles:
