@@ -260,7 +260,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
 
 
 def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> tuple[Contents, int]:
-    """Return what a checkpoint says about its model, and the size of its vocabulary."""
+    """Return the facts of a model in its checkpoint, and the size of its vocabulary."""
     context_window = checkpoint.context_window
     if RUNTIMES[runtime].reads_gguf:
         model = read_model(checkpoint.config)
@@ -282,7 +282,7 @@ def _facts_of_checkpoint(checkpoint: Checkpoint, runtime: str) -> tuple[Contents
 
 
 def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> tuple[Contents, int]:
-    """Return what a GGUF file says about its model, and the size of its vocabulary."""
+    """Return the facts of a model in its GGUF file, and the size of its vocabulary."""
     header = read_gguf_facts(path)
     generation = read_json(tokenizer_folder / "generation_config.json", is_optional=True)
     eos_token_ids = named_eos_token_ids(generation) or header.eos_token_ids

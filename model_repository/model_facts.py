@@ -30,7 +30,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: str = ""  # a value of Pooling: the model embeds; empty: it generates
     labels: tuple[str, ...] = ()  # those of the scores, in their order, of a model that scores
     has_token_types: bool = False  # the vocabulary is there twice: the tokens of a pair's second text are others
-    min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: none is useful
+    min_dimensions: int = 0  # of a model that embeds: the shortest useful beginning of a vector; 0: only whole vectors
     # These three are written even if empty, since frontends until November 2026 require them: msgspec leaves out plain
     # defaults alone.
     tool_call_format: str = field(default_factory=lambda: "")

@@ -146,7 +146,7 @@ class VectorResponder(TritonResponder):
     """Answers one request of an engine without a detokenizer: its batches have no tokens.
 
     Args:
-        end_stream: called with the number of a stream whose client is gone.
+        end_stream: called with the number of a stream after its client has hung up.
     """
 
     def __init__(self, request: Any, end_stream: Callable[[int], None]) -> None:

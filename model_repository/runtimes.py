@@ -42,18 +42,19 @@ class RuntimeEntry:
     encoder: str = ""  # its class for models that embed; empty: it has none
     max_sending_share: float = 0.25
     max_steps_ahead: int | None = 7
-    options: Mapping[str, tuple[str, str]] = MappingProxyType({})  # name to pattern and rule; of a builder's own: none
+    # Name to pattern and rule. Empty for tensorrt_llm: its builder checks its options.
+    options: Mapping[str, tuple[str, str]] = MappingProxyType({})
     takes_llm_options: bool = False  # those of --llm-option
     lost: str = ""  # empty: no model lacks one
-    unsure: frozenset[Capability] = frozenset()  # hints that some models lack
+    unsure: frozenset[Capability] = frozenset()  # capabilities that some models lack: requests for them are hints
     speculative: frozenset[str] = frozenset()  # ways to draft tokens
     library: str = ""  # the Python package that computes
     prepare: str = ""  # sets variables of the environment before the library is imported
-    needs_gpus: bool = False  # each model has some, and its library's presence makes it the default of builds
-    reads_gguf: bool = False  # the weights are GGUF files, of which a build makes one from a checkpoint
-    adapter_file: str = ""  # the file of an adapter's folder that it loads; empty: the folder
+    needs_gpus: bool = False  # each model has its own; builds choose the runtime if its library is installed
+    reads_gguf: bool = False  # the weights are GGUF files; a build converts a checkpoint to one
+    adapter_file: str = ""  # the file that it loads, in an adapter's folder; empty: it loads the folder
     builder: str = "build_engines.commands.build_cpu:CpuBuild"  # a builder's class, for `conch build`
-    adapter_writer: str = ""  # a builder's function of an adapter's source, for `conch adapter`; empty: takes none
+    adapter_writer: str = ""  # a function that converts an adapter, for `conch adapter`; empty: it takes no adapters
 
     def capabilities_with(self, options: Mapping[str, str]) -> frozenset[Capability]:
         """Return the capabilities of a model with these options."""

@@ -23,10 +23,10 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 
 
 def filled(page: str, of_serve: Settings) -> str:
-    """Return a page with its tables written anew, each between its marks.
+    """Return a page with new tables between their marks. Other text does not change.
 
     Args:
-        page: with `<!-- table: NAME -->` and `<!-- end of table -->`; other text stays as it is.
+        page: Markdown. The marks of a table are `<!-- table: NAME -->` and `<!-- end of table -->`.
         of_serve: the defaults of `serve`.
     """
     tables: Mapping[str, Callable[[], Iterable[str]]] = {

@@ -44,7 +44,7 @@ _SILENCE_MARGIN_S = 10.0  # time that a call may last beyond the longest step of
 
 
 class HealthMonitor:
-    """Polls the stages of every model at an endpoint at an interval, and does what the states of the replicas need.
+    """Polls the stages of every model at an endpoint at an interval, and repairs or tries replicas as their states say.
 
     Args:
         endpoint: the host:port, for logs.

@@ -61,8 +61,8 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- end -}}
 
 {{- /*
-The inputs of a model's artifact, as JSON. Each is named here, since another value would rename the folders of all
-artifacts: images, labels of nodes, aliases, and keywords that are given to what is rendered, change no artifact.
+The inputs of a model's artifact, as JSON. The lists name each of them: one more value would give all artifacts new
+folders. Values for the rendered repository (llmOptions), images, node labels and aliases change no artifact.
 */ -}}
 {{- define "conch.model.inputs" -}}
 {{- $hub := pick .model.source.huggingface "repo" "revision" -}}

@@ -406,7 +406,7 @@ class TokenizeRequest(Struct, frozen=True, omit_defaults=True):
 
 
 class DetokenizeRequest(Struct, frozen=True, omit_defaults=True):
-    """Frontend to tokenizer: token ids whose text is asked for."""
+    """Frontend to tokenizer: a request for the text of token ids."""
 
     token_ids: tuple[int, ...]
     has_special_tokens: bool = False  # show them in the text

@@ -1,4 +1,4 @@
-"""The names of prometheus_client that are private, or are a format of its files, mean what we think."""
+"""The private names of prometheus_client, and its file format, have the meaning that the metrics need."""
 
 from __future__ import annotations
 
