@@ -17,8 +17,7 @@ from build_engines.listed_classes import releases_with
 from build_engines.parallelism import Parallelism, broken_rule
 from build_engines.serving import Serving, check_id
 from model_repository.engine.tensorrt_llm.options import Backend, TensorRtLlmOptions
-from model_repository.model_facts import Pooling
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Pooling, Task
 from model_repository.reasoning_formats import REASONING_FORMATS
 from model_repository.tokenizer.fill_in_middle import FAMILIES
 from model_repository.tool_formats import TOOL_FORMATS

@@ -33,7 +33,8 @@ from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
@@ -149,7 +150,7 @@ def render(
     """
     options.check_runtime(manifest.runtime)
     for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
-        if Task.of(manifest.pooling) is not Task.GENERATE and given is not None:
+        if manifest.task is not Task.GENERATE and given is not None:
             raise BuildError(f"{flag} {given}: {manifest.model_id} embeds, and takes none")
     if options.llm_options:
         own = TensorRtLlmOptions.of(manifest.options)
@@ -183,7 +184,7 @@ def render(
 
 
 def _capabilities(manifest: Manifest) -> frozenset[Capability]:
-    if Task.of(manifest.pooling) is not Task.GENERATE:
+    if manifest.task is not Task.GENERATE:
         return frozenset({Capability.TEMPERATURE})  # of a greedy gRPC client; check_embedding refuses the others
     capabilities = RUNTIMES[manifest.runtime].capabilities_with(manifest.options)
     return capabilities if manifest.has_images else capabilities - {Capability.IMAGES}

@@ -22,7 +22,7 @@ from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 
 class Access(StrEnum):

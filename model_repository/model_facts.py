@@ -18,6 +18,21 @@ class Pooling(StrEnum):
     RANK = "rank"  # scores, by a classification head
 
 
+class Task(StrEnum):
+    """The work of a model."""
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+
+    @classmethod
+    def of(cls, pooling: str) -> Task:
+        """Return the work of a model that pools so: a value of Pooling, or empty."""
+        if not pooling:
+            return cls.GENERATE
+        return cls.SCORE if pooling == Pooling.RANK else cls.EMBED
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The facts that pass from the build of a model to its use as they are."""
 
@@ -37,6 +52,11 @@ class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_format: str = field(default_factory=lambda: "")  # a name in `reasoning_formats`; empty: no thinking
     # Variables, REASONING_FIELDS and `name` of messages that the chat template reads.
     template_fields: tuple[str, ...] = field(default_factory=lambda: ())
+
+    @property
+    def task(self) -> Task:
+        """The work of the model."""
+        return Task.of(self.pooling)
 
     def facts(self) -> dict[str, Any]:
         """Return them by name."""

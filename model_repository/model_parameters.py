@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -15,7 +14,7 @@ from model_repository.contract.request import ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 from model_repository.contract.tensors import ENCODER, GENERATOR, Layout, model_id_to_ensemble
 from model_repository.engine.runtime import EngineConfig
-from model_repository.model_facts import Pooling
+from model_repository.model_facts import Task
 from model_repository.system.command_parser import expected_one_of
 
 _NAME = "conch"  # name of the parameter in config.pbtxt
@@ -75,21 +74,6 @@ class RequestDefaults:
 JUDGEMENTS = ("yes", "no")
 
 
-class Task(StrEnum):
-    """The work of a model."""
-
-    GENERATE = "generate"
-    EMBED = "embed"
-    SCORE = "score"
-
-    @classmethod
-    def of(cls, pooling: str) -> Task:
-        """Return the work of a model that pools so; see EngineConfig."""
-        if not pooling:
-            return cls.GENERATE
-        return cls.SCORE if pooling == Pooling.RANK else cls.EMBED
-
-
 class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     """All parameters of a served model: as JSON, the one parameter in config.pbtxt of its ensembles and stages."""
 
@@ -115,11 +99,6 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     def ensemble(self) -> str:
         """The ensemble's name in Triton."""
         return model_id_to_ensemble(self.model_id, self.replica)
-
-    @property
-    def task(self) -> Task:
-        """The work of the model."""
-        return Task.of(self.pooling)
 
     @property
     def layout(self) -> Layout:

@@ -30,6 +30,7 @@ from build_engines.serving import Serving, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.store import find, link, newest_complete
 from build_engines.text_files import broken_template, unknown_marks
+from model_repository.model_facts import Task
 from model_repository.model_parameters import RequestDefaults
 from model_repository.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable
@@ -186,7 +187,7 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
             continue
         print(f"artifact    {artifact_dir}")
         served[artifact_dir] = serve_options
-        if Manifest.load(artifact_dir).pooling:  # it has no chats
+        if Manifest.load(artifact_dir).task is not Task.GENERATE:  # it has no chats
             continue
         if fault := fault_of_templates(artifact_dir / "tokenizer"):
             place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"

@@ -17,7 +17,6 @@ from build_engines.model_source import on_this_cpu
 from build_engines.progress import size_text
 from build_engines.store import Stored, stored
 from build_engines.tables import terminal_width, text_table
-from model_repository.model_parameters import Task
 from model_repository.system.home import add_home
 
 _STORE_HEADER = ("model", "artifact", "size", "task", "context", "runtime", "aliases, defaults", "served at")
@@ -90,7 +89,7 @@ def _store_row(artifact: Stored) -> tuple[str, ...]:
         return (*begin, "", "", "", "", artifact.error)
     return (
         *begin,
-        Task.of(manifest.pooling),
+        manifest.task,
         str(manifest.context_window),
         f"{manifest.runtime} {manifest.precision}",
         " ".join((*manifest.serving.aliases, *assignments(manifest.defaults))),

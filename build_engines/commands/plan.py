@@ -16,7 +16,7 @@ from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
 from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
 from build_engines.planner.report import plan_lines, plan_object
 from build_engines.tables import text_table
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allows in a node)"
 _EXAMPLES = """\

@@ -25,7 +25,7 @@ from build_engines.progress import size_text
 from build_engines.render import ServeOptions, demand_of
 from build_engines.store import Stored, find
 from build_engines.text_files import detected_tool_call_format, unknown_marks
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.home import add_home
 
@@ -87,8 +87,7 @@ def _of_artifact(artifact: Stored) -> Facts:
 
 
 def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
-    task = Task.of(manifest.pooling)
-    yield "task", f"{task}, by {manifest.pooling}" if manifest.pooling else task
+    yield "task", _task(manifest)
     yield "runtime", manifest.runtime
     weights = min(folder.glob(f"{GGUF_NAME}*.gguf"), default=None)  # the first part
     if weights is None:
@@ -100,16 +99,20 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
     yield "context", f"{manifest.context_window:,} tokens"
     demand = demand_of(folder, manifest, ServeOptions())
     [(num_sequences, window)] = fit([demand], memory_bytes(), num_physical_cores())
-    yield "sequences", str(num_sequences) if task == Task.GENERATE else ""
+    yield "sequences", str(num_sequences) if manifest.task is Task.GENERATE else ""
     yield "memory", demand.text(num_sequences, window)
     yield "aliases", ", ".join(manifest.serving.aliases)
     yield "adapters", ", ".join(manifest.adapters)
     yield "defaults", ", ".join(assignments(manifest.defaults))
-    if task == Task.GENERATE:
+    if manifest.task is Task.GENERATE:
         yield "tools", manifest.tool_call_format
         yield "thinking", manifest.reasoning_format
         yield "images", "yes" if manifest.has_images else ""
         yield from _of_templates(folder / "tokenizer")
+
+
+def _task(model: Manifest | ModelEntry) -> str:
+    return f"{model.task}, by {model.pooling}" if model.pooling else model.task
 
 
 def _of_templates(folder: Path) -> Facts:
@@ -122,7 +125,7 @@ def _of_templates(folder: Path) -> Facts:
 def _of_entry(entry: ModelEntry) -> Facts:
     yield "model", entry.model_id
     yield "names", ", ".join(entry.aliases)
-    yield "task", f"{entry.task}, by {entry.pooling}" if entry.pooling else entry.task
+    yield "task", _task(entry)
     yield "artifact", "none: `conch pull` makes one"
     yield "size", f"{size_text(entry.checkpoint_bytes)} in 16 bit"
     yield "architecture", _architecture(entry.architecture.class_name, entry.architecture.num_parameters)

@@ -40,7 +40,8 @@ from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.rules import num_kept_tokens
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 
 _LEASE = web.RequestKey("lease", Lease)
 

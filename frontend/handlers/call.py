@@ -17,7 +17,7 @@ from frontend.translate.places import Places
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
 from model_repository.contract.request import MAX_IGNORED_PLACES, MAX_PLACE_CHARS
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 IGNORED_PARAMS = "x-ignored-params"
 MAX_IGNORED_CHARS = 2048  # of the header

@@ -29,7 +29,7 @@ from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
 from model_repository.contract.output import Chunk, VectorChunk
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 
 @asynccontextmanager

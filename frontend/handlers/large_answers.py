@@ -17,7 +17,7 @@ from frontend.triton.chunk_queue import ID_BYTES, LOGPROB_BYTES, size_bytes
 from frontend.triton.models import ModelName
 from model_repository.contract.output import Chunk, VectorChunk
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 MAX_ANSWER_BYTES = 2**27  # of one answer, and of all answers of a sender
 _TEXT_BYTES = 8  # a token's text

@@ -24,7 +24,8 @@ from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 from model_repository.runtimes import RUNTIMES
 
 

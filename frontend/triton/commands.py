@@ -14,7 +14,7 @@ from frontend.triton.client import TritonClient
 from frontend.triton.health_checks import HealthResult, check_health
 from frontend.triton.health_monitor import STATS_TIMEOUT_S
 from model_repository.contract.request import ChatPrompt
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 _CLOSE_TIMEOUT_S = 0.5
 _CHAT = ChatPrompt(({"role": "user", "content": "Hello"},))

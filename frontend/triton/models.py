@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
 from model_repository.contract.tensors import replica_suffix
-from model_repository.model_facts import ModelFacts
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import ModelFacts, Task
+from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, NotFinite, StageError
-from model_repository.model_facts import ModelFacts
+from model_repository.model_facts import ModelFacts, Task
 from model_repository.runtimes import RUNTIMES, UnknownRuntime
 from model_repository.system.linked_file import LinkedFile, why_changed
 
@@ -221,5 +221,6 @@ def load_runtime(config: EngineConfig, byte_table: Sequence[bytes]) -> Runtime:
     entry = RUNTIMES[config.runtime]
     if entry.prepare:
         pkgutil.resolve_name(entry.prepare)(os.environ)
-    runtime: Runtime = pkgutil.resolve_name(entry.encoder if config.pooling else entry.target)(config, byte_table)
+    target = entry.target if config.task is Task.GENERATE else entry.encoder
+    runtime: Runtime = pkgutil.resolve_name(target)(config, byte_table)
     return runtime

@@ -34,7 +34,8 @@ from model_repository.contract.rules import (
 from model_repository.contract.spec import token_ids_of
 from model_repository.contract.tensors import DETOKENIZE, ENGINE_REQUESTS, REQUEST_BATCH, TEXT, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, Unsupported, stage_error
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, check_embedding
 from model_repository.tokenizer.constraint import ConstraintChecker, Form, UnboundedChecker, is_new_message

@@ -15,7 +15,8 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights

@@ -48,7 +48,8 @@ from model_repository.contract.tensors import (
     TOKENIZE,
     ensemble_of_stage,
 )
-from model_repository.model_parameters import ModelParameters, Task
+from model_repository.model_facts import Task
+from model_repository.model_parameters import ModelParameters
 from tests.fakes import served_model
 from tests.frontend.triton.server import FakeTritonServer, OutputStream, infer_response, listen, text_of
 

@@ -28,7 +28,7 @@ from model_repository.engine.inbox import CancelKey, EndStream, FailRunning, Fai
 from model_repository.engine.loader import load_engine
 from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 
 
 class TritonPythonModel:

@@ -14,7 +14,7 @@ from frontend.errors import ContextLengthExceeded, EngineFailed, NotFinite
 from frontend.fan_out import MAX_RUNNING
 from model_repository.contract.output import Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, TextPrompt, TokenPrompt
-from model_repository.model_parameters import Task
+from model_repository.model_facts import Task
 from tests.fakes import FakeTriton, Script, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, CLASSIFICATION, COMPLETION, EMBEDDING, MESSAGE, RERANKING, RESPONSE, SCORING
