@@ -343,8 +343,9 @@ def _definitions_of(codes: Iterable[CodeType]) -> list[Definition]:
     return [each for each in found if not _BACKGROUND.search(str(each))]
 
 
-async def path_of(walk: Walk, repository: pathlib.Path) -> Path:
-    """Return the path of a request through a frontend and the stages of a repository."""
+@contextlib.asynccontextmanager
+async def served(repository: pathlib.Path) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a client of a frontend in this process, before the stages of a repository."""
     os.chdir(repository.parent)  # for the sockets of the stages
     triton = InProcessTriton(repository)
     server = grpc.aio.server()
@@ -354,21 +355,33 @@ async def path_of(walk: Walk, repository: pathlib.Path) -> Path:
     runner = app_runner(Settings(triton_endpoints=(f"127.0.0.1:{port}",)))
     await runner.setup()
     [(_, port)] = await runner.listen(host="127.0.0.1", port=0)
-    path = Path(walk)
-
-    async def answer(text: str) -> str:
-        async with session.post(walk.path, json={"model": walk.model, **walk.body(text)}) as response:
-            return await response.text()
-
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        await answer("Count from 1 to 3.")
-        with path.observed():
-            texts = [await answer(QUESTION) for _ in range(NUM_REQUESTS)]
-    assert all(walk.answer in text and "error" not in text for text in texts), texts
-    path.check()
+        yield session
     await runner.cleanup()
     await server.stop(None)
     triton.finalize()
+
+
+def replace_triton() -> None:
+    """Let the stages and their key be found without Triton."""
+    sys.modules["triton_python_backend_utils"] = BACKEND  # type: ignore[assignment]
+    os.environ[KEY_VARIABLE] = KEY_OF_ALL
+
+
+async def path_of(walk: Walk, repository: pathlib.Path) -> Path:
+    """Return the path of a request through a frontend and the stages of a repository."""
+    path = Path(walk)
+
+    async def answer(session: aiohttp.ClientSession, text: str) -> str:
+        async with session.post(walk.path, json={"model": walk.model, **walk.body(text)}) as response:
+            return await response.text()
+
+    async with served(repository) as session:
+        await answer(session, "Count from 1 to 3.")
+        with path.observed():
+            texts = [await answer(session, QUESTION) for _ in range(NUM_REQUESTS)]
+    assert all(walk.answer in text and "error" not in text for text in texts), texts
+    path.check()
     return path
 
 
@@ -449,8 +462,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print each function, with a star for the spine")
     parser.add_argument("--write", action="store_true", help="write the list of docs/request-path.md")
     options = parser.parse_args()
-    sys.modules["triton_python_backend_utils"] = BACKEND  # type: ignore[assignment]
-    os.environ[KEY_VARIABLE] = KEY_OF_ALL
+    replace_triton()
     walk = WALKS[options.walk]
     with tempfile.TemporaryDirectory() as folder:
         # Tokens that gather by the clock would make the path another one in each run.
