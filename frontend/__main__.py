@@ -349,7 +349,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     from frontend.launcher.checks import check_home, stage_of_another_version
     from frontend.launcher.child import json_line
     from frontend.launcher.command import serve, write_error, write_line
-    from frontend.launcher.errors import AlreadyServing
+    from frontend.launcher.errors import LaunchError
     from frontend.launcher.launcher import LauncherSettings
     from frontend.launcher.models import build_models, render_again
     from frontend.launcher.signals import EndingSignals
@@ -425,7 +425,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
                 is_verbose=options.verbose,
                 talk=talk,
             )
-    except (AlreadyServing, OSError) as exc:
+    except (LaunchError, OSError) as exc:
         write_error(exc, sys.stderr, is_json=is_json)
         return 1
 

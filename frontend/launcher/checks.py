@@ -11,13 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from frontend.launcher.errors import (
-    LimitTooLow,
-    PortInUse,
-    RepositoryInvalid,
-    SharedMemoryTooSmall,
-    TemporaryFolderReadOnly,
-)
+from frontend.launcher.errors import LaunchError
 from frontend.settings import SettingsError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -45,7 +39,7 @@ def free_ports(choices: Iterable[PortChoice]) -> dict[str, int]:
     """Return a free port for each flag.
 
     Raises:
-        PortInUse: a chosen port is in use.
+        LaunchError: a chosen port is in use.
     """
     chosen_first = sorted(choices, key=lambda choice: (choice.port == 0, not choice.is_chosen))
     with ExitStack() as stack:
@@ -56,15 +50,15 @@ def check_repository(repository: Path) -> None:
     """Check that a repository has a model, and that this version has rendered it.
 
     Raises:
-        RepositoryInvalid: it is missing, has no model, or another version has rendered it.
+        LaunchError: it is missing, has no model, or another version has rendered it.
     """
     if not repository.is_dir():
-        raise RepositoryInvalid(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
+        raise LaunchError(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
     if not any(repository.glob("*/config.pbtxt")):
-        raise RepositoryInvalid(f"--repository={repository}: no model in it; `conch serve demo` builds one")
+        raise LaunchError(f"--repository={repository}: no model in it; `conch serve demo` builds one")
     if (stage := stage_of_another_version(repository)) is not None:
         rule = f"another version of Conch has rendered it: `conch render --repository {repository}` renders it again"
-        raise RepositoryInvalid(f"--repository={repository}: {stage}: {rule}")
+        raise LaunchError(f"--repository={repository}: {stage}: {rule}")
 
 
 def stage_of_another_version(repository: Path) -> str | None:
@@ -93,23 +87,21 @@ def check_machine() -> None:
     """Check that Triton has the limits of the shell, the temporary folder and the shared memory that it needs.
 
     Raises:
-        LimitTooLow: a limit is too low.
-        TemporaryFolderReadOnly: files cannot be made in it.
-        SharedMemoryTooSmall: the tensors of Triton's Python backend, which are in shared memory, have too little room.
+        LaunchError: one of these does not suffice; the tensors of Triton's Python backend are in shared memory.
     """
     for limit, name, unit, needed in _LIMITS:
         allowed, _ = resource.getrlimit(limit)
         if allowed != resource.RLIM_INFINITY and allowed < needed * unit:
-            raise LimitTooLow(
+            raise LaunchError(
                 f"{name} is {allowed // unit}: Triton needs at least {needed}, and more for a large model"
             )
     if not os.access(_TEMPORARY, os.W_OK):
         rule = "Triton makes files there, whatever TMPDIR says: make it writable, or mount a folder there"
-        raise TemporaryFolderReadOnly(f"{_TEMPORARY} cannot be written: {rule}")
+        raise LaunchError(f"{_TEMPORARY} cannot be written: {rule}")
     status = os.statvfs(SHARED_MEMORY)
     free_bytes = status.f_bavail * status.f_frsize
     if free_bytes <= _MIN_SHM_BYTES:
-        raise SharedMemoryTooSmall(
+        raise LaunchError(
             f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
             f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
         )
@@ -130,7 +122,7 @@ def _bound(choice: PortChoice) -> Iterator[int]:
                 listener.bind((choice.host, 0))
             listener.listen()
         except OSError as exc:
-            raise PortInUse(
+            raise LaunchError(
                 f"cannot listen on {choice.host} port {choice.port}: {exc.strerror or exc}; "
                 f"{choice.flag} chooses another port"
             ) from exc

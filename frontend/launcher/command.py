@@ -131,7 +131,7 @@ def _talk(launcher: Launcher, signals: EndingSignals, talk: Callable[[], int]) -
 
     Raises:
         Interrupted: another signal has ended the conversation.
-        ChildEnded: a child has ended too often.
+        LaunchError: a child has ended too often.
     """
     failures: list[LaunchError] = []
 

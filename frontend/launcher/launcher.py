@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
-from frontend.launcher.errors import ChildEnded, NoModelServed, NotReadyInTime
+from frontend.launcher.errors import LaunchError
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
 from frontend.launcher.state_lock import locked
 from frontend.launcher.triton_health import hang_watch, wait_for_first_tokens
@@ -235,10 +235,8 @@ class Launcher:
         """Wait until every model that could be loaded has made a token; return the models' ids.
 
         Raises:
-            ChildEnded: a child, or a stage of Triton, has ended.
             Interrupted: `interrupt` was called.
-            NoModelServed: no model could be loaded.
-            NotReadyInTime: the time is up.
+            LaunchError: a child, or a stage of Triton, has ended, no model could be loaded, or the time is up.
         """
         deadline = time.monotonic() + self._settings.ready_timeout_s
         threading.Thread(target=self._wait_for_first_tokens, args=(deadline,), daemon=True).start()
@@ -265,7 +263,7 @@ class Launcher:
                 case model_ids:
                     self.unserved = self._unserved(model_ids)
                     if not model_ids:
-                        raise NoModelServed("\n".join(self.unserved))
+                        raise LaunchError("\n".join(self.unserved))
                     if not self.unserved:
                         self.triton.command = tuple(self._triton_command())  # all models must load again after a crash
                     return model_ids
@@ -274,8 +272,8 @@ class Launcher:
         """Restart a child when it ends, or when Triton hangs, until an exception.
 
         Raises:
-            ChildEnded: a child has ended too often.
             Interrupted: `interrupt` was called.
+            LaunchError: a child has ended too often.
         """
         with ExitStack() as stack:
             if self._settings.triton_hang_s:
@@ -306,7 +304,7 @@ class Launcher:
         """Return the seconds until an ended child is restarted.
 
         Raises:
-            ChildEnded: it has ended too often.
+            LaunchError: it has ended too often.
         """
         pause_s = plan.next_pause_s()
         if pause_s is None:
@@ -367,7 +365,7 @@ class Launcher:
             ended: by process id: when it was seen, by time.monotonic(), and how it ended. This updates it.
 
         Raises:
-            ChildEnded: it has not.
+            LaunchError: it has not.
         """
         now, present = time.monotonic(), self.triton.ended_stages()
         for pid in ended.keys() - present.keys():  # Triton has waited for it, as for the trial run of its own
@@ -391,9 +389,9 @@ class Launcher:
             if model_id not in model_ids or name in reasons
         ]
 
-    def _not_ready(self, exc: TimeoutError) -> NotReadyInTime:
+    def _not_ready(self, exc: TimeoutError) -> LaunchError:
         log = [line for child in (self.triton, self.frontend) for line in _last_lines(child)]
-        return NotReadyInTime(f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}", log)
+        return LaunchError(f"not ready after {self._settings.ready_timeout_s:g} s (--ready-timeout-s): {exc}", log)
 
 
 def _models(repository: Path) -> dict[str, str]:
@@ -406,10 +404,10 @@ def _title(ensemble: str) -> str:
     return f"{ensemble_to_model_id(ensemble)}, replica {replica_suffix(ensemble)[1:] or 1},"
 
 
-def _ended(child: Child, end: str) -> ChildEnded:
+def _ended(child: Child, end: str) -> LaunchError:
     """Return the error with which the launcher ends after a child, or after a stage of Triton."""
     causes = [f"{stage} {LOAD_FAILURE} {reason}" for stage, reason in child.load_failures.items()]
-    return ChildEnded(f"{end}: {'; '.join(causes) or child.last_problem}", _last_lines(child))
+    return LaunchError(f"{end}: {'; '.join(causes) or child.last_problem}", _last_lines(child))
 
 
 def _last_lines(child: Child) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from frontend.launcher.errors import AlreadyServing
+from frontend.launcher.errors import LaunchError
 from model_repository.system.lock_file import is_alive, is_in_our_namespace, read_holder, try_lock, write_holder
 from model_repository.system.running_servers import LOCK_FILE
 
@@ -27,7 +27,7 @@ def server_lock(home: Path, name: str, *, is_shared: bool) -> Iterator[TextIO]:
         is_shared: servers of this machine may have the same name, too.
 
     Raises:
-        AlreadyServing: another server has the port.
+        LaunchError: another server has the port.
     """
     for number in itertools.count(1):
         with _lock_file(home / "servers" / (name if number == 1 else f"{name}-{number}")) as file:
@@ -42,11 +42,11 @@ def locked(state_dir: Path) -> Iterator[TextIO]:
     """Hold the lock of a state directory, and yield its file, in which the holder writes its URL.
 
     Raises:
-        AlreadyServing: another launcher holds it.
+        LaunchError: another launcher holds it.
     """
     with _lock_file(state_dir) as file:
         if not _is_taken(file, is_shared=False):
-            raise AlreadyServing(f"{state_dir}: a server of another container has this folder")
+            raise LaunchError(f"{state_dir}: a server of another container has this folder")
         yield file
 
 
@@ -61,7 +61,7 @@ def _is_taken(file: TextIO, *, is_shared: bool) -> bool:
     """Take the lock, and return whether it is ours now; it is not if its holder may go on beside us.
 
     Raises:
-        AlreadyServing: its holder has our port.
+        LaunchError: its holder has our port.
     """
     # The guard of a killed launcher holds the lock until all processes have ended, for some seconds.
     while not try_lock(file):
@@ -72,7 +72,7 @@ def _is_taken(file: TextIO, *, is_shared: bool) -> bool:
             where = "" if is_in_our_namespace(holder, "pid") else " of another container"
             does = f"already serves at {holder['url']}" if "url" in holder else "already builds or loads its models"
             hint = "`conch chat` talks to it; for another server, choose another --port"
-            raise AlreadyServing(f"process {holder['pid']}{where} {does}: {hint}")
+            raise LaunchError(f"process {holder['pid']}{where} {does}: {hint}")
         time.sleep(_POLL_S)
     file.truncate(0)
     return True

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from frontend.launcher.errors import TritonNotFound
+from frontend.launcher.errors import LaunchError
 from frontend.launcher.libpython import libpython_dir, why_unusable
 from frontend.settings import Settings
 from frontend.triton import restricted
@@ -94,16 +94,16 @@ def find_triton(
         full: the path of the server in NVIDIA's images.
 
     Raises:
-        TritonNotFound: no server, or a server that cannot run with this Python.
+        LaunchError: no server, or a server that cannot run with this Python.
     """
     for source in (sys.prefix, _CODE):
         if not source.isascii():
             rule = "Triton's Python imports nothing from a path with a letter outside ASCII: move it, and install again"
-            raise TritonNotFound(f"{source}: {rule}")
+            raise LaunchError(f"{source}: {rule}")
     environment = _common_environment(environment)
     if named is not None:
         if not os.access(named, os.X_OK) or named.is_dir():
-            raise TritonNotFound(f"--tritonserver={named}: expected a program that can be run")
+            raise LaunchError(f"--tritonserver={named}: expected a program that can be run")
         return _full_installation(named, environment)
     if found := shutil.which("tritonserver", path=environment.get("PATH", "")):
         return _full_installation(Path(found), environment)
@@ -183,11 +183,11 @@ def _full_installation(binary: Path, environment: Mapping[str, str]) -> TritonIn
 
 def _wheel_installation(folder: Path, environment: Mapping[str, str]) -> TritonInstallation:
     if reason := why_unusable():
-        raise TritonNotFound(f"{sys.executable}: {reason}, and the server of nvidia-pytriton needs it")
+        raise LaunchError(f"{sys.executable}: {reason}, and the server of nvidia-pytriton needs it")
     server = _wheel_folder()
     numpy = installed_version("numpy")
     if numpy is not None and int(numpy.partition(".")[0]) > 1:  # its stub reads numpy 1's structures: a text aborts it
-        raise TritonNotFound(f"numpy {numpy}: the server of nvidia-pytriton needs a numpy below 2")
+        raise LaunchError(f"numpy {numpy}: the server of nvidia-pytriton needs a numpy below 2")
     libraries = [server.parents[1] / "nvidia_pytriton.libs", libpython_dir()]
     path = environment.get("LD_LIBRARY_PATH")
     for library in reversed([library for library in libraries if library is not None]):
@@ -207,7 +207,7 @@ def _wheel_folder() -> Path:
         folder = Path(location, "tritonserver")
         if (folder / "bin" / "tritonserver").is_file():
             return folder
-    raise TritonNotFound(
+    raise LaunchError(
         "no tritonserver: neither on PATH nor in /opt/tritonserver/bin, and the package nvidia-pytriton, "
         "which brings one for the CPU, is not installed (in a checkout: pip install '.[cpu]'); "
         "--tritonserver=PATH names another"

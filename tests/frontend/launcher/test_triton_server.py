@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.launcher.errors import TritonNotFound
+from frontend.launcher.errors import LaunchError
 from frontend.launcher.libpython import LIBRARY, libpython_dir
 from frontend.launcher.triton_server import find_triton, triton_folder
 
@@ -23,7 +23,7 @@ def program(path: Path) -> Path:
 
 
 def test_a_named_server_that_is_no_program_is_refused(tmp_path):
-    with pytest.raises(TritonNotFound, match=f"^--tritonserver={tmp_path}: expected a program that can be run$"):
+    with pytest.raises(LaunchError, match=f"^--tritonserver={tmp_path}: expected a program that can be run$"):
         find_triton(tmp_path, tmp_path, {})
 
 
@@ -76,14 +76,14 @@ def test_stages_run_in_this_environment(tmp_path):
 @pytest.mark.parametrize("place", ["sys.prefix", "frontend.launcher.triton_server._CODE"])
 def test_code_that_tritons_python_cannot_import_is_named(place, tmp_path, monkeypatch):
     monkeypatch.setattr(place, "/home/jürgen/conch")
-    with pytest.raises(TritonNotFound, match=r"^/home/jürgen/conch: .* a letter outside ASCII: move it"):
+    with pytest.raises(LaunchError, match=r"^/home/jürgen/conch: .* a letter outside ASCII: move it"):
         find_triton(None, tmp_path, {})
 
 
 def test_a_missing_wheel_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("frontend.launcher.triton_server.why_unusable", lambda: None)
-    with pytest.raises(TritonNotFound, match="nvidia-pytriton"):
+    with pytest.raises(LaunchError, match="nvidia-pytriton"):
         find_triton(None, tmp_path, {}, full=NOWHERE)
 
 
@@ -92,7 +92,7 @@ def test_the_server_of_the_wheel_is_refused_beside_numpy_2(tmp_path, monkeypatch
     (tmp_path / "numpy-2.3.5.dist-info").mkdir()
     (tmp_path / "numpy-2.3.5.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.3.5\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(TritonNotFound, match=r"^numpy 2\.3\.5: the server of nvidia-pytriton needs a numpy below 2$"):
+    with pytest.raises(LaunchError, match=r"^numpy 2\.3\.5: the server of nvidia-pytriton needs a numpy below 2$"):
         find_triton(None, tmp_path, {}, full=NOWHERE)
 
 
