@@ -368,7 +368,6 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
     last_build = options.home / "repository"
     settings = LauncherSettings(
         repository=options.repository or last_build,
-        state_dir=options.home,  # a folder in it, once its lock is held
         environment=os.environ,
         frontend=frontend,
         triton_grpc_port=options.triton_grpc_port,
@@ -399,9 +398,8 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
             EndingSignals() as signals,
             server_lock(options.home, str(frontend.port or "any"), is_shared=not frontend.port) as lock,
         ):
-            folder = Path(lock.name).parent
-            repository = folder / "repository" if options.models else settings.repository
-            settings = dataclasses.replace(settings, state_dir=folder, repository=repository)
+            repository = Path(lock.name).with_name("repository") if options.models else settings.repository
+            settings = dataclasses.replace(settings, repository=repository)
             if options.models and sys.stderr.isatty():
                 print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
             build_log = log if is_json and not sys.stderr.isatty() else None

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontend.launcher.launcher import LauncherSettings
+from frontend.launcher.launcher import Launcher, LauncherSettings
+from frontend.launcher.state_lock import server_lock
 from frontend.settings import Settings
 from model_repository.contract.tensors import KEY_VARIABLE
 from model_repository.system.log_time import TIME
@@ -54,7 +55,6 @@ def free_port() -> int:
 
 def launcher_settings(
     repository: Path,
-    state_dir: Path,
     frontend: Settings,
     environment: Mapping[str, str] = os.environ,
     http_port: int | None = None,
@@ -62,13 +62,23 @@ def launcher_settings(
     """Return a launcher's settings; the frontend gets a free port in any case."""
     return LauncherSettings(
         repository=repository,
-        state_dir=state_dir,
         environment=environment,
         frontend=replace(frontend, port=free_port(), triton_key=KEY_OF_ALL),
         triton_grpc_port=free_port(),
         triton_metrics_port=free_port(),
         triton_http_port=http_port,
     )
+
+
+@contextmanager
+def launched(settings: LauncherSettings, home: Path, log_path: Path) -> Iterator[Launcher]:
+    """Enter a launcher that has a folder of a home; the log of its children goes to a file."""
+    with (
+        log_path.open("w") as log,
+        server_lock(home, "any", is_shared=True) as lock,
+        Launcher(settings, lock, lambda line: print(line, file=log, flush=True)) as launcher,
+    ):
+        yield launcher
 
 
 def untimed(log: str) -> str:

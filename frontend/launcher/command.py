@@ -58,7 +58,7 @@ def serve(
 
     Args:
         signals: each ends serving.
-        lock: of the state directory.
+        lock: of the server's folder, which gets the log.
         is_verbose: print the whole log, also on a terminal or beside a conversation.
         talk: called with the URL and the first model once the models answer; its end is the end of serving, and its
             result is returned. A signal before it is called gives the status of Ctrl-C.
@@ -81,12 +81,12 @@ def serve(
         if write_to_file is not None:
             write_to_file(line)
 
-    launcher = Launcher(settings, log, notify, lock)
+    launcher = Launcher(settings, lock, log, notify)
     signals.call(lambda number: launcher.interrupt())
     try:
         with ExitStack() as stack, launcher:
             if is_quiet:
-                path = settings.state_dir / LOG_FILE
+                path = Path(lock.name).parent / LOG_FILE
                 write_to_file = stack.enter_context(_log_file(path, lambda text: write_line(text, err)))
                 write_line(f"Starting Triton and the frontend. Their log is in {path}.", err)
             launcher.start()

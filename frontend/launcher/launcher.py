@@ -20,7 +20,6 @@ from frontend.launcher.checks import PortChoice, check_machine, check_repository
 from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
-from frontend.launcher.state_lock import locked
 from frontend.launcher.triton_health import hang_watch, wait_for_first_tokens
 from frontend.launcher.triton_server import (
     ADDRESS,
@@ -84,7 +83,6 @@ class LauncherSettings:
     """
 
     repository: Path
-    state_dir: Path
     environment: Mapping[str, str]  # the launcher's; the children inherit it
     frontend: Settings = DEFAULT_FRONTEND  # the launcher sets its Triton endpoint
     triton_grpc_port: int | None = None  # None: 8001 if it is free, else any
@@ -140,13 +138,13 @@ def _triton_port(flag: str, port: int | None, usual: int) -> PortChoice:
 class Launcher:
     """The two children of `serve`; a context manager that leaves no process behind.
 
-    Entering it makes the checks and locks the state directory; no child runs yet. Then `start` starts both children, or
-    a test starts, stops and kills `triton` and `frontend` one by one; a restart has the same ports.
+    Entering it makes the checks; no child runs yet. Then `start` starts both children, or a test starts, stops and
+    kills `triton` and `frontend` one by one; a restart has the same ports.
 
     Args:
+        lock: of the server's folder, as `server_lock` yields it.
         log: called with each line of the children's logs, from other threads.
         notify: called with each line of the launcher's own, from other threads too; None: `log`.
-        lock: the lock file of the state directory, if the caller holds the lock; None: the launcher takes it.
     """
 
     triton: Child
@@ -157,9 +155,9 @@ class Launcher:
     def __init__(
         self,
         settings: LauncherSettings,
+        lock: TextIO,
         log: Callable[[str], None],
         notify: Callable[[str], None] | None = None,
-        lock: TextIO | None = None,
     ) -> None:
         self._settings = settings
         self._lock = lock
@@ -176,19 +174,17 @@ class Launcher:
 
         Raises:
             LaunchError: a check has failed.
-            OSError: the state directory cannot be written.
+            OSError: the server's folder cannot be written.
         """
-        state_dir = self._settings.state_dir.resolve()
         with ExitStack() as stack:
             check_machine()
-            lock = self._lock or stack.enter_context(locked(state_dir))
             check_repository(self._settings.repository)
             self._choose_ports()
             models = list(dict.fromkeys(_models(self._settings.repository).values()))
             artifacts = [path.read_text("utf-8") for path in self._settings.repository.glob(f"*/{ARTIFACT_FILE}")]
-            write_holder(lock, url=self.url, models=models, artifacts=artifacts)
-            mark = stack.enter_context(guarded(lock.fileno(), self._settings.stop_timeout_s))
-            self._prepare_children(state_dir, mark)
+            write_holder(self._lock, url=self.url, models=models, artifacts=artifacts)
+            mark = stack.enter_context(guarded(self._lock.fileno(), self._settings.stop_timeout_s))
+            self._prepare_children(mark)
             stack.callback(self.stop)
             self._cleanup = stack.pop_all()
         return self
@@ -333,9 +329,9 @@ class Launcher:
             triton_key=self._settings.frontend.triton_key or secrets.token_urlsafe(),
         )
 
-    def _prepare_children(self, state_dir: Path, mark: str) -> None:
+    def _prepare_children(self, mark: str) -> None:
         self._mark, settings = mark, self._settings
-        folder, own = triton_folder(state_dir, settings.repository), settings.frontend
+        folder, own = triton_folder(Path(self._lock.name).parent, settings.repository), settings.frontend
         installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key

@@ -30,31 +30,13 @@ def server_lock(home: Path, name: str, *, is_shared: bool) -> Iterator[TextIO]:
         LaunchError: another server has the port.
     """
     for number in itertools.count(1):
-        with _lock_file(home / "servers" / (name if number == 1 else f"{name}-{number}")) as file:
+        folder = home / "servers" / (name if number == 1 else f"{name}-{number}")
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
             if _is_taken(file, is_shared=is_shared):
                 write_holder(file)
                 yield file
                 return
-
-
-@contextmanager
-def locked(state_dir: Path) -> Iterator[TextIO]:
-    """Hold the lock of a state directory, and yield its file, in which the holder writes its URL.
-
-    Raises:
-        LaunchError: another launcher holds it.
-    """
-    with _lock_file(state_dir) as file:
-        if not _is_taken(file, is_shared=False):
-            raise LaunchError(f"{state_dir}: a server of another container has this folder")
-        yield file
-
-
-@contextmanager
-def _lock_file(folder: Path) -> Iterator[TextIO]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK_FILE).open("a+", encoding="utf-8") as file:
-        yield file
 
 
 def _is_taken(file: TextIO, *, is_shared: bool) -> bool:
@@ -74,5 +56,4 @@ def _is_taken(file: TextIO, *, is_shared: bool) -> bool:
             hint = "`conch chat` talks to it; for another server, choose another --port"
             raise LaunchError(f"process {holder['pid']}{where} {does}: {hint}")
         time.sleep(_POLL_S)
-    file.truncate(0)
     return True

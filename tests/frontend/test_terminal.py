@@ -18,7 +18,7 @@ from frontend.launcher import command
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import LauncherSettings
 from frontend.launcher.signals import EndingSignals
-from frontend.launcher.state_lock import locked
+from frontend.launcher.state_lock import server_lock
 from frontend.telemetry.log_lines import configure_logging
 from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.system.terminal_text import STEERING, escaped_output
@@ -101,7 +101,7 @@ def test_neither_the_terminal_nor_the_log_of_serve_has_a_raw_line(
         """A launcher whose child logs a line and ends."""
 
         def __init__(
-            self, settings: LauncherSettings, log: Callable[[str], None], notify: Callable[[str], None], lock: TextIO
+            self, settings: LauncherSettings, lock: TextIO, log: Callable[[str], None], notify: Callable[[str], None]
         ) -> None:
             self._log = log
 
@@ -115,10 +115,10 @@ def test_neither_the_terminal_nor_the_log_of_serve_has_a_raw_line(
     monkeypatch.setattr(command, "Launcher", Broken)
     monkeypatch.setenv("NO_COLOR", "1")
     terminal: Any = Terminal()
-    settings = LauncherSettings(repository=tmp_path, state_dir=tmp_path, environment={})
-    with EndingSignals() as signals, locked(tmp_path) as lock:
+    settings = LauncherSettings(repository=tmp_path, environment={})
+    with EndingSignals() as signals, server_lock(tmp_path, "any", is_shared=True) as lock:
         assert command.serve(settings, terminal, escaped_output(terminal), signals=signals, lock=lock) == 1
-    log = (tmp_path / command.LOG_FILE).read_text()
+    log = Path(lock.name).with_name(command.LOG_FILE).read_text()
     assert log.count("title") == 2 and not steers(log)
     shown = terminal.getvalue().replace("\r\x1b[K", "")
     assert shown.count("title") == 3 and not steers(shown)

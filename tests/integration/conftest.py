@@ -19,7 +19,6 @@ from openai import OpenAI
 from build_engines.commands.adapter import build_adapter
 from build_engines.tensorrt_llm.lora import MODULES
 from frontend.caller import KeyRole
-from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from tests.frontend.gateway.key_files import KeyFile
 from tests.frontend_with import PATIENT, change_frontend
@@ -39,7 +38,7 @@ from tests.integration.stack import (
     PREFILL_TOKENS,
     Stack,
 )
-from tests.launching import free_port, launcher_settings
+from tests.launching import free_port, launched, launcher_settings
 from tests.tensorrt_llm_artifact import ADAPTER, DEMO, DEMO_CATALOG, install_double, write_artifact
 
 FORMAL = DEMO / "adapters" / "formal"
@@ -233,10 +232,9 @@ def running_stack(
     **environment: str,
 ) -> Iterator[Stack]:
     """Run Triton and a frontend until the end of the block; the constants are those of `tests.frontend_with`."""
-    state_dir = tmp_path_factory.mktemp("launcher")
-    settings = launcher_settings(repository, state_dir, frontend, {**os.environ, **environment}, http_port)
+    settings = launcher_settings(repository, frontend, {**os.environ, **environment}, http_port)
     log_path = tmp_path_factory.mktemp("log") / "serve.log"
-    with log_path.open("w") as log, Launcher(settings, lambda line: print(line, file=log, flush=True)) as launcher:
+    with launched(settings, tmp_path_factory.mktemp("launcher"), log_path) as launcher:
         change_frontend(launcher, *PATIENT, *constants)
         launcher.triton._blocked.clear()  # as `conch triton` runs it: tests end it by SIGTERM
         launcher.start()

@@ -14,13 +14,12 @@ from openai import OpenAI
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from build_engines.render import ServeOptions, render_artifacts, write_repository
-from frontend.launcher.launcher import Launcher
 from frontend.settings import Settings
 from model_repository.runtimes import RUNTIMES
 from tests import played_runtime
 from tests.integration.api import WEATHER
 from tests.integration.stack import DEMO_CHECKPOINT, renamed_checkpoint
-from tests.launching import launcher_settings
+from tests.launching import launched, launcher_settings
 
 pytestmark = pytest.mark.faults
 FUNCTION: Any = WEATHER["function"]
@@ -48,8 +47,8 @@ def url(servers: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         played_runtime.register()
         files = render_artifacts({build(spec, folder / "built"): ServeOptions()})
     write_repository(files, folder / "repository")
-    settings = launcher_settings(folder / "repository", folder / "state", Settings())
-    with (folder / "serve.log").open("w") as log, Launcher(settings, lambda line: print(line, file=log)) as launcher:
+    settings = launcher_settings(folder / "repository", Settings())
+    with launched(settings, folder / "state", folder / "serve.log") as launcher:
         door = folder / "repository" / "played__engine" / "1" / "model.py"  # the launcher has compared it with ours
         door.write_text(f"{door.read_text()}\nfrom tests import played_runtime\nplayed_runtime.register()\n")
         launcher.start()

@@ -29,10 +29,10 @@ from build_engines.render import ServeOptions, render, write_repository
 from frontend.__main__ import main
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
+from frontend.launcher.state_lock import server_lock
 from frontend.settings import Settings, SettingsError
-from model_repository.system.lock_file import read_holder
 from model_repository.system.log_time import TIME
-from model_repository.system.running_servers import LOCK_FILE, running_servers
+from model_repository.system.running_servers import running_servers
 from tests.build_engines.test_render import MANIFEST
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, free_port, running, untimed
@@ -195,20 +195,18 @@ def test_a_wrong_option_is_one_line_and_status_2(capsys, argument, problem):
 def test_its_triton_has_a_certificate_or_no_tls(repository, tmp_path):
     frontend = Settings(triton_tls_ca="ca.pem")
     with pytest.raises(SettingsError, match=r"^--triton-tls-ca='ca.pem': .* certificate: --triton-tls-cert and "):
-        LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, frontend=frontend)
+        LauncherSettings(repository=repository, environment={}, frontend=frontend)
 
 
 def test_tritons_http_goes_without_tls(repository, tmp_path):
     frontend = Settings(triton_tls_ca="a", triton_tls_cert="c", triton_tls_key="k")
     with pytest.raises(SettingsError, match=r"^--triton-http-port=0: Triton's HTTP has no TLS"):
-        LauncherSettings(
-            repository=repository, state_dir=tmp_path, environment={}, frontend=frontend, triton_http_port=0
-        )
+        LauncherSettings(repository=repository, environment={}, frontend=frontend, triton_http_port=0)
 
 
 def test_a_port_can_be_used_once_only(repository, tmp_path):
     with pytest.raises(SettingsError, match=r"^--port=8000, --triton-grpc-port=8000: each port can be used once only"):
-        LauncherSettings(repository=repository, state_dir=tmp_path, environment={}, triton_grpc_port=8000)
+        LauncherSettings(repository=repository, environment={}, triton_grpc_port=8000)
 
 
 def test_the_pauses_grow_and_end_at_the_limit() -> None:
@@ -262,7 +260,6 @@ def settings(repository: Path, server: Callable[[str], Path], tmp_path: Path) ->
     """Free ports, a program that is never started, no health checks."""
     return LauncherSettings(
         repository=repository,
-        state_dir=tmp_path / "state",
         environment={"PATH": "/bin"},
         frontend=Settings(port=0),
         triton_grpc_port=0,
@@ -274,16 +271,17 @@ def settings(repository: Path, server: Callable[[str], Path], tmp_path: Path) ->
 
 
 @pytest.fixture
-def launch(settings: LauncherSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Enter launchers without processes; their settings may be changed."""
+def launch(settings: LauncherSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    """Enter launchers without processes; their home and settings may be changed."""
     lines: list[str] = []
     monkeypatch.setattr("frontend.launcher.launcher.Child", FakeChild)
     monkeypatch.setattr("frontend.launcher.launcher.guarded", lambda lock, grace_s: nullcontext("mark"))
     monkeypatch.setattr("frontend.launcher.launcher._FIRST_PAUSE_S", 0.01)
     with ExitStack() as stack:
 
-        def enter(**changes: Any) -> tuple[Any, list[str]]:
-            return stack.enter_context(Launcher(replace(settings, **changes), lines.append)), lines
+        def enter(home: Path = tmp_path / "state", **changes: Any) -> tuple[Any, list[str]]:
+            lock = stack.enter_context(server_lock(home, "any", is_shared=False))
+            return stack.enter_context(Launcher(replace(settings, **changes), lock, lines.append)), lines
 
         yield enter
 
@@ -374,7 +372,7 @@ def test_a_model_that_does_not_load_is_named_and_ends_nothing_unless_it_is_the_o
     assert launcher.unserved == [message] and "--exit-on-error=false" in launcher.triton.command
 
 
-def test_a_replica_that_does_not_load_is_named_while_its_model_is_served(launch, monkeypatch, repository):
+def test_a_replica_that_does_not_load_is_named_while_its_model_is_served(launch, monkeypatch, repository, tmp_path):
     (repository / "demo@2").mkdir()
     (repository / "demo@2" / "config.pbtxt").touch()
     monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: ["demo"])
@@ -383,8 +381,7 @@ def test_a_replica_that_does_not_load_is_named_while_its_model_is_served(launch,
     launcher.triton.load_failures = {"demo@2__engine": "GPUs [2, 3]: no such"}
     assert launcher.wait_until_ready() == ["demo"]
     assert launcher.unserved == ["demo, replica 2, is not served: demo@2__engine does not load: GPUs [2, 3]: no such"]
-    with (launcher._settings.state_dir / LOCK_FILE).open(encoding="utf-8") as lock:
-        assert read_holder(lock)["models"] == ["demo"]
+    assert [server.models for server in running_servers(tmp_path / "state")] == [("demo",)]
 
 
 def test_models_that_have_loaded_must_load_again_after_a_crash(launch, monkeypatch):
@@ -446,15 +443,15 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(launch, name):
 def test_a_running_server_names_its_models_and_their_artifacts(launch, repository, tmp_path):
     files = render(MANIFEST, tmp_path / "artifacts" / "demo-0123", ServeOptions(), "1.2.3")
     write_repository(files, repository)
-    launch(state_dir=tmp_path / "servers" / "any")
+    launch(tmp_path)
     [server] = running_servers(tmp_path)
     assert (server.models, server.artifacts) == ((MANIFEST.model_id,), ("demo-0123",))
 
 
-def test_a_state_directory_that_cannot_be_used_is_named(launch, repository):
-    state_dir = repository / "demo" / "config.pbtxt" / "state"
-    with pytest.raises(OSError, match=rf"\[Errno 20\] Not a directory: '{state_dir}'"):
-        launch(state_dir=state_dir)
+def test_a_home_that_cannot_be_used_is_named(launch, repository):
+    home = repository / "demo" / "config.pbtxt"
+    with pytest.raises(OSError, match=rf"\[Errno 20\] Not a directory: '{home}/servers/any'"):
+        launch(home)
 
 
 @pytest.mark.parametrize(("name", "problem"), [("missing", "no such folder"), ("empty", "no model in it")])
@@ -472,7 +469,7 @@ def test_secrets_of_the_frontend_are_in_its_environment_and_in_no_command_line(l
     environment = launcher.frontend.environment
     assert environment["CONCH_REDIS_URL"] == url and "password" not in words
     assert environment["CONCH_TRITON_KEY"] == key and key not in words
-    other, _ = launch(state_dir=tmp_path / "other")
+    other, _ = launch(tmp_path / "other")
     assert other.frontend_settings.triton_key != key
 
 
