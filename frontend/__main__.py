@@ -593,25 +593,20 @@ def _api(options: argparse.Namespace) -> int:
 
 
 def _triton(options: argparse.Namespace) -> int:
-    from frontend.launcher.checks import check_home
     from frontend.launcher.errors import LaunchError
-    from frontend.launcher.triton_alone import TritonSettings, become_triton, tls_from
-    from frontend.launcher.triton_server import TritonPorts
+    from frontend.launcher.triton_alone import become_triton, tls_from
+    from frontend.launcher.triton_server import TritonOptions, TritonPorts
 
-    settings = TritonSettings(
-        repository=options.repository,
-        state_dir=options.home,
+    of_triton = TritonOptions(
+        ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
+        key=settings_of_environment(os.environ, Settings()).triton_key or secrets.token_urlsafe(),
+        tls=tls_from(settings_from(options, Settings())),
         address=options.address,
         metrics_address=options.metrics_address or options.address,
-        ports=TritonPorts(grpc=options.grpc_port, http=options.http_port, metrics=options.metrics_port),
         exit_timeout_s=options.exit_timeout_s,
-        tls=tls_from(settings_from(options, Settings())),
-        key=settings_of_environment(os.environ, Settings()).triton_key or secrets.token_urlsafe(),
-        tritonserver=options.tritonserver,
     )
     try:
-        check_home(options.home)
-        become_triton(settings, os.environ)
+        become_triton(options.repository, options.home, options.tritonserver, of_triton, os.environ)
     except (LaunchError, OSError) as exc:
         _print_error(exc)
     return 1

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -25,6 +24,7 @@ from frontend.launcher.triton_server import (
     ADDRESS,
     DEFAULT_FRONTEND,
     GrpcTls,
+    TritonOptions,
     TritonPorts,
     find_triton,
     triton_command,
@@ -261,7 +261,7 @@ class Launcher:
                     if not model_ids:
                         raise LaunchError("\n".join(self.unserved))
                     if not self.unserved:
-                        self.triton.command = tuple(self._triton_command())  # all models must load again after a crash
+                        self.triton.command = self._complete_command  # all models must load again after a crash
                     return model_ids
 
     def watch(self) -> None:
@@ -335,9 +335,9 @@ class Launcher:
         installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key
-        names = shm_prefix(mark)
-        self._triton_command = partial(triton_command, installation, self.triton_ports, names, key=key, tls=tls)
-        triton = self._triton_command(is_partial=True)
+        options = TritonOptions(ports=self.triton_ports, key=key, shm_prefix=shm_prefix(mark), tls=tls)
+        self._complete_command = tuple(triton_command(installation, options))
+        triton = triton_command(installation, replace(options, is_partial=True))
         frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
         environment = {**installation.environment, KEY_VARIABLE: key}
         self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key, is_deaf=True)

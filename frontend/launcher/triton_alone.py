@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
-from frontend.launcher.checks import check_machine, check_repository
+from frontend.launcher.checks import check_home, check_machine, check_repository
 from frontend.launcher.state_lock import server_lock
-from frontend.launcher.triton_server import (
-    NO_TLS,
-    GrpcTls,
-    TritonInstallation,
-    TritonPorts,
-    find_triton,
-    triton_command,
-    triton_folder,
-)
+from frontend.launcher.triton_server import GrpcTls, TritonOptions, find_triton, triton_command, triton_folder
 from frontend.settings import Settings, SettingsError
 from model_repository.contract.tensors import KEY_VARIABLE
-
-_SHM_PREFIX = "conch_"  # a container's shared memory is its own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TritonSettings:
-    """The options of `triton`.
-
-    Raises:
-        SettingsError: at construction.
-    """
-
-    repository: Path
-    state_dir: Path
-    address: str  # gRPC's; HTTP is on loopback
-    metrics_address: str
-    ports: TritonPorts
-    exit_timeout_s: int  # time for running requests after SIGTERM
-    tls: GrpcTls = NO_TLS  # gRPC's
-    key: str = field(default_factory=secrets.token_urlsafe, repr=False)  # opens the restricted APIs
-    tritonserver: Path | None = None  # None: an installed one
-
-    def __post_init__(self) -> None:
-        for name, port in (("grpc", self.ports.grpc), ("http", self.ports.http), ("metrics", self.ports.metrics)):
-            if port is not None and not 1 <= port <= 65535:
-                raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
-        if self.ports.http is not None and self.tls.cert:
-            raise SettingsError(
-                f"--http-port={self.ports.http}: Triton's HTTP has no TLS, leave it out with --tls-cert"
-            )
-        if self.exit_timeout_s < 0:
-            raise SettingsError(f"--exit-timeout-s={self.exit_timeout_s}: must not be negative")
 
 
 def tls_from(settings: Settings) -> GrpcTls:
@@ -67,34 +25,39 @@ def tls_from(settings: Settings) -> GrpcTls:
     return GrpcTls(cert=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
 
 
-def become_triton(settings: TritonSettings, environment: Mapping[str, str]) -> None:
+def become_triton(
+    repository: Path, home: Path, tritonserver: Path | None, options: TritonOptions, environment: Mapping[str, str]
+) -> None:
     """Replace this process by the server, which then gets the signals and sets the exit status.
 
+    Args:
+        tritonserver: None: an installed one.
+
     Raises:
+        SettingsError: an option breaks a rule, or the home cannot be written.
         LaunchError: no model, a low limit, too little shared memory, or no server that can run here.
         OSError: the server cannot be run.
     """
+    _check(options)
+    check_home(home)
     check_machine()
-    check_repository(settings.repository)
-    with server_lock(settings.state_dir, "triton", is_shared=True) as lock:
+    check_repository(repository)
+    with server_lock(home, "triton", is_shared=True) as lock:
         os.set_inheritable(lock.fileno(), True)  # the server holds it
-        folder = triton_folder(Path(lock.name).parent, settings.repository)
-        installation = find_triton(settings.tritonserver, folder, environment)
-        environment = {**installation.environment, KEY_VARIABLE: settings.key}
-        command = alone_command(installation, settings)
+        folder = triton_folder(Path(lock.name).parent, repository)
+        installation = find_triton(tritonserver, folder, environment)
+        environment = {**installation.environment, KEY_VARIABLE: options.key}
+        command = triton_command(installation, options)
         os.chdir(folder)  # the command was made of paths from the former folder
         os.execve(installation.binary, command, environment)
 
 
-def alone_command(installation: TritonInstallation, settings: TritonSettings) -> list[str]:
-    """Return the command line of a server for frontends on other machines."""
-    return triton_command(
-        installation,
-        settings.ports,
-        _SHM_PREFIX,
-        key=settings.key,
-        tls=settings.tls,
-        address=settings.address,
-        metrics_address=settings.metrics_address,
-        exit_timeout_s=settings.exit_timeout_s,
-    )
+def _check(options: TritonOptions) -> None:
+    ports = options.ports
+    for name, port in (("grpc", ports.grpc), ("http", ports.http), ("metrics", ports.metrics)):
+        if port is not None and not 1 <= port <= 65535:
+            raise SettingsError(f"--{name}-port={port}: must be a whole number from 1 to 65535")
+    if ports.http is not None and options.tls.cert:
+        raise SettingsError(f"--http-port={ports.http}: Triton's HTTP has no TLS, leave it out with --tls-cert")
+    if options.exit_timeout_s < 0:
+        raise SettingsError(f"--exit-timeout-s={options.exit_timeout_s}: must not be negative")

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontend.launcher.errors import LaunchError
@@ -58,7 +58,7 @@ class GrpcTls:
     key: str = ""
     client_ca: str = ""  # the authorities of clients' certificates; empty: clients need none
 
-    def options(self) -> dict[str, str]:
+    def flags(self) -> dict[str, str]:
         """Return the server's options."""
         if not self.cert:
             return {}
@@ -67,7 +67,18 @@ class GrpcTls:
         return {kind: "true"} | {name: os.path.abspath(file) for name, file in files.items() if file}
 
 
-NO_TLS = GrpcTls()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonOptions:
+    """The options of a server's command line."""
+
+    ports: TritonPorts
+    key: str = field(repr=False)  # opens the restricted APIs
+    shm_prefix: str = "conch_"  # names of shared memory begin with it; a container's shared memory is its own
+    is_partial: bool = False  # serve without the models that cannot be loaded; else one of them ends the server
+    tls: GrpcTls = field(default_factory=GrpcTls)  # gRPC's
+    address: str = ADDRESS  # gRPC's, where both 0.0.0.0 and :: are every address; HTTP is on loopback
+    metrics_address: str = ADDRESS  # :: is every IPv6 address
+    exit_timeout_s: int = _EXIT_TIMEOUT_S  # time for running requests after SIGTERM
 
 
 def triton_folder(state_dir: Path, repository: Path) -> Path:
@@ -112,57 +123,38 @@ def find_triton(
     return _wheel_installation(folder, environment)
 
 
-def triton_command(
-    installation: TritonInstallation,
-    ports: TritonPorts,
-    shm_prefix: str,
-    *,
-    key: str,
-    is_partial: bool = False,
-    tls: GrpcTls = NO_TLS,
-    address: str = ADDRESS,
-    metrics_address: str = ADDRESS,
-    exit_timeout_s: int = _EXIT_TIMEOUT_S,
-) -> list[str]:
-    """Return the command line.
-
-    Args:
-        is_partial: serve without the models of the repository that cannot be loaded; else one of them ends the server.
-        key: the key to the restricted APIs.
-        tls: the TLS of gRPC.
-        address: the address of gRPC; for gRPC both 0.0.0.0 and :: are every address. HTTP is on loopback.
-        metrics_address: the address of metrics; for them :: is every IPv6 address.
-        exit_timeout_s: seconds for running requests, after SIGTERM.
-    """
-    options: dict[str, object] = {
+def triton_command(installation: TritonInstallation, options: TritonOptions) -> list[str]:
+    """Return the command line."""
+    address, metrics_address = options.address, options.metrics_address
+    flags: dict[str, object] = {
         "model-repository": _REPOSITORY,
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
         "load-model": "*",
-        "exit-on-error": "false" if is_partial else "true",
-        "exit-timeout-secs": exit_timeout_s,
+        "exit-on-error": "false" if options.is_partial else "true",
+        "exit-timeout-secs": options.exit_timeout_s,
         "grpc-address": f"[{address}]" if ":" in address else address,
-        "grpc-port": ports.grpc,
+        "grpc-port": options.ports.grpc,
         # Clients and balancers ping an idle connection every 10 s; Triton would close it at the third ping.
         "grpc-http2-min-recv-ping-interval-without-data": _MIN_PING_INTERVAL_MS,
         "grpc-keepalive-permit-without-calls": 1,
         "metrics-address": f"ipv6:{metrics_address}" if ":" in metrics_address else metrics_address,
-        "metrics-port": ports.metrics,
-        "backend-config": f"python,shm-region-prefix-name={shm_prefix}",
-        "grpc-restricted-protocol": f"{restricted.APIS}:{restricted.HEADER}={key}",
+        "metrics-port": options.ports.metrics,
+        "backend-config": f"python,shm-region-prefix-name={options.shm_prefix}",
+        "grpc-restricted-protocol": f"{restricted.APIS}:{restricted.HEADER}={options.key}",
         "allow-http": "false",
-        **tls.options(),
+        **options.tls.flags(),
     }
-    if ports.http is not None:
-        options |= {
+    if options.ports.http is not None:
+        flags |= {
             "allow-http": "true",
             "http-address": ADDRESS,
-            "http-port": ports.http,
-            "http-restricted-api": options["grpc-restricted-protocol"],
+            "http-port": options.ports.http,
+            "http-restricted-api": flags["grpc-restricted-protocol"],
         }
     if installation.backend_dir is not None:
-        options["backend-directory"] = installation.backend_dir
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    return [str(installation.binary), *flags, "--disable-auto-complete-config"]  # the rendered ones are complete
+        flags["backend-directory"] = installation.backend_dir
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    return [str(installation.binary), *words, "--disable-auto-complete-config"]  # the rendered ones are complete
 
 
 def _common_environment(environment: Mapping[str, str]) -> dict[str, str]:
