@@ -59,6 +59,8 @@ class _Parser(CommandParser):
         raise SettingsError(f"{message} (--help lists the options)")
 
 
+type _Run = Callable[[argparse.Namespace], int | None]
+
 _CONCH = "conch"
 _URL = "http://127.0.0.1:8000"
 _ENDPOINT = "127.0.0.1:8001"
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             print(json_line(words[0], f"error: {exc}"), file=sys.stderr)
         else:
-            _print_error(exc)
+            print_error(exc, sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -121,13 +123,14 @@ def _parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"conch {version('conch')}")
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add_command(name: str, text: str, example: str) -> CommandParser:
+    def add_command(name: str, run: _Run | None, text: str, example: str) -> CommandParser:
         command: CommandParser = commands.add_parser(
             name, help=text, description=text, epilog=f"example: {prog} {name}{example}"
         )
+        command.set_defaults(command=run)
         return command
 
-    command = add_command("serve", "Run tritonserver and the frontend until Ctrl-C.", " demo")
+    command = add_command("serve", _serve, "Run tritonserver and the frontend until Ctrl-C.", " demo")
     models_help = (
         "Model to build first, unless it is built: demo, demo-embedder, OWNER/NAME[:VARIANT] of the hub, the folder of "
         "a checkpoint, FILE.gguf, or FILE.yaml for several models with options; `conch build --help` explains them."
@@ -136,27 +139,25 @@ def _parser() -> CommandParser:
     embedder_help = "Serve demo-embedder too, this project's tiny model for /v1/embeddings."
     command.add_argument("--with-embedder", action="store_true", help=embedder_help)
     _add_serve_options(command)
-    command.set_defaults(command=_serve)
 
-    command = add_command("run", "Serve a model, and chat with it in the terminal until Ctrl-D.", " demo")
+    command = add_command("run", _run, "Serve a model, and chat with it in the terminal until Ctrl-D.", " demo")
     command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
     _add_chat_options(command)
     _add_serve_options(command)
-    command.set_defaults(command=_run, with_embedder=False)
+    command.set_defaults(with_embedder=False)
 
     text = "Chat in the terminal with a model of a running server. OPENAI_API_KEY is its API key."
-    command = add_command("chat", text, f' --url {_URL} --model demo "What is the capital of France?"')
+    command = add_command("chat", _chat, text, f' --url {_URL} --model demo "What is the capital of France?"')
     _add_chat_options(command)
     _add_url(command)
     command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
-    command.set_defaults(command=_chat)
 
     text = (
         "Measure how fast a model answers chats: the time to the first token (TTFT) and tokens/s. The model is "
         "that of a running server, or is served for the measurement, on a free port. OPENAI_API_KEY is the "
         "server's API key, and also that of the server beside it."
     )
-    command = add_command("bench", text, f" {_URL} --streams 1,8 --beside http://127.0.0.1:8080")
+    command = add_command("bench", _bench, text, f" {_URL} --streams 1,8 --beside http://127.0.0.1:8080")
     target_help = "A model to serve, as for `conch serve`, or a --url."
     command.add_argument("target", nargs="?", default="", metavar="URL|MODEL", help=target_help)
     _add_url(command)
@@ -172,44 +173,39 @@ def _parser() -> CommandParser:
     _add_number(command, "--tokens", 128, "Tokens of an answer. A model of another server than Conch may end earlier.")
     command.add_argument("--json", action="store_true", help="Print an object instead of a table and a plot.")
     _add_model_options(command)
-    command.set_defaults(command=_bench)
 
     text = (
         "Start a coding agent with a model of a running server, without a change of the agent's own configuration. "
         "Words behind -- are arguments of the agent. OPENAI_API_KEY is the server's API key."
     )
-    command = add_command("launch", text, f" claude demo --url {_URL}")
+    command = add_command("launch", _launch, text, f" claude demo --url {_URL}")
     command.add_argument("program", choices=("claude", "codex", "opencode"), help="The agent.")
     model_help = "Model of the server. (default: its first)"
     command.add_argument("model", nargs="?", default="", metavar="MODEL", help=model_help)
     _add_url(command)
-    command.set_defaults(command=_launch)
 
     text = "Check this machine for serving. The exit status is 1 if something is missing."
-    command = add_command("doctor", text, " --json")
+    command = add_command("doctor", _doctor, text, " --json")
     add_home(command, "Folder of artifacts and running servers.")
     command.add_argument("--json", action="store_true", help="Print a list of objects.")
-    command.set_defaults(command=_doctor)
 
-    command = add_command("ps", "List the servers of this machine.", "")
+    command = add_command("ps", _ps, "List the servers of this machine.", "")
     add_home(command, "Folder of artifacts and running servers.")
-    command.set_defaults(command=_ps)
 
-    command = add_command("stop", "Stop servers of this machine, as Ctrl-C does.", " 8000")
+    command = add_command("stop", _stop, "Stop servers of this machine, as Ctrl-C does.", " 8000")
     stop_help = "Port or process id of a server. (default: the only one)"
     command.add_argument("servers", nargs="*", type=int, metavar="PORT", help=stop_help)
     add_home(command, "Folder of artifacts and running servers.")
-    command.set_defaults(command=_stop)
 
     for name, text in _BUILD_COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)  # main() gives them to build_engines
 
-    command = add_command("api", "Run the frontend alone; Triton runs elsewhere.", f" --triton {_ENDPOINT} --port 8000")
+    text = "Run the frontend alone; Triton runs elsewhere."
+    command = add_command("api", _api, text, f" --triton {_ENDPOINT} --port 8000")
     add_options(command, Settings())
-    command.set_defaults(command=_api)
 
     text = "Run tritonserver alone; frontends run elsewhere."
-    command = add_command("triton", text, " --repository repository")
+    command = add_command("triton", _triton, text, " --repository repository")
     command.add_argument(
         "--repository", type=Path, required=True, metavar="DIR", help="Repository that build_engines rendered."
     )
@@ -223,34 +219,30 @@ def _parser() -> CommandParser:
     command.add_argument("--metrics-address", metavar="ADDRESS", help=metrics_help)
     _add_number(command, "--exit-timeout-s", 25, "Seconds that running requests may take to end after SIGTERM.")
     add_options(command, Settings(), only=TLS_OF_SERVER)
-    command.set_defaults(command=_triton)
 
     text = "Check the engines of a Triton; exit status 0 or 1."
-    command = add_command("health", text, f" --triton {_ENDPOINT} --generate")
+    command = add_command("health", _health, text, f" --triton {_ENDPOINT} --generate")
     _add_endpoint_options(command, {"engine_stall_s"})
     command.add_argument("--model", default="", metavar="ID", help="Model to check; without it, every served model.")
     _add_number(command, "--timeout-s", 5.0, "Seconds that the whole check may take.")
     command.add_argument("--generate", action="store_true", help="Have each model make a token too.")
-    command.set_defaults(command=_health)
 
     text = "Take a Triton out of service, and wait until it is idle."
-    command = add_command("drain", text, f" --triton {_ENDPOINT} --undo")
+    command = add_command("drain", _drain, text, f" --triton {_ENDPOINT} --undo")
     _add_endpoint_options(command)
     _add_number(command, "--notice-s", 5.0, "Seconds until every frontend has noticed the drain.")
     _add_number(command, "--timeout-s", 60.0, "Seconds that running requests may take to end.")
     command.add_argument("--undo", action="store_true", help="Put the Triton back into service.")
-    command.set_defaults(command=_drain)
 
-    add_actions(add_command("keys", "Make, list or remove API keys.", " add --file keys.json --name alice"))
+    text = "Make, list or remove API keys."
+    add_actions(add_command("keys", None, text, " add --file keys.json --name alice"))  # each action has its function
 
     text = "Print a script with which a shell completes commands and options; source it from the shell's start file."
-    command = add_command("completion", text, " bash")
+    command = add_command("completion", _completion, text, " bash")
     command.add_argument("shell", choices=("bash", "zsh", "fish"))
-    command.set_defaults(command=_completion)
 
-    command = add_command("reference", "Write the generated tables of the documentation's pages.", " docs")
+    command = add_command("reference", _reference, "Write the generated tables of the documentation's pages.", " docs")
     command.add_argument("folder", type=Path, metavar="DIR", help="Folder of the pages, such as docs.")
-    command.set_defaults(command=_reference)
     return parser
 
 
@@ -493,7 +485,7 @@ def _launch(options: argparse.Namespace) -> int:
             client, options.program, options.model, options.arguments, key, os.environ, sys.stdout, sys.stderr
         )
     except (ChatFailed, OSError) as exc:
-        _print_error(exc)
+        print_error(exc, sys.stderr)
         return 1
 
 
@@ -512,7 +504,7 @@ def _bench(options: argparse.Namespace) -> int:
                 model = targets[0].model if targets[0].model in client.models() else ""
                 targets.append(Target(functools.partial(ChatClient, options.beside, key), model))
         except ChatFailed as exc:
-            _print_error(exc)
+            print_error(exc, sys.stderr)
             return 1
         return bench(targets, load, sys.stdout, sys.stderr, is_json=options.json)
 
@@ -542,7 +534,7 @@ def _stop(options: argparse.Namespace) -> int:
         urls = ", ".join(server.url for server in running)
         raise SettingsError(f"PORT: required, since {len(running)} servers run: {urls}")
     if not running:
-        _print_error(SettingsError(f"--home={options.home}: no server of this folder runs"))
+        print_error(f"--home={options.home}: no server of this folder runs", sys.stderr)
     status = int(not running)
     for number in options.servers or [server.pid for server in running]:
         found = [server for server in running if number in (server.port, server.pid)]
@@ -550,7 +542,7 @@ def _stop(options: argparse.Namespace) -> int:
             server.stop()
             print(f"{server.url} is asked to stop")
         if not found:
-            _print_error(SettingsError(f"{number}: no server with this port or process id; `conch ps` lists them"))
+            print_error(f"{number}: no server with this port or process id; `conch ps` lists them", sys.stderr)
             status = 1
     return status
 
@@ -573,10 +565,6 @@ def _completion(options: argparse.Namespace) -> None:
     from frontend.cli.shell_completion import script
 
     sys.stdout.write(script(options.shell))
-
-
-def _print_error(error: Exception) -> None:
-    print_error(error, sys.stderr)
 
 
 def _api(options: argparse.Namespace) -> int:
@@ -608,7 +596,7 @@ def _triton(options: argparse.Namespace) -> int:
     try:
         become_triton(options.repository, options.home, options.tritonserver, of_triton, os.environ)
     except (LaunchError, OSError) as exc:
-        _print_error(exc)
+        print_error(exc, sys.stderr)
     return 1
 
 
