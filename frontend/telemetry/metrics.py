@@ -7,6 +7,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,25 +78,14 @@ class Metrics:
         }
         self._children: dict[tuple[str, ...], Any] = {}
 
-    def count(self, metric: Metric, *labels: str, amount: float = 1) -> None:
-        """Add to a counter, or to a gauge."""
-        self._child(metric, labels).inc(amount)
-
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Add an observation to a histogram."""
-        self._child(metric, labels).observe(value)
-
-    def observe_all(self, metric: Metric, values: Sequence[float], *labels: str) -> None:
-        """Add many observations to a histogram."""
-        self._child(metric, labels).observe_all(values)
-
-    def add(self, metric: Metric, counts: Sequence[int], total: float, *labels: str) -> None:
-        """Add many observations to a histogram; see `BulkHistogram.add`."""
-        self._child(metric, labels).add(counts, total)
-
-    def set(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set a gauge."""
-        self._child(metric, labels).set(value)
+    def series(self, metric: Metric, *labels: str) -> Any:
+        """Return prometheus_client's counter, gauge or histogram with these labels; it is exported from now on."""
+        key = (metric.name, *labels)
+        child = self._children.get(key)
+        if child is None:  # a lookup in prometheus_client takes a lock each time
+            family = self._families[metric.name]
+            child = self._children[key] = _unless_full(metric, lambda: family.labels(*labels) if labels else family)
+        return child
 
     def exposition(self, accept: str, *, has_vllm_names: bool) -> tuple[bytes, str]:
         """Return the metrics of all workers for Prometheus, and their content type. It may read many files.
@@ -113,14 +103,6 @@ class Metrics:
         families.register(VllmNames(registry) if has_vllm_names else registry)
         return encode(families), content_type
 
-    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
-        key = (metric.name, *labels)
-        child = self._children.get(key)
-        if child is None:  # a lookup in prometheus_client takes a lock each time
-            family = self._families[metric.name]
-            child = self._children[key] = _unless_full(metric, lambda: family.labels(*labels) if labels else family)
-        return child
-
 
 class _Nowhere:
     """Takes the place of a metric that cannot be counted."""
@@ -131,6 +113,9 @@ class _Nowhere:
     def inc(self, *arguments: object) -> None: ...
 
     set = observe = observe_all = add = inc
+
+    def track_inprogress(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _unless_full(metric: Metric, make: Callable[[], Any]) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -60,14 +59,10 @@ class Observer:
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
-    @contextlib.contextmanager
-    def in_flight(self, model: str) -> Iterator[None]:
+    def in_flight(self, model: str) -> AbstractContextManager[None]:
         """Count a request as in flight within the block."""
-        self.metrics.count(definitions.IN_FLIGHT, model)
-        try:
-            yield
-        finally:
-            self.metrics.count(definitions.IN_FLIGHT, model, amount=-1)
+        tracker: AbstractContextManager[None] = self.metrics.series(definitions.IN_FLIGHT, model).track_inprogress()
+        return tracker
 
     def end_request(self, request: web.Request, status: int) -> None:
         """Count, trace and log a request; `status` is 499 if the client hung up."""
@@ -115,7 +110,7 @@ class Observer:
             known[ensemble] = up
             gauges[definitions.ENGINE_UP_SINCE] = time.time()
         for gauge, value in gauges.items():
-            self.metrics.set(gauge, value, model, endpoint + replica_suffix(ensemble))
+            self.metrics.series(gauge, model, endpoint + replica_suffix(ensemble)).set(value)
 
     def forget(self, endpoint: str) -> None:
         """Reset the gauges of an endpoint that is gone for good."""
@@ -125,54 +120,54 @@ class Observer:
 
     def _begin_at_zero(self, model: str) -> None:
         """Export rare events with the value 0: to Prometheus, a series that begins at 1 has not grown."""
-        self.metrics.count(definitions.IN_FLIGHT, model, amount=0)
-        self.metrics.count(definitions.CANCELLED, model, amount=0)
+        self.metrics.series(definitions.IN_FLIGHT, model)
+        self.metrics.series(definitions.CANCELLED, model)
         for code in _SHED_CODES:
-            self.metrics.count(definitions.SHED, model, code, amount=0)
+            self.metrics.series(definitions.SHED, model, code)
         for outcome in (*FinishReason, _CANCELLED, _ERROR):
-            self.metrics.count(definitions.COMPLETIONS, model, outcome, amount=0)
+            self.metrics.series(definitions.COMPLETIONS, model, outcome)
 
     def _count(self, facts: RequestFacts, endpoint: str, status: int) -> None:
-        count, model = self.metrics.count, facts.served_model
-        count(definitions.REQUESTS, model, endpoint, str(status))
+        series, model = self.metrics.series, facts.served_model
+        series(definitions.REQUESTS, model, endpoint, str(status)).inc()
         if facts.error_code == CLIENT_CLOSED:
-            count(definitions.CANCELLED, model)
+            series(definitions.CANCELLED, model).inc()
         elif facts.error is not None:
             code = type(facts.error).code or UNKNOWN  # the class's code: single errors have too many
-            count(definitions.ERRORS, model, code)
+            series(definitions.ERRORS, model, code).inc()
             if facts.error.status in _SHED:
-                count(definitions.SHED, model, code)
+                series(definitions.SHED, model, code).inc()
         if self._is_by_key:
-            count(definitions.KEY_REQUESTS, facts.caller.name)
+            series(definitions.KEY_REQUESTS, facts.caller.name).inc()
             if facts.stream is not None:
-                count(definitions.KEY_INPUT_TOKENS, facts.caller.name, amount=facts.stream.num_input_tokens)
-                count(definitions.KEY_OUTPUT_TOKENS, facts.caller.name, amount=facts.stream.num_output_tokens)
+                series(definitions.KEY_INPUT_TOKENS, facts.caller.name).inc(facts.stream.num_input_tokens)
+                series(definitions.KEY_OUTPUT_TOKENS, facts.caller.name).inc(facts.stream.num_output_tokens)
 
     def _count_stream(self, facts: RequestFacts, record: StreamRecord, total_s: float) -> None:
-        metrics, model = self.metrics, facts.served_model
-        metrics.observe(definitions.REQUEST, total_s, model)
-        metrics.observe(definitions.REQUEST_CHOICES, record.num_per_prompt, model)
+        series, model = self.metrics.series, facts.served_model
+        series(definitions.REQUEST, model).observe(total_s)
+        series(definitions.REQUEST_CHOICES, model).observe(record.num_per_prompt)
         if record.gaps_s:
-            metrics.add(definitions.INTER_TOKEN_LATENCY, record.gap_counts, record.gaps_s, model)
+            series(definitions.INTER_TOKEN_LATENCY, model).add(record.gap_counts, record.gaps_s)
         if facts.ttft_s is not None:
             # Without a stream the first chunk comes with the last token: decoding does not count.
             phases = record.completions[0].phases
             decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
-            metrics.observe(definitions.TTFT, max(0.0, facts.ttft_s - decode_s), model)
+            series(definitions.TTFT, model).observe(max(0.0, facts.ttft_s - decode_s))
         self._count_completions(facts, record)
 
     def _count_completions(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Count the completions of a request. A body may have thousands of inputs, so each metric is looked up once."""
-        metrics, model, completions = self.metrics, facts.served_model, record.completions
+        series, model, completions = self.metrics.series, facts.served_model, record.completions
         for outcome, number in Counter(_outcome(facts, each.finish_reason) for each in completions).items():
-            metrics.count(definitions.COMPLETIONS, model, outcome, amount=number)
+            series(definitions.COMPLETIONS, model, outcome).inc(number)
         usages = [each.usage for each in completions if each.usage is not None]
         # The completions of one prompt count it once, as in the client's usage.
         of_prompts = [each.usage for each in completions[:: record.num_per_prompt] if each.usage is not None]
         if usages:
-            metrics.count(definitions.OUTPUT_TOKENS, model, amount=sum(each.num_output_tokens for each in usages))
-            metrics.count(definitions.INPUT_TOKENS, model, amount=sum(each.num_input_tokens for each in of_prompts))
-            metrics.count(definitions.CACHED_TOKENS, model, amount=sum(each.num_cached_tokens for each in of_prompts))
+            series(definitions.OUTPUT_TOKENS, model).inc(sum(each.num_output_tokens for each in usages))
+            series(definitions.INPUT_TOKENS, model).inc(sum(each.num_input_tokens for each in of_prompts))
+            series(definitions.CACHED_TOKENS, model).inc(sum(each.num_cached_tokens for each in of_prompts))
         finished = [each for each in completions if each.finish_reason is not None]
         ends = [each.usage for each in finished if each.usage is not None]
         phases = [each.phases for each in completions if each.phases is not None]
@@ -193,7 +188,7 @@ class Observer:
         }
         for metric, values in observed.items():
             if values:
-                metrics.observe_all(metric, values, model)
+                series(metric, model).observe_all(values)
 
 
 def _kv_cache_usage(stats: EngineStats) -> float:

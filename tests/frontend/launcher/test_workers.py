@@ -121,11 +121,11 @@ def test_another_programs_folder_of_metrics_is_not_ours(tmp_path: Path, monkeypa
 @needs_root()
 def test_a_full_disk_costs_metrics_and_no_worker(tmp_path: Path) -> None:
     """A page of a file that has no room on the disk would kill the worker with SIGBUS."""
-    source = "from frontend.telemetry.metrics import Metrics; from frontend.telemetry.definitions import METRICS\n"
+    source = "from frontend.telemetry.metrics import Metrics; from frontend.telemetry.definitions import *\n"
     source += (
-        "m = Metrics(); [m._child(each, (x,) * len(each.labels)) for x in map(str, range(30)) for each in METRICS]"
+        "m = Metrics(); [m.series(each, *[x] * len(each.labels)) for x in map(str, range(30)) for each in METRICS]\n"
     )
-    source += "; print(m._children)"
+    source += "with m.series(IN_FLIGHT, '29').track_inprogress(): print(m._children)"
     for size_bytes, is_counted in ((1 << 16, False), (1 << 20, False), (1 << 24, True)):  # 1 << 20: no file can grow
         with small_disk(tmp_path / str(size_bytes), size_bytes) as disk:
             environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(disk / "metrics")}
