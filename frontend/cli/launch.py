@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TextIO
 
-from frontend.cli.chat_client import ChatClient, ChatFailed
+from frontend.cli.chat_client import ChatClient, ChatFailed, chosen
 from frontend.terminal import print_error
 
 _NO_KEY = "none"  # the agents refuse to start without a key
@@ -133,9 +133,7 @@ def launch(
         OSError: the program cannot be started.
     """
     models = client.models(model)
-    model = model or next(iter(models))
-    if model not in models:
-        raise ChatFailed(f"{model=}: the server has {', '.join(models)}")
+    model = chosen(model, models)
     agent, window = AGENTS[program], models[model]
     if 0 < window < _GOOD_WINDOW:
         rule = f"`conch serve MODEL --context-window {_GOOD_WINDOW} --max-sequences 2` serves more, if the model has it"

@@ -32,26 +32,17 @@ def max_connections() -> int:
 
 
 class Member(Protocol):
-    """One connection."""
+    """A connection, by the members that `Crowd` needs; `Connection` explains them."""
+
+    waits_since_s: float
 
     @property
-    def address(self) -> str:
-        """The address of the client."""
-
+    def address(self) -> str: ...
     @property
-    def is_waiting(self) -> bool:
-        """Whether the server has no complete request of the client to answer."""
-
+    def is_waiting(self) -> bool: ...
     @property
-    def is_idle(self) -> bool:
-        """Whether it waits, and the client has not begun a request since the last answer."""
-
-    @property
-    def waits_since_s(self) -> float:
-        """The time of the last answer, or else of the connection, on any clock."""
-
-    def abort(self) -> None:
-        """Close it at once."""
+    def is_idle(self) -> bool: ...
+    def abort(self) -> None: ...
 
 
 class Crowd:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
-from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, build_opener
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from frontend.errors import APIError
 from frontend.launcher.child import Child
@@ -70,15 +70,11 @@ def path_to_try(settings: Settings, model: str) -> str:
         return "/v1/chat/completions"
 
 
-def _opener() -> OpenerDirector:
-    """Return an opener that does not check the certificate of our own child."""
-    return build_opener(ProxyHandler({}), HTTPSHandler(context=unverified_context()))
-
-
 def _why_not_ready(url: str) -> str:
     """Return the reason why a frontend is not ready, or nothing."""
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=unverified_context()))  # the server is our own child
     try:
-        with _opener().open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
+        with opener.open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
             return ""
     except HTTPError as exc:
         return f"GET /health/ready: {exc.read().decode('utf-8', 'replace')}"

@@ -48,6 +48,11 @@ def _counter(name: str, meaning: str, *further_labels: str, vllm: tuple[str, ...
     return Metric(name=name, kind=Kind.COUNTER, meaning=meaning, labels=("model", *further_labels), vllm=vllm)
 
 
+def _key_counter(name: str, counted: str) -> Metric:
+    meaning = f"{counted} by name of the key; only with `--metrics-by-key`."
+    return Metric(name=name, kind=Kind.COUNTER, meaning=meaning, labels=("key",))
+
+
 def _engine_gauge(name: str, meaning: str, *vllm: str) -> Metric:
     return Metric(
         name=name, kind=Kind.GAUGE, meaning=meaning, labels=_OF_AN_ENGINE, gauge_mode="livemostrecent", vllm=vllm
@@ -179,24 +184,9 @@ CANCEL_TO_FREE = _engine_gauge(
     "conch_cancel_to_free_seconds", "From the arrival of the last cancel at the engine to its memory being free."
 )
 
-KEY_REQUESTS = Metric(
-    name="conch_key_requests_total",
-    kind=Kind.COUNTER,
-    meaning="HTTP requests by name of the key; only with `--metrics-by-key`.",
-    labels=("key",),
-)
-KEY_INPUT_TOKENS = Metric(
-    name="conch_key_input_tokens_total",
-    kind=Kind.COUNTER,
-    meaning="Prompt tokens by name of the key; only with `--metrics-by-key`.",
-    labels=("key",),
-)
-KEY_OUTPUT_TOKENS = Metric(
-    name="conch_key_output_tokens_total",
-    kind=Kind.COUNTER,
-    meaning="Tokens of completions by name of the key; only with `--metrics-by-key`.",
-    labels=("key",),
-)
+KEY_REQUESTS = _key_counter("conch_key_requests_total", "HTTP requests")
+KEY_INPUT_TOKENS = _key_counter("conch_key_input_tokens_total", "Prompt tokens")
+KEY_OUTPUT_TOKENS = _key_counter("conch_key_output_tokens_total", "Tokens of completions")
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 UNKNOWN = "unknown"  # the label of unserved models and unknown routes

@@ -166,7 +166,7 @@ def test_without_the_program_the_same_start_is_printed_for_a_shell(program: str,
 
 def test_a_model_that_the_server_does_not_have_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claude").touch(mode=0o755)
-    with pytest.raises(ChatFailed, match=r"^model='none': the server has org/big \"9B\", small$"):
+    with pytest.raises(ChatFailed, match=r"^model='none': expected one of org/big \"9B\", small$"):
         launch(Server(URL), "claude", "none", [], "", {"PATH": str(tmp_path)}, io.StringIO(), io.StringIO())
 
 
