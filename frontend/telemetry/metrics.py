@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from prometheus_client import Metric as Family
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from frontend.telemetry.definitions import METRICS, Kind, Metric
 
@@ -186,13 +185,11 @@ class VllmNames(Collector):
 
 def _renamed(family: Family, name: str) -> Family:
     copy = Family(name, family.documentation, family.type)
-    copy.samples = list(_samples(family.samples, family.name, name))
+    copy.samples = [
+        sample._replace(name=name + sample.name.removeprefix(family.name), labels=_labels(sample.labels))
+        for sample in family.samples
+    ]
     return copy
-
-
-def _samples(samples: Iterable[Sample], old: str, new: str) -> Iterator[Sample]:
-    for sample in samples:
-        yield sample._replace(name=new + sample.name.removeprefix(old), labels=_labels(sample.labels))
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
