@@ -24,6 +24,7 @@ from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.listed_classes import check_listed
 from build_engines.lock import lock_path, locked
 from build_engines.model_entry import ModelEntry, Precision
+from build_engines.planner.memory import gigabytes
 from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.serving import check_names
@@ -386,7 +387,7 @@ def _script(recipe: Recipe, backend: Backend, folders: Folders) -> Iterator[str]
     if plan.parallelism.num_nodes > 1:
         yield from (f"# {line}" for line in _node_lines(plan))
     for number, step in enumerate((checkpoint_step(recipe, folders), engine_step(recipe, folders)), start=1):
-        yield f"# {number}. {step.name}: about {_gb(step.num_bytes)} in {len(step.files) - 1} ranks"
+        yield f"# {number}. {step.name}: about {gigabytes(step.num_bytes)} in {len(step.files) - 1} ranks"
         yield step.text
 
 
@@ -399,12 +400,13 @@ def _plan_lines(recipe: Recipe) -> Iterator[str]:
         f"max_batch_size {plan.max_batch_size}, max_num_tokens {plan.max_num_tokens}"
     )
     yield (
-        f"each GPU: {_gb(plan.memory.weights_bytes)} of weights, {_gb(plan.memory.kv_cache_bytes)} of KV cache: "
+        f"each GPU: {gigabytes(plan.memory.weights_bytes)} of weights, "
+        f"{gigabytes(plan.memory.kv_cache_bytes)} of KV cache: "
         f"{plan.num_concurrent_sequences} sequences of {plan.max_seq_len} tokens at once"
     )
     yield (
-        f"the build: {_gb(plan.build_disk_bytes)} of disk with the checkpoint, {_gb(recipe.ram_bytes)} of RAM, "
-        f"{plan.build_time_class}"
+        f"the build: {gigabytes(plan.build_disk_bytes)} of disk with the checkpoint, "
+        f"{gigabytes(recipe.ram_bytes)} of RAM, {plan.build_time_class}"
     )
     yield from (f"note: {note}" for note in plan.entry.notes)
 
@@ -421,7 +423,3 @@ def _node_lines(plan: Plan) -> Iterator[str]:
         "python -m build_engines build ... (this command line)"
     )
     yield "process 0 runs step 1; every process runs step 2 with --workers 1, and compiles the rank of its number"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB"

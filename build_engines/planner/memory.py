@@ -37,6 +37,16 @@ class Term:
     num_bytes: int
 
 
+def num_bytes_of(terms: Iterable[Term]) -> int:
+    """Return the sum of terms."""
+    return sum(term.num_bytes for term in terms)
+
+
+def gigabytes(num_bytes: int) -> str:
+    """Write a number of bytes in decimal gigabytes."""
+    return f"{num_bytes / 1e9:,.1f} GB"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
     """The memory of the fullest GPU in bytes. The parts add up to the total."""
@@ -48,15 +58,15 @@ class GpuMemory:
 
     @property
     def weights_bytes(self) -> int:
-        return _sum(self.weights)
+        return num_bytes_of(self.weights)
 
     @property
     def workspace_bytes(self) -> int:
-        return _sum(self.workspace)
+        return num_bytes_of(self.workspace)
 
     @property
     def reserve_bytes(self) -> int:
-        return _sum(self.reserve)
+        return num_bytes_of(self.reserve)
 
     @property
     def room_bytes(self) -> int:
@@ -110,15 +120,10 @@ def workspace(
         f"{max_num_tokens} x (2 x {hidden_size} + {widest}) x {ACTIVATION_BYTES}",
         max_num_tokens * (2 * hidden_size + widest) * ACTIVATION_BYTES,
     )
-    sampling = Term(
-        "sampling",
-        f"{max_batch_size} x {vocab_size} x {SAMPLING_BYTES}",
-        max_batch_size * vocab_size * SAMPLING_BYTES,
-    )
+    sampling = _product("sampling", max_batch_size, vocab_size, SAMPLING_BYTES)
     terms = [activations, sampling, *_image_workspace(architecture, max_num_tokens, max_batch_size)]
     if has_context_logits:
-        num_bytes = max_num_tokens * vocab_size * LOGIT_BYTES
-        terms.append(Term("logits of prompts", f"{max_num_tokens} x {vocab_size} x {LOGIT_BYTES}", num_bytes))
+        terms.append(_product("logits of prompts", max_num_tokens, vocab_size, LOGIT_BYTES))
     return tuple(terms)
 
 
@@ -130,23 +135,18 @@ def _image_workspace(architecture: Architecture, max_num_tokens: int, max_batch_
     vision = architecture.vision
     if vision is None:
         return
-    num_patches, width = (
-        max_num_tokens * vision.patches_per_token,
-        3 * vision.hidden_size + 2 * vision.intermediate_size,
-    )
-    formula = f"{num_patches} x {width} x {ACTIVATION_BYTES}"
-    yield Term("vision activations", formula, num_patches * width * ACTIVATION_BYTES)
-    formula = f"{max_batch_size} x {vision.max_positions} x {architecture.head_size} x 4"
-    yield Term("rotations", formula, max_batch_size * vision.max_positions * architecture.head_size * 4)
+    width = 3 * vision.hidden_size + 2 * vision.intermediate_size
+    yield _product("vision activations", max_num_tokens * vision.patches_per_token, width, ACTIVATION_BYTES)
+    yield _product("rotations", max_batch_size, vision.max_positions, architecture.head_size, 4)
 
 
 def reserve(num_gpus: int, num_graphs: int = 0) -> tuple[Term, ...]:
     """Return the memory of the runtime beside the engine."""
-    terms = [Term("CUDA context", str(CONTEXT_BYTES), CONTEXT_BYTES)]
+    terms = [_product("CUDA context", CONTEXT_BYTES)]
     if num_gpus > 1:
-        terms.append(Term("communication", str(COMMUNICATION_BYTES), COMMUNICATION_BYTES))
+        terms.append(_product("communication", COMMUNICATION_BYTES))
     if num_graphs:
-        terms.append(Term("CUDA graphs", f"{num_graphs} x {GRAPH_BYTES}", num_graphs * GRAPH_BYTES))
+        terms.append(_product("CUDA graphs", num_graphs, GRAPH_BYTES))
     return tuple(terms)
 
 
@@ -165,18 +165,13 @@ def cache_term(architecture: Architecture, kind: LayerKind, parallelism: Paralle
     num_layers = -(-architecture.num_cached_layers(kind) // parallelism.pp_size)
     latent, recurrence = architecture.latent_attention, architecture.recurrence
     if kind is LayerKind.RECURRENT and recurrence is not None:
-        num_values = -(-recurrence.num_state_values // parallelism.tp_size)
-        formula = f"{num_layers} x {num_values} x {STATE_BYTES}"
-        return Term("state", formula, num_layers * num_values * STATE_BYTES)
+        return _product("state", num_layers, -(-recurrence.num_state_values // parallelism.tp_size), STATE_BYTES)
     name = "per token in the window" if kind is LayerKind.SLIDING else "per token"
     if latent is not None:
-        sizes = " + ".join(map(str, latent.cached_sizes))
-        num_bytes = num_layers * sum(latent.cached_sizes) * bytes_per_value
-        return Term(name, f"{num_layers} x ({sizes}) x {bytes_per_value}", num_bytes)
+        return _product(name, num_layers, latent.cached_sizes, bytes_per_value)
     heads = architecture.kv_heads(kind)
     num_heads = kv_heads_per_rank(heads.num_kv_heads, parallelism.tp_size)
-    formula = f"2 x {num_layers} x {num_heads} x {heads.head_size} x {bytes_per_value}"
-    return Term(name, formula, 2 * num_layers * num_heads * heads.head_size * bytes_per_value)
+    return _product(name, 2, num_layers, num_heads, heads.head_size, bytes_per_value)
 
 
 def cache_terms(architecture: Architecture, parallelism: Parallelism, bytes_per_value: int) -> dict[LayerKind, Term]:
@@ -200,6 +195,14 @@ def sequence_memory(architecture: Architecture, terms: Mapping[LayerKind, Term])
 def num_blocks(num_tokens: int) -> int:
     """Return the number of cache blocks for tokens of one sequence."""
     return -(-num_tokens // TOKENS_PER_BLOCK)
+
+
+def _product(name: str, *factors: int | tuple[int, ...]) -> Term:
+    """Return a product as a term; several numbers in place of a factor are its summands."""
+    sums = [factor if isinstance(factor, tuple) else (factor,) for factor in factors]
+    texts = [" + ".join(map(str, numbers)) for numbers in sums]
+    formula = " x ".join(f"({text})" if "+" in text else text for text in texts)
+    return Term(name, formula, math.prod(map(sum, sums)))
 
 
 def _matrix_term(
@@ -243,7 +246,3 @@ def _mlp_width(architecture: Architecture, tp_size: int) -> int:
         return dense
     num_experts = experts.num_experts_per_token + experts.num_shared_experts
     return max(dense, num_experts * (2 * experts.intermediate_size // tp_size + architecture.hidden_size))
-
-
-def _sum(terms: Iterable[Term]) -> int:
-    return sum(term.num_bytes for term in terms)

@@ -9,6 +9,7 @@ from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS, Gpu
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.parallelism import Parallelism
+from build_engines.planner.memory import gigabytes
 from build_engines.planner.search import Request, candidates, fitting_plan, node_counts
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import Backend
@@ -141,14 +142,17 @@ def _reason(request: Request) -> str:
     taken = memory.total_bytes - memory.room_bytes
     on = f"on {layout.num_gpus} x {gpu.name} ({layout}) in {request.precision}"
     if closest.lacks_calibration_memory:
-        size, node = _gb(closest.checkpoint_bytes), f"{layout.num_gpus_per_node} x {_gb(memory.total_bytes)}"
+        size, node = (
+            gigabytes(closest.checkpoint_bytes),
+            f"{layout.num_gpus_per_node} x {gigabytes(memory.total_bytes)}",
+        )
         return f"{on} its scales are measured with the 16-bit model of {size} on the GPUs of a node, {node}"
     if memory.room_bytes <= 0:
-        return f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}"
+        return f"{on} the engine takes {gigabytes(taken)} of each GPU's {gigabytes(memory.total_bytes)}"
     return (
-        f"{on} the engine takes {_gb(taken)} of each GPU's {_gb(memory.total_bytes)}, "
-        f"the cache gets {_gb(memory.kv_cache_bytes)}, "
-        f"and one sequence of {request.max_seq_len} tokens needs {_gb(closest.kv_bytes_per_sequence)}"
+        f"{on} the engine takes {gigabytes(taken)} of each GPU's {gigabytes(memory.total_bytes)}, "
+        f"the cache gets {gigabytes(memory.kv_cache_bytes)}, "
+        f"and one sequence of {request.max_seq_len} tokens needs {gigabytes(closest.kv_bytes_per_sequence)}"
     )
 
 
@@ -209,7 +213,3 @@ def _layout(found: Plan) -> str:
 def _flags(parallelism: Parallelism) -> str:
     nodes = f" --nodes {parallelism.num_nodes}" if parallelism.num_nodes > 1 else ""
     return f"--gpus {parallelism.num_gpus}{nodes}"
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -7,7 +7,7 @@ from typing import Any
 
 from build_engines.architecture import LayerKind
 from build_engines.model_entry import Fp8Method
-from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term
+from build_engines.planner.memory import KV_CACHE_SHARE, TOKENS_PER_BLOCK, GpuMemory, Term, gigabytes, num_bytes_of
 from build_engines.planner.search import replicas
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import HOST_CACHE_SHARE, MAX_LOGITS_BYTES
@@ -151,11 +151,6 @@ def notes(plan: Plan) -> Iterator[str]:
         yield "Weights take more than two thirds of each GPU: the cache is small."
 
 
-def gigabytes(num_bytes: int) -> str:
-    """Write a number of bytes in decimal gigabytes."""
-    return f"{num_bytes / 1e9:.1f} GB"
-
-
 def _cache_terms(plan: Plan) -> tuple[Term, ...]:
     tokens, terms, sequence = plan.num_tokens_per_sequence, plan.cache_terms, plan.sequence_memory
     numbers = {LayerKind.FULL: f"{tokens} x ", LayerKind.SLIDING: f"{min(tokens, sequence.window)} x "}
@@ -171,7 +166,7 @@ def _section(title: str, terms: Sequence[Term], *, has_sum: bool = True) -> Iter
     yield ""
     yield title
     if has_sum and len(terms) > 1:
-        terms = (*terms, Term("sum", "", sum(term.num_bytes for term in terms)))
+        terms = (*terms, Term("sum", "", num_bytes_of(terms)))
     name_width = max(len(term.name) for term in terms)
     formula_width = max(len(term.formula) for term in terms)
     for term in terms:

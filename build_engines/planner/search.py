@@ -10,8 +10,8 @@ from build_engines.model_entry import Fp8Method, ModelEntry, Precision
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import (
     GpuMemory,
-    Term,
     cache_terms,
+    num_bytes_of,
     num_cuda_graphs,
     reserve,
     stage_weights,
@@ -129,7 +129,7 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
     max_num_tokens = max(num_tokens, request.max_batch_size)
     memory = GpuMemory(
         total_bytes=request.gpu.memory_bytes,
-        weights=max(stage_weights(architecture, parallelism, request.precision), key=_num_bytes),
+        weights=max(stage_weights(architecture, parallelism, request.precision), key=num_bytes_of),
         workspace=workspace(
             architecture,
             parallelism.tp_size,
@@ -159,7 +159,3 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
         memory=memory,
         cache_terms=cache_terms(architecture, parallelism, int(kv_precision.num_bytes)),
     )
-
-
-def _num_bytes(terms: tuple[Term, ...]) -> int:
-    return sum(term.num_bytes for term in terms)

@@ -15,6 +15,7 @@ from build_engines.planner.memory import (
     GpuMemory,
     Term,
     num_blocks,
+    num_bytes_of,
     sequence_memory,
     stage_weights,
 )
@@ -114,7 +115,7 @@ class Plan:
     def engine_bytes(self) -> int:
         """Size of the engines of all ranks."""
         stages = stage_weights(self.entry.architecture, self.parallelism, self.precision)
-        return self.parallelism.tp_size * sum(term.num_bytes for stage in stages for term in stage)
+        return self.parallelism.tp_size * sum(map(num_bytes_of, stages))
 
     @property
     def build_disk_bytes(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu
+from build_engines.planner.memory import gigabytes
 from build_engines.planner.sizing import Plan
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.engine.tensorrt_llm.releases import ENGINE_RELEASE
@@ -76,12 +77,12 @@ def check_gpus(plan: Plan, machine: Machine) -> None:
         BuildError: names the GPUs of the machine and of the plan.
     """
     num_gpus = plan.parallelism.num_gpus_per_node
-    planned = f"{plan.entry.model_id} is planned for {num_gpus} x {plan.gpu.name} of {_gb(plan.gpu.memory_bytes)}"
+    planned = f"{plan.entry.model_id} is planned for {num_gpus} x {plan.gpu.name} of {gigabytes(plan.gpu.memory_bytes)}"
     if not machine.gpu_names:
         raise BuildError(f"{planned} in each node, this machine has none ({machine.gpu_error})")
     if not _is_of_kind(machine, plan.gpu) or machine.num_gpus < num_gpus:
         names = " and ".join(sorted(set(machine.gpu_names)))
-        found = f"{machine.num_gpus} x {names} of {_gb(machine.gpu_memory_bytes)}"
+        found = f"{machine.num_gpus} x {names} of {gigabytes(machine.gpu_memory_bytes)}"
         raise BuildError(f"{planned} in each node, this machine has {found}: --gpu and --gpus say what to plan for")
 
 
@@ -101,7 +102,8 @@ def check_room(work_dir: Path, artifacts_dir: Path, recipe: Recipe, skipped: Col
         available = available_ram_bytes()
         if available < recipe.ram_bytes:
             raise BuildError(
-                f"memory (RAM): {_gb(available)} are available, conversion takes about {_gb(recipe.ram_bytes)}: "
+                f"memory (RAM): {gigabytes(available)} are available, conversion takes about "
+                f"{gigabytes(recipe.ram_bytes)}: "
                 "use fewer --workers, a larger machine, or --skip-check ram if you know better"
             )
 
@@ -125,7 +127,7 @@ def _check_disk(folder: Path, needed_bytes: int, flag: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise BuildError(
-            f"disk: {folder} has {_gb(free_bytes)} free, the build writes about {_gb(needed_bytes)}: "
+            f"disk: {folder} has {gigabytes(free_bytes)} free, the build writes about {gigabytes(needed_bytes)}: "
             f"free some, name another {flag}, or --skip-check disk if you know better"
         )
 
@@ -136,7 +138,3 @@ def _is_of_kind(machine: Machine, gpu: Gpu) -> bool:
         and all(gpu.name in name for name in machine.gpu_names)
         and machine.gpu_memory_bytes >= _SHARE_OF_MEMORY * gpu.memory_bytes
     )
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.1f} GB"
