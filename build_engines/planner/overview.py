@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from build_engines.catalog import Catalog
 from build_engines.errors import BuildError
@@ -48,33 +49,20 @@ class Outcome:
 
 
 def outcomes(
-    entries: Iterable[ModelEntry],
-    gpus: Iterable[Gpu],
-    *,
-    precision: str | None = None,
-    num_gpus: int | None = None,
-    num_nodes: int | None = None,
-    tp_size: int | None = None,
-    max_seq_len: int | None = None,
-    max_batch_size: int | None = None,
+    entries: Iterable[ModelEntry], gpus: Iterable[Gpu], *, precision: str | None = None, **settings: Any
 ) -> Iterator[Outcome]:
-    """Plan each model on each GPU, in each precision that both have, or only in the given one."""
+    """Plan each model on each GPU, in each precision that both have, or only in the given one.
+
+    Args:
+        settings: further arguments of `plan`.
+    """
     models = list(entries)
     for gpu in gpus:
         for entry in models:
             precisions = [name for name in entry.precisions if name.runs_on(gpu)] or entry.precisions[:1]
             for name in precisions if precision is None else [Precision(precision)]:
                 try:
-                    found = plan(
-                        entry,
-                        gpu,
-                        precision=name,
-                        num_gpus=num_gpus,
-                        num_nodes=num_nodes,
-                        tp_size=tp_size,
-                        max_seq_len=max_seq_len,
-                        max_batch_size=max_batch_size,
-                    )
+                    found = plan(entry, gpu, precision=name, **settings)
                 except BuildError as exc:
                     yield Outcome(entry=entry, gpu=gpu, precision=name, refusal=str(exc))
                 else:

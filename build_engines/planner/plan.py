@@ -46,13 +46,14 @@ def plan(
         BuildError: an argument breaks a rule.
     """
     checked_precision = _checked_precision(entry, gpu, precision)
+    default_batch_size = entry.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE
     has_engine = Backend.ENGINE in entry.backends and checked_precision is not Precision.NVFP4
     request = Request(
         entry=entry,
         gpu=gpu,
         precision=checked_precision,
         max_seq_len=_checked_seq_len(entry, max_seq_len),
-        max_batch_size=_default(max_batch_size, entry.default_max_batch_size or DEFAULT_MAX_BATCH_SIZE),
+        max_batch_size=default_batch_size if max_batch_size is None else max_batch_size,
         has_context_logits=has_context_logits,
         has_fp8_checkpoint=has_fp8_checkpoint,
         has_cuda_graphs=has_cuda_graphs or not has_engine,
@@ -86,7 +87,7 @@ def _checked_precision(entry: ModelEntry, gpu: Gpu, name: str | None) -> Precisi
 
 
 def _checked_seq_len(entry: ModelEntry, given: int | None) -> int:
-    max_seq_len = _default(given, entry.default_max_seq_len or entry.seq_len_limit)
+    max_seq_len = (entry.default_max_seq_len or entry.seq_len_limit) if given is None else given
     if not 2 <= max_seq_len <= entry.seq_len_limit:
         raise BuildError(f"--max-seq-len {max_seq_len}: {entry.model_id} takes 2 to {entry.seq_len_limit} tokens")
     return max_seq_len
@@ -94,12 +95,8 @@ def _checked_seq_len(entry: ModelEntry, given: int | None) -> int:
 
 def _check_counts(request: Request) -> None:
     num_gpus, num_nodes, gpu = request.num_gpus, request.num_nodes, request.gpu
-    for flag, value in (
-        ("--max-batch-size", request.max_batch_size),
-        ("--gpus", _default(num_gpus, 1)),
-        ("--nodes", _default(num_nodes, 1)),
-    ):
-        if value < 1:
+    for flag, value in (("--max-batch-size", request.max_batch_size), ("--gpus", num_gpus), ("--nodes", num_nodes)):
+        if value is not None and value < 1:
             raise BuildError(f"{flag} {value}: expected at least 1")
     if num_gpus is None or num_nodes is None:
         return
@@ -121,10 +118,6 @@ def _check_tp_size(request: Request) -> None:
     rule = request.entry.layout_rule(tp_size, num_gpus // tp_size)
     if rule is not None:
         raise DoesNotFit(f"--tensor {tp_size} --gpus {num_gpus}: {request.entry.model_id}: {rule}")
-
-
-def _default(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 def _advice(request: Request) -> str:
@@ -174,31 +167,25 @@ def _rule_broken(request: Request) -> str:
 
 def _remedies(request: Request) -> Iterator[str]:
     """Yield single changes with which the model fits, the smallest first."""
-    entry = request.entry
-    closest = _closest(request)
+    entry, closest = request.entry, _closest(request)
     is_built = closest is not None and not closest.lacks_calibration_memory
     if closest is not None and is_built and closest.num_cached_tokens >= MIN_USEFUL_SEQ_LEN:
         yield f"--max-seq-len {closest.num_cached_tokens}"
     for max_batch_size in _smaller_batches(request.max_batch_size):
-        found = fitting_plan(replace(request, max_batch_size=max_batch_size))
-        if found is not None:
+        if found := fitting_plan(replace(request, max_batch_size=max_batch_size)):
             yield f"--max-batch-size {max_batch_size} ({_layout(found)})"
             break
-    has_fp8 = Precision.FP8 in entry.precisions and Precision.FP8.runs_on(request.gpu)
-    if has_fp8 and not request.precision.is_quantized:
-        found = fitting_plan(replace(request, precision=Precision.FP8))
-        if found is not None:
-            yield f"--precision fp8 ({_layout(found)})"
-    if request.num_gpus is not None or request.num_nodes is not None:
-        found = fitting_plan(replace(request, num_gpus=None, num_nodes=None, tp_size=None))
-        if found is not None:
-            yield f"{_flags(found.parallelism)} ({_layout(found)})"
+    may_be_fp8 = Precision.FP8 in entry.precisions and Precision.FP8.runs_on(request.gpu)
+    in_fp8 = replace(request, precision=Precision.FP8)
+    if may_be_fp8 and not request.precision.is_quantized and (found := fitting_plan(in_fp8)):
+        yield f"--precision fp8 ({_layout(found)})"
+    on_any_number = replace(request, num_gpus=None, num_nodes=None, tp_size=None)
+    if on_any_number != request and (found := fitting_plan(on_any_number)):
+        yield f"{_flags(found.parallelism)} ({_layout(found)})"
     for gpu in GPUS.values():
         is_other = gpu != request.gpu and (not entry.gpu_architectures or gpu.architecture in entry.gpu_architectures)
-        if is_other and request.precision.runs_on(gpu):
-            found = fitting_plan(replace(request, gpu=gpu))
-            if found is not None:
-                yield f"--gpu {gpu.key} ({_layout(found)})"
+        if is_other and request.precision.runs_on(gpu) and (found := fitting_plan(replace(request, gpu=gpu))):
+            yield f"--gpu {gpu.key} ({_layout(found)})"
 
 
 def _smaller_batches(max_batch_size: int) -> Iterator[int]:
