@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_type_hints
 
 from model_repository.capabilities import Capability
 from model_repository.engine.tensorrt_llm.llm_options import SPECULATION
@@ -126,30 +126,14 @@ class TensorRtLlmOptions:
             except ValueError as exc:
                 raise ValueError(f"option {name}={text}: must be {rule}") from exc
         options = cls(**values)
+        for name, (backend, neutral, reason) in _OF_ONE_BACKEND.items():
+            if options.backend is not backend and getattr(options, name) not in neutral:
+                raise ValueError(f"option {name}={texts[name]}: only with backend={backend}{reason}")
         options._check()
         return options
 
     def _check(self) -> None:
-        """Refuse an option that would be accepted and ignored."""
-        if self.backend is Backend.ENGINE and self.overlap_scheduler:
-            raise ValueError("option overlap_scheduler=true: only with backend=pytorch")
-        if self.backend is Backend.ENGINE and not self.iteration_stats:
-            raise ValueError(
-                "option iteration_stats=false: only with backend=pytorch; an engine always makes statistics"
-            )
-        if self.backend is Backend.ENGINE and self.kv_cache_dtype is not KVCacheDtype.AUTO:
-            raise ValueError(
-                f"option kv_cache_dtype={self.kv_cache_dtype}: only with backend=pytorch; "
-                "the KV cache of an engine is decided when its checkpoint is quantized"
-            )
-        if self.backend is Backend.ENGINE and self.stream_interval != 1:
-            raise ValueError(f"option stream_interval={self.stream_interval}: only with backend=pytorch")
-        if self.backend is Backend.PYTORCH and self.cuda_graph_mode:
-            raise ValueError("option cuda_graph_mode=true: only with backend=engine")
-        if self.backend is Backend.ENGINE and self.guided_decoding is GuidedDecoding.NATIVE_LLGUIDANCE:
-            raise ValueError("option guided_decoding=native_llguidance: only with backend=pytorch")
-        if self.backend is Backend.ENGINE and self.kv_cache_manager is not KVCacheManager.V1:
-            raise ValueError(f"option kv_cache_manager={self.kv_cache_manager}: only with backend=pytorch")
+        """Refuse options that would be accepted, and followed wrongly."""
         if self.pausing_option and self.guided_decoding is not GuidedDecoding.LLGUIDANCE:
             raise ValueError(  # TensorRT-LLM issue 18891
                 f"option guided_decoding={self.guided_decoding}: not with {self.pausing_option}, "
@@ -202,6 +186,20 @@ class TensorRtLlmOptions:
         return SPECULATION if SPECULATION in self.llm_options else None
 
 
+_NO_NATIVE_MASKS = (GuidedDecoding.LLGUIDANCE, GuidedDecoding.XGRAMMAR)
+_QUANTIZED = "; the KV cache of an engine is decided when its checkpoint is quantized"
+# Options that one backend alone follows: the backend, the values that change nothing with the other one, and a reason.
+_OF_ONE_BACKEND: Mapping[str, tuple[Backend, tuple[object, ...], str]] = {
+    "cuda_graph_mode": (Backend.ENGINE, (False,), ""),
+    "guided_decoding": (Backend.PYTORCH, _NO_NATIVE_MASKS, ""),
+    "iteration_stats": (Backend.PYTORCH, (True,), "; an engine always makes statistics"),
+    "kv_cache_dtype": (Backend.PYTORCH, (KVCacheDtype.AUTO,), _QUANTIZED),
+    "kv_cache_manager": (Backend.PYTORCH, (KVCacheManager.V1,), ""),
+    "overlap_scheduler": (Backend.PYTORCH, (False,), ""),
+    "stream_interval": (Backend.PYTORCH, (1,), ""),
+}
+
+
 def lost_capabilities(options: Mapping[str, str]) -> frozenset[Capability]:
     """Return the capabilities that a model with these options lacks, with the installed release."""
     own = TensorRtLlmOptions.of(options)
@@ -245,35 +243,19 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def _choice(kind: type[StrEnum]) -> tuple[Callable[[str], StrEnum], str]:
-    return kind, " or ".join(kind)
-
-
-_COUNT = (_positive, "a whole number above 0")
-_SWITCH = (_switch, "true or false")
-OPTIONS: dict[str, tuple[Callable[[str], object], str]] = {
-    "backend": _choice(Backend),
-    "tp_size": _COUNT,
-    "pp_size": _COUNT,
-    "max_batch_size": _COUNT,
-    "max_num_tokens": _COUNT,
-    "kv_cache_fraction": (_fraction, "a number above 0 and up to 1"),
-    "kv_cache_dtype": _choice(KVCacheDtype),
-    "kv_cache_manager": _choice(KVCacheManager),
-    "scheduler_policy": _choice(SchedulerPolicy),
-    "overlap_scheduler": _SWITCH,
-    "stream_interval": _COUNT,
-    "cuda_graph_mode": _SWITCH,
-    "chunked_prefill": _SWITCH,
-    "aborts": _choice(Aborts),
-    "block_reuse": _SWITCH,
-    "logprobs": _SWITCH,
-    "iteration_stats": _SWITCH,
-    "prompt_logprobs": _SWITCH,
-    "guided_decoding": _choice(GuidedDecoding),
-    "lora_max_rank": _COUNT,
-    "lora_modules": (_names, "TensorRT-LLM's names of modules, with commas between them"),
-    "trust_remote_code": _SWITCH,
-    "llm_options": (_object, "a JSON object"),
+# By an option's type: its reader, which raises ValueError, and the rule.
+_READERS: Mapping[object, tuple[Callable[[str], object], str]] = {
+    int: (_positive, "a whole number above 0"),
+    float: (_fraction, "a number above 0 and up to 1"),
+    bool: (_switch, "true or false"),
+    tuple[str, ...]: (_names, "TensorRT-LLM's names of modules, with commas between them"),
+    Mapping[str, Any]: (_object, "a JSON object"),
 }
-assert OPTIONS.keys() == {field.name for field in dataclasses.fields(TensorRtLlmOptions)}
+
+
+def _reader(kind: Any) -> tuple[Callable[[str], object], str]:
+    kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind  # T | None
+    return _READERS[kind] if kind in _READERS else (kind, " or ".join(kind))
+
+
+OPTIONS = {name: _reader(kind) for name, kind in get_type_hints(TensorRtLlmOptions).items()}
