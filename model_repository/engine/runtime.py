@@ -19,7 +19,7 @@ from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.grammar_budget import GrammarUse
 from model_repository.engine.scheduler import ComputedPrompt
 from model_repository.engine.token_constraint import TokenConstraint
-from model_repository.errors import EngineFailed, NotFinite, StageError
+from model_repository.errors import EngineFailed, NotFinite, StageError, Unsupported
 from model_repository.model_facts import ModelFacts, Task
 from model_repository.runtimes import RUNTIMES, UnknownRuntime
 from model_repository.system.linked_file import LinkedFile, why_changed
@@ -128,6 +128,8 @@ class Runtime(Protocol):
 
     One thread owns it and makes all calls. Only `prepare`, `prepare_adapter`, `stats` and `wake` may be called from any
     thread.
+
+    A runtime without slow preparations, adapters or waits in its steps inherits the methods for them.
     """
 
     def prepare(self, request: EngineRequest) -> Prepared:
@@ -137,6 +139,7 @@ class Runtime(Protocol):
             StageError: the structured output is malformed, or the memory for structured outputs is full; an image is
                 malformed, or the prompt does not fit the context window with it.
         """
+        return Prepared(request)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         """Queue a request under an unused number; `prepared` is necessary for images and slow constraints.
@@ -177,6 +180,7 @@ class Runtime(Protocol):
             InvalidRequest: it does not fit the model, or the model's start options.
             EngineFailed: the runtime is broken, perhaps by this adapter; or its files cannot be copied.
         """
+        return adapter
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         """Load a LoRA adapter and offer it under an unused name.
@@ -184,15 +188,18 @@ class Runtime(Protocol):
         Raises:
             InvalidRequest: it does not fit the model, or the model's start options.
         """
+        raise Unsupported("this model takes no adapters")
 
     def unload_adapter(self, name: str) -> None:
         """Offer an adapter no more. Running sequences keep it; its memory is freed with the last of them.
 
         A runtime that cannot free it keeps it, counts it, and reuses it when it is loaded again.
         """
+        return  # there is none
 
     def wake(self) -> None:
         """Make the present or the next waiting step return at once."""
+        return  # no step waits
 
     @property
     def has_work(self) -> bool:

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.queue_order import queue_order_s
-from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
-from model_repository.errors import Unsupported
+from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, RuntimeStats, StepOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class _Running:
     num_unread: int  # prompt tokens that are not read yet
 
 
-class SyntheticRuntime:
+class SyntheticRuntime(Runtime):
     """Emits the vocabulary's plain ASCII tokens in order, the same for every request, one per sequence and step.
 
     Options: `itl_ms`, the time between two steps (default 0: no pause); `prefill_tokens`, the number of prompt tokens
@@ -61,10 +59,6 @@ class SyntheticRuntime:
         self._clock = clock
         self._sleep = sleep
         self._next_step_s = 0.0
-
-    def prepare(self, request: EngineRequest) -> Prepared:
-        """Do nothing: there are no structured outputs."""
-        return Prepared(request)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         waiting = _Queued(queue_order_s(request, self._clock()), sequence, request)
@@ -103,19 +97,6 @@ class SyntheticRuntime:
                     yield self._eos_token_id
                 num_emitted += 1
                 yield token_id
-
-    def prepare_adapter(self, adapter: Adapter) -> Adapter:
-        """Do nothing: nothing can be loaded."""
-        return adapter
-
-    def load_adapter(self, name: str, adapter: Adapter) -> None:
-        raise Unsupported("the runtime synthetic takes no adapters")
-
-    def unload_adapter(self, name: str) -> None:
-        """Do nothing: nothing can be loaded."""
-
-    def wake(self) -> None:
-        """Do nothing: a step does not wait for others."""
 
     @property
     def has_work(self) -> bool:

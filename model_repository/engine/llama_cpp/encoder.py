@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from model_repository.contract.request import EngineRequest
-from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.llama_cpp.context import (
     MAX_STEP_TOKENS,
     StepContext,
@@ -27,8 +26,8 @@ from model_repository.engine.llama_cpp.context import (
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
-from model_repository.engine.runtime import EngineConfig, Prepared, RuntimeStats, StepOutput
-from model_repository.errors import EngineFailed, Unsupported
+from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, RuntimeStats, StepOutput
+from model_repository.errors import EngineFailed
 from model_repository.model_facts import Pooling
 
 type _Vector = npt.NDArray[np.float64]
@@ -121,7 +120,7 @@ class _Context(StepContext[list[StepOutput]]):
         return not self.wanted
 
 
-class LlamaCppEncoder:
+class LlamaCppEncoder(Runtime):
     """Embeds each prompt in one step, and keeps nothing of it.
 
     A step has at most MAX_STEP_TOKENS tokens: llama.cpp compares all tokens of a step with each other, and hides those
@@ -151,10 +150,6 @@ class LlamaCppEncoder:
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
         self._signed_s = 0.0  # up to then, all computing contexts have given signs of life to the engine
-
-    def prepare(self, request: EngineRequest) -> Prepared:
-        """Do nothing: there are neither constraints nor images."""
-        return Prepared(request)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         """Queue a request.
@@ -256,16 +251,6 @@ class LlamaCppEncoder:
         for context in self._contexts:
             context.wanted.clear()
         let_finish(self._contexts, self._computed)
-
-    def prepare_adapter(self, adapter: Adapter) -> Adapter:
-        """Do nothing: nothing can be loaded."""
-        return adapter
-
-    def load_adapter(self, name: str, adapter: Adapter) -> None:
-        raise Unsupported("a model that embeds takes no adapters")
-
-    def unload_adapter(self, name: str) -> None:
-        """Do nothing: nothing can be loaded."""
 
     def wake(self) -> None:
         """Make the present or the next step return at once."""

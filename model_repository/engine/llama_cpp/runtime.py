@@ -33,7 +33,7 @@ from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, combined_constraint
-from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, Runtime, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, InvalidRequest, StageError, Unsupported
@@ -64,7 +64,7 @@ class _Sequence:
         self.sampler.compute_mask()
 
 
-class LlamaCppRuntime:
+class LlamaCppRuntime(Runtime):
     """Runs sequences in llama.cpp contexts; each slot of a context holds up to `context_window` tokens.
 
     A small model has a context for each thread: threads of one context wait for each other a hundred times in a step,
@@ -352,10 +352,6 @@ class LlamaCppRuntime:
             tuple(sequence.prompt_logprobs) if running.is_in_prefill else (),
             scheduled_s=running.scheduled_s,
         )
-
-    def prepare_adapter(self, adapter: Adapter) -> Adapter:
-        """Do nothing: `load_adapter` reads the file between two steps."""
-        return adapter
 
     def load_adapter(self, name: str, adapter: Adapter) -> None:
         """Load an adapter from a file, or reuse its weights if they are still in memory.

@@ -23,7 +23,7 @@ from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.grammar_budget import GrammarBudget, GrammarUse
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request, constraint_field
-from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, RuntimeStats, StepOutput
+from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, Runtime, RuntimeStats, StepOutput
 from model_repository.engine.tensorrt_llm.image_prompts import ImagePrompts, reads_images
 from model_repository.engine.tensorrt_llm.input_processor import InputProcessor
 from model_repository.engine.tensorrt_llm.iteration_stats import IterationStats, StatsMonitor
@@ -60,7 +60,7 @@ _TRIAL_TIMEOUT_S = 60.0
 _WARM_UP_TIMEOUT_S = 600.0  # for one request; a compiler may run
 
 
-class TensorRtLlmRuntime:
+class TensorRtLlmRuntime(Runtime):
     """Owns TensorRT-LLM's LLM: `max_sequences` of its requests run at a time, the others wait here.
 
     Args:
