@@ -52,9 +52,8 @@ class StoredTensor:
         row_bytes = _NUM_BYTES[self.dtype] * math.prod(self.shape[1:])
         num_rows = max(1, _MAX_PIECE_BYTES // row_bytes)
         for start in range(0, self.shape[0], num_rows):
-            with _opened(
-                self.path
-            ) as file:  # opened again: the pages of a mapped file stay in memory until it is closed
+            # Opened again: the pages of a mapped file stay in memory until it is closed.
+            with _opened(self.path) as file:
                 rows = file.get_slice(self.name)[start : min(start + num_rows, self.shape[0])]
             yield _readable(rows)
 

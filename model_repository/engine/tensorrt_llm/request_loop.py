@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,12 +172,9 @@ class RequestLoop:
         self._failure = "TensorRT-LLM no longer works: the model must be loaded again"
         self.wake()
 
-    def _start(self, call: Call) -> None:
+    def _start(self, call: Call) -> asyncio.Task[StageError | None]:
         self._calls[call.sequence] = call
-        self._run_task(self._serve(call))
-
-    def _run_task(self, coroutine: Coroutine[Any, Any, StageError | None]) -> asyncio.Task[Any]:
-        task = self._loop.create_task(coroutine)
+        task = self._loop.create_task(self._serve(call))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -192,9 +189,7 @@ class RequestLoop:
             result.abort()
 
     async def _try_out(self, call: Call) -> StageError | None:
-        self._calls[call.sequence] = call
-        error: StageError | None = await self._run_task(self._serve(call))
-        return error
+        return await self._start(call)
 
     async def _serve(self, call: Call) -> StageError | None:
         """Run a call; return why it failed."""

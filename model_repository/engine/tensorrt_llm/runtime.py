@@ -105,8 +105,7 @@ class TensorRtLlmRuntime(Runtime):
         self._image_counts = ImageCounts()
         self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
         self._waiting: dict[int, Call] = {}  # oldest first
-        self._running: set[int] = set()
-        self._unstreamed: set[int] = set()  # running sequences whose outputs come only at their end
+        self._running: dict[int, Call] = {}
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
         self._stats_monitor = StatsMonitor(self._llm) if self._options.has_statistics else None
@@ -267,18 +266,14 @@ class TensorRtLlmRuntime(Runtime):
                 passed.append(call)
                 continue
             del self._waiting[call.sequence]
-            self._running.add(call.sequence)
-            if not call.keywords["streaming"]:
-                self._unstreamed.add(call.sequence)
+            self._running[call.sequence] = call
             call.reader.scheduled_s = time.monotonic()
             self._loop.start(call)
             busy.append(call)
 
     def free(self, sequence: int, *, is_reusable: bool = True) -> None:
         """Forget a sequence. If it cannot be aborted, it keeps its place until it ends."""
-        if self._waiting.pop(sequence, None) is None and sequence in self._running:
-            self._running.remove(sequence)
-            self._unstreamed.discard(sequence)
+        if self._waiting.pop(sequence, None) is None and self._running.pop(sequence, None) is not None:
             self._loop.drop(sequence)
 
     def step(self) -> Sequence[StepOutput] | None:
@@ -291,7 +286,7 @@ class TensorRtLlmRuntime(Runtime):
         has_progressed = self._loop.pop_progress()
         outputs = [output for output in outputs if output.sequence in self._running]
         # If all running sequences report only their end, silence must not count as a hanging step.
-        is_silent = bool(self._running) and self._running <= self._unstreamed
+        is_silent = bool(self._running) and not any(call.keywords["streaming"] for call in self._running.values())
         return outputs if outputs or has_progressed or is_silent else None
 
     def prepare_adapter(self, adapter: Adapter) -> Adapter:
@@ -389,7 +384,6 @@ class TensorRtLlmRuntime(Runtime):
     def _forget_all(self) -> None:
         self._waiting.clear()
         self._running.clear()
-        self._unstreamed.clear()
 
 
 def _scoring_field(request: EngineRequest) -> str:
