@@ -17,7 +17,7 @@ from build_engines.planner.memory import (
     stage_weights,
     workspace,
 )
-from build_engines.planner.sizing import Plan, fp8_method
+from build_engines.planner.sizing import Plan, Workload, fp8_method
 from model_repository.engine.tensorrt_llm.options import Backend
 
 MAX_NODES = 8  # largest layout that is searched
@@ -27,17 +27,9 @@ MAX_NUM_TOKENS_WITH_CONTEXT_LOGITS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Workload):
     """The arguments of a plan; None: the planner's choice."""
 
-    entry: ModelEntry
-    gpu: Gpu
-    precision: Precision
-    max_seq_len: int
-    max_batch_size: int
-    has_context_logits: bool = False  # an engine for the log probabilities of prompts
-    has_fp8_checkpoint: bool = False
-    has_cuda_graphs: bool = False  # those of the PyTorch backend
     num_gpus: int | None = None
     num_nodes: int | None = None
     tp_size: int | None = None  # goes with num_gpus
@@ -72,16 +64,7 @@ def replicas(found: Plan, num_gpus: int | None) -> tuple[int, Plan] | None:
         found: a plan of the model, over any number of GPUs.
         num_gpus: of the node; None: as many as there are in one.
     """
-    request = Request(
-        entry=found.entry,
-        gpu=found.gpu,
-        precision=found.precision,
-        max_seq_len=found.max_seq_len,
-        max_batch_size=found.max_batch_size,
-        has_fp8_checkpoint=found.fp8_method is Fp8Method.READY,
-        num_nodes=1,
-    )
-    each = fitting_plan(request)
+    each = fitting_plan(Request(**found.facts(), num_nodes=1))
     if each is None or found.parallelism.num_nodes > 1:
         return None
     number = (num_gpus or found.gpu.num_per_node) // each.parallelism.num_gpus
@@ -147,13 +130,9 @@ def _sized(request: Request, parallelism: Parallelism) -> Plan:
         method = Fp8Method.READY if is_ready else fp8_method(request.entry, request.gpu, parallelism)
     kv_precision = request.entry.kv_precision(request.precision, method)
     return Plan(
-        entry=request.entry,
-        gpu=request.gpu,
-        precision=request.precision,
+        **request.facts(),
         kv_precision=kv_precision,
         parallelism=parallelism,
-        max_seq_len=request.max_seq_len,
-        max_batch_size=request.max_batch_size,
         max_num_tokens=max_num_tokens,
         fp8_method=method,
         memory=memory,

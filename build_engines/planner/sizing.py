@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 from build_engines.architecture import LayerKind
 from build_engines.gpus import Gpu
@@ -39,16 +40,29 @@ class BuildTime(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A layout of a model over GPUs, with its limits and sizes."""
+class Workload:
+    """The facts that decide the memory of a model in each of its layouts over GPUs of one kind."""
 
     entry: ModelEntry
     gpu: Gpu
     precision: Precision
-    kv_precision: Precision
-    parallelism: Parallelism
     max_seq_len: int
     max_batch_size: int
+    has_context_logits: bool = False  # an engine for the log probabilities of prompts
+    has_fp8_checkpoint: bool = False
+    has_cuda_graphs: bool = False  # those of the PyTorch backend
+
+    def facts(self) -> dict[str, Any]:
+        """Return these fields by name, without those of a subclass."""
+        return {field.name: getattr(self, field.name) for field in fields(Workload)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Workload):
+    """A layout of a model over GPUs, with its limits and sizes."""
+
+    kv_precision: Precision
+    parallelism: Parallelism
     max_num_tokens: int
     fp8_method: Fp8Method | None  # None: another precision
     memory: GpuMemory

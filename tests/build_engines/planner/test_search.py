@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from build_engines.catalog import Catalog
 from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
-from build_engines.planner.search import layouts, node_counts
+from build_engines.planner.plan import plan
+from build_engines.planner.search import layouts, node_counts, replicas
 
 CATALOG = Catalog(entry for entry in Catalog.load() if entry.presets)
 H100 = GPUS["h100"]
@@ -70,3 +71,9 @@ def test_the_fewest_gpus_are_tried_first(
     num_gpus: int | None, num_nodes: int | None, expected: list[tuple[int, int]]
 ) -> None:
     assert list(node_counts(num_gpus, num_nodes, H100)) == expected
+
+
+def test_a_replica_has_all_of_the_memory_of_the_plan() -> None:
+    # The number of replicas was planned without the CUDA graphs of the PyTorch backend.
+    found = plan(Catalog.load().find("gpt-oss:20b"), H100)
+    assert replicas(found, 8) == (8, found)
