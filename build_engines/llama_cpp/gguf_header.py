@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _ARCHITECTURE, _FILE_TYPE = gguf.Keys.General.ARCHITECTURE, gguf.Keys.General.FILE_TYPE
 _SPLIT_NUMBER, _SPLIT_COUNT = gguf.Keys.Split.LLM_KV_SPLIT_NO, gguf.Keys.Split.LLM_KV_SPLIT_COUNT
-_ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)
+TURN_ENDS = (gguf.Keys.Tokenizer.EOS_ID, gguf.Keys.Tokenizer.EOT_ID, gguf.Keys.Tokenizer.EOM_ID)  # keys
 _SAMPLING = {
     "temperature": gguf.Keys.General.SAMPLING_TEMP,
     "top_p": gguf.Keys.General.SAMPLING_TOP_P,
@@ -100,7 +100,7 @@ def read_gguf_facts(path: Path) -> GgufFacts:
     if embedding is None:
         raise BuildError(f"{path}: not a GGUF file of a language model: no {_EMBEDDING}")
     _check_tokens(readers[0], path, embedding[0])
-    ends = dict.fromkeys(_number(readers[0], path, key) for key in _ENDS if key in readers[0].fields)
+    ends = dict.fromkeys(_number(readers[0], path, key) for key in TURN_ENDS if key in readers[0].fields)
     ends.pop(NO_TOKEN, None)
     for token_id in ends:
         if not 0 <= token_id < embedding[0]:

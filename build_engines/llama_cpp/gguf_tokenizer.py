@@ -13,7 +13,7 @@ from typing import Any, overload
 import gguf
 
 from build_engines.errors import BuildError
-from build_engines.llama_cpp.gguf_header import NO_TOKEN, open_model
+from build_engines.llama_cpp.gguf_header import NO_TOKEN, TURN_ENDS, open_model
 from build_engines.llama_cpp.pre_tokenizers import PRE_TOKENIZERS
 
 Keys = gguf.Keys.Tokenizer
@@ -31,8 +31,7 @@ _END_TOKENS = """
     <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>
 """
 _VISIBLE_END = "<|tool_response>"  # converters mark this token of Gemma 4 as text, so that parsers see it
-_TURN_END_KEYS = (Keys.EOS_ID, Keys.EOT_ID, Keys.EOM_ID)
-_END_KEYS = (*_TURN_END_KEYS, Keys.FIM_PAD_ID, Keys.FIM_REP_ID, Keys.FIM_SEP_ID)
+_END_KEYS = (*TURN_ENDS, Keys.FIM_PAD_ID, Keys.FIM_REP_ID, Keys.FIM_SEP_ID)
 # The last token ends no turn where the model has all the others.
 _NOT_ENDS = (
     ("<|return|>", "<|call|>", "<|end|>"),
@@ -161,7 +160,7 @@ class _Tokens:
         """Return the tokens that are found in a text before all others."""
         # The tokens of Phi-3 include the spaces behind them; a GGUF file cannot say this of a token.
         strips = any(name in model_name.lower() for name in ("phi-3", "phi3"))
-        ends = {self.special_ids.get(key) for key in _TURN_END_KEYS}
+        ends = {self.special_ids.get(key) for key in TURN_ENDS}
         special_types = (gguf.TokenType.CONTROL, gguf.TokenType.UNKNOWN)
         special = {row for row in self.ids.values() if row in ends or self.types[row] in special_types}
         return [
