@@ -14,8 +14,6 @@ from build_engines.planner.search import Request, candidates, fitting_plan, node
 from build_engines.planner.sizing import Plan
 from model_repository.engine.tensorrt_llm.options import Backend
 
-__all__ = ["Plan", "plan"]
-
 MIN_USEFUL_SEQ_LEN = 1024  # a shorter context is not proposed
 DEFAULT_MAX_BATCH_SIZE = 128  # sequences in one step; their part of the cache depends on their lengths
 

@@ -27,7 +27,8 @@ def plan_lines(plan: Plan, width: int, num_gpus: int | None = None) -> Iterator[
         f"{plan.precision}, KV cache {plan.kv_precision}"
     )
     yield ""
-    yield f"Memory of one GPU, {gigabytes(memory.total_bytes)} as sold" + _which(plan)
+    which = " (the fullest, where stages differ)" if layout.pp_size > 1 else ""
+    yield f"Memory of one GPU, {gigabytes(memory.total_bytes)} as sold{which}"
     yield from memory_bar(memory, width)
     yield from _section("Weights (bytes: layers x values x share of this GPU x bytes of a value)", memory.weights)
     yield from _section(
@@ -181,10 +182,6 @@ def _build_sizes(plan: Plan) -> str:
         f"converted checkpoint and engines {gigabytes(plan.engine_bytes)} each), "
         f"RAM up to {gigabytes(plan.build_ram_bytes)}, {plan.build_time_class}"
     )
-
-
-def _which(plan: Plan) -> str:
-    return " (the fullest, where stages differ)" if plan.parallelism.pp_size > 1 else ""
 
 
 def _sequences(plan: Plan) -> str:
