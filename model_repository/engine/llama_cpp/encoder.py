@@ -152,11 +152,6 @@ class LlamaCppEncoder(Runtime):
         self._signed_s = 0.0  # up to then, all computing contexts have given signs of life to the engine
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
-        """Queue a request.
-
-        Raises:
-            InvalidRequest: the model has no such token or adapter.
-        """
         check_request(request, self._vocab_size, ())
         queued = _Queued(queue_order_s(request, time.monotonic()), sequence, request.prompt_token_ids)
         insort(self._waiting, queued, key=lambda each: each.queue_order_s)
@@ -168,11 +163,7 @@ class LlamaCppEncoder(Runtime):
             context.wanted.discard(sequence)
 
     def step(self) -> Sequence[StepOutput] | None:
-        """Let every context compute, and return the vectors of the first to finish.
-
-        Raises:
-            EngineFailed: llama.cpp failed; every sequence is lost.
-        """
+        """Let every context compute, and return the vectors of the first to finish."""
         self._start_steps()
         context = self._next_computed()
         if context is None:
@@ -253,7 +244,6 @@ class LlamaCppEncoder(Runtime):
         let_finish(self._contexts, self._computed)
 
     def wake(self) -> None:
-        """Make the present or the next step return at once."""
         self._computed.put(None)
 
     @property

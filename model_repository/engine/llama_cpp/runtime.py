@@ -116,12 +116,6 @@ class LlamaCppRuntime(Runtime):
         self._masks = MaskThreads(lambda: self._computed.put(None))
 
     def prepare(self, request: EngineRequest) -> Prepared:
-        """Compile the constraints of a completion, and compute its images; from any thread.
-
-        Raises:
-            StageError: the structured output or an image is malformed, the prompt does not fit the context window, or
-                the memory for structured outputs is full.
-        """
         if request.images and self._images is None:
             raise Unsupported("this model reads no images", "images")
         self._check(request, has_images=bool(request.images))
@@ -144,11 +138,7 @@ class LlamaCppRuntime(Runtime):
         return combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
-        """Queue a request; if it is not prepared, its constraints are compiled here.
-
-        Raises:
-            InvalidRequest: the model has no such token or adapter.
-        """
+        """Queue a request; if it is not prepared, its constraints are compiled here."""
         self._check(request, has_images=prepared is not None and prepared.prompt is not None)
         prepared = prepared or Prepared(request, self._constraint(request))
         sampler = TokenSampler(
@@ -193,9 +183,6 @@ class LlamaCppRuntime(Runtime):
         """Let every context compute, and return the outputs of the first finished one.
 
         A context's step has one token of each decoding sequence, and pieces of prompts, under one adapter.
-
-        Raises:
-            EngineFailed: llama.cpp failed; every sequence is lost.
         """
         self._assign()
         try:

@@ -98,10 +98,11 @@ class TensorRtLlmRuntime(Runtime):
         )
         checkpoint = config.artifact_dir / CHECKPOINT_FOLDER
         tokenizer = config.artifact_dir / TOKENIZER_FOLDER / "tokenizer.json"
-        if reads_images(checkpoint) and self._options.pausing_option:  # TensorRT-LLM issue 17882
+        has_images = reads_images(checkpoint)
+        if has_images and self._options.pausing_option:  # TensorRT-LLM issue 17882
             rule = "not with a model that reads images: a pause loses the images"
             raise EngineFailed(f"option {self._options.pausing_option}: {rule}")
-        self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if reads_images(checkpoint) else None
+        self._images = ImagePrompts(checkpoint, tokenizer, config.context_window) if has_images else None
         self._image_counts = ImageCounts()
         self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
         self._waiting: dict[int, Call] = {}  # oldest first
@@ -139,12 +140,7 @@ class TensorRtLlmRuntime(Runtime):
                 raise EngineFailed(f"adapter {name}: TensorRT-LLM makes no token with it: {exc.text}") from exc
 
     def prepare(self, request: EngineRequest) -> Prepared:
-        """Read the images, and count the structured output, which each worker process compiles itself.
-
-        Raises:
-            StageError: the memory for structured outputs is full; an image is malformed, or the prompt does not fit the
-                context window with it.
-        """
+        """Read the images, and count the structured output, which each worker process compiles itself."""
         if request.images and self._images is None:
             raise Unsupported("this model reads no images", "images")
         grammar = self._grammar(request)
