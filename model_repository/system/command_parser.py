@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -72,6 +73,14 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number") from exc
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value of an option NAME=VALUE: JSON, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def expected_one_of(word: str, words: Collection[str]) -> str:

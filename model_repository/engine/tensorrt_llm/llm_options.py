@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from model_repository.engine.tensorrt_llm.releases import RELEASES, release_of
-from model_repository.system.command_parser import did_you_mean
+from model_repository.system.command_parser import did_you_mean, json_or_text
 
 SPECULATION = "speculative_config"
 
@@ -42,7 +41,7 @@ def read_llm_options(items: Sequence[str]) -> dict[str, Any]:
                 raise ValueError(f"{key}: {name} has a value already, which is no object")
         if last in place:
             raise ValueError(f"{key}: given twice")
-        place[last] = _value(text)
+        place[last] = json_or_text(text)
     return options
 
 
@@ -75,13 +74,6 @@ def check_llm_options(
             if release in rule["matrix"] and _is_on(settings, one) and _is_on(settings, other):
                 pair = " and ".join(rule["matrix"][release])
                 raise ValueError(f"{one}: not together with {other}: TensorRT-LLM {release} does not support {pair}")
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _keys(options: Mapping[str, Any]) -> Iterator[str]:
