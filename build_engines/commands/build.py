@@ -8,12 +8,12 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-from build_engines.artifact import Manifest, serve_as
+from build_engines.artifact import Manifest
 from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
@@ -23,7 +23,6 @@ from build_engines.errors import BuildError, CatalogError, NotStored
 from build_engines.hub import HubReference
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
-from build_engines.lock import lock_path, locked
 from build_engines.model_source import DEMO_MODELS
 from build_engines.render import ServeOptions
 from build_engines.serving import Serving, check_names_differ, names_of
@@ -33,7 +32,7 @@ from build_engines.text_files import broken_template, unknown_marks
 from model_repository.model_facts import Task
 from model_repository.model_parameters import RequestDefaults
 from model_repository.runtimes import DEFAULT_RUNTIME, RUNTIMES
-from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable
+from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable, json_or_text
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
 from model_repository.tool_formats import TOOL_FORMATS
@@ -170,39 +169,40 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         BuildError: one line that names the input and the rule.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    builds = list(_each_model(options))  # wrong options come before builds
-    on_gpus = [each for each, _ in builds if RUNTIMES[each.runtime].needs_gpus and not each.dry_run]
-    if len(on_gpus) > 1:
+    builders = list(_each_builder(options))  # wrong options come before builds
+    on_gpus = [each.options for each in builders if RUNTIMES[each.options.runtime].needs_gpus]
+    building = [each for each in on_gpus if not each.dry_run]
+    if len(building) > 1:
         rule = (
             "builds one MODEL at a time; `conch render ARTIFACT:0 ARTIFACT:1 --repository DIR` then gives each its GPUs"
         )
-        models = " and ".join(each.model for each in on_gpus)
-        raise BuildError(f"{models}: the runtime {on_gpus[0].runtime} {rule}")
-    names = (names_of(each.model, each.alias, _adapters(each)) for each, _ in builds)
+        models = " and ".join(each.model for each in building)
+        raise BuildError(f"{models}: the runtime {building[0].runtime} {rule}")
+    names = (names_of(each.options.model, each.serving.aliases, each.adapters) for each in builders)
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
-    for each, serve_options in builds:
-        artifact_dir = _artifact_of(each, serve_options)
+    for each in builders:
+        artifact_dir = _artifact_of(each)
         if artifact_dir is None:
             continue
         print(f"artifact    {artifact_dir}")
-        served[artifact_dir] = serve_options
+        served[artifact_dir] = each.serve_options
         if Manifest.load(artifact_dir).task is not Task.GENERATE:  # it has no chats
             continue
         if fault := fault_of_templates(artifact_dir / "tokenizer"):
             place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
             rule = f"chat requests are refused; put chat_template.jinja {place} and build again"
-            print(f"warning: {each.model} has {fault}: {rule}", file=sys.stderr)
+            print(f"warning: {each.options.model} has {fault}: {rule}", file=sys.stderr)
             continue
         for kind, marks in unknown_marks(artifact_dir / "tokenizer").items():
             if kind == "thinking":
                 rule = "thinking is part of the answer"
-            elif each.tool_call_format is None:
+            elif each.options.tool_call_format is None:
                 rule = "tools are described in words (plain); --tool-call-format names another format"
             else:
                 continue
             shown = f", {marks}" if marks else ""
-            print(f"warning: {each.model} has an unknown format of {kind}{shown}: {rule}", file=sys.stderr)
+            print(f"warning: {each.options.model} has an unknown format of {kind}{shown}: {rule}", file=sys.stderr)
     return served
 
 
@@ -214,14 +214,13 @@ def fault_of_templates(folder: Path) -> str | None:
     return f"a broken chat template ({fault})" if fault else None
 
 
-def _each_model(options: argparse.Namespace) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
-    """Yield the checked options of each model."""
+def _each_builder(options: argparse.Namespace) -> Iterator[Builder]:
     _check_one_model(options, ("checkpoint", "gguf", "tokenizer", "mmproj", "adapter", "alias"))
     for model in options.models:
         if _is_file_of_models(model):
             yield from _of_file(options, Path(model))
         else:
-            yield _checked(argparse.Namespace(**vars(options) | {"model": model}))
+            yield _builder(argparse.Namespace(**vars(options) | {"model": model}))
 
 
 def _is_file_of_models(model: str) -> bool:
@@ -243,7 +242,7 @@ def _check_one_model(options: argparse.Namespace, names: Iterable[str]) -> None:
             raise BuildError(f"--{name}: goes with one MODEL, not {len(options.models)}")
 
 
-def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse.Namespace, ServeOptions]]:
+def _of_file(options: argparse.Namespace, path: Path) -> Iterator[Builder]:
     parser = _EntryParser(add_help=False, allow_abbrev=False)
     _add_options(parser)
     actions = actions_by_flag(parser)
@@ -264,10 +263,10 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[tuple[argparse
             is_path = model not in DEMO_MODELS and not {"checkpoint", "gguf"} & (fields or {}).keys()
             named = _existing(model, path.parent) if is_path else model
             given = argparse.Namespace(**vars(options) | {"model": named})
-            build_of_model = _checked(parser.parse_args(words, given))
+            builder = _builder(parser.parse_args(words, given))
         except BuildError as exc:
             raise BuildError(f"{path}: models.{model}: {exc}") from exc
-        yield build_of_model
+        yield builder
 
 
 class _EntryParser(argparse.ArgumentParser):
@@ -321,16 +320,23 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
-def _checked(options: argparse.Namespace) -> tuple[argparse.Namespace, ServeOptions]:
-    """Set the runtime of a model, and check the options that need no file of the model."""
+def _builder(options: argparse.Namespace) -> Builder:
+    """Set the runtime of a model, and return its builder, which has checked the options that need no file."""
     if "" in (options.model, options.checkpoint, options.gguf):
         raise BuildError("an empty text as MODEL, --checkpoint or --gguf")
     options.runtime = options.runtime or _default_runtime(options)
     serve_options = serve_options_of(options)
     serve_options.check_runtime(options.runtime)
-    if not (RUNTIMES[options.runtime].needs_gpus and options.ready and _is_stored(options)):
-        _builder(options, serve_options)  # checks the options
-    return options, serve_options
+    adapters = _pairs("--adapter", options.adapter, "NAME=DIR")
+    defaults = _pairs("--default", options.default)
+    builder: Builder = pkgutil.resolve_name(RUNTIMES[options.runtime].builder)(
+        options=options,
+        runtime_options=_pairs("--option", options.option),
+        adapters={name: Path(folder) for name, folder in adapters.items()},
+        serving=Serving.of(options.alias, {name: json_or_text(text) for name, text in defaults.items()}),
+        serve_options=serve_options,
+    )
+    return builder
 
 
 def _default_runtime(options: argparse.Namespace) -> str:
@@ -342,41 +348,25 @@ def _default_runtime(options: argparse.Namespace) -> str:
     return DEFAULT_RUNTIME if is_for_cpu else next(on_gpus, DEFAULT_RUNTIME)
 
 
-def _builder(options: argparse.Namespace, serve_options: ServeOptions) -> Builder:
-    builder: Builder = pkgutil.resolve_name(RUNTIMES[options.runtime].builder)(
-        options=options,
-        runtime_options=_pairs("--option", options.option),
-        adapters=_adapters(options),
-        serving=_serving(options),
-        serve_options=serve_options,
-    )
-    return builder
-
-
-def _artifact_of(options: argparse.Namespace, serve_options: ServeOptions) -> Path | None:
+def _artifact_of(builder: Builder) -> Path | None:
     """Build a model, or find it in the store if only that knows its name; None: see `Builder`."""
+    options = builder.options
     try:
-        return _builder(options, serve_options).build()
+        return builder.build()
     except CatalogError:
         is_searched = options.ready or not RUNTIMES[options.runtime].needs_gpus
-        if not is_searched or (artifact_dir := _stored(options)) is None:
+        if not is_searched or (artifact_dir := _stored(builder)) is None:
             raise
         return artifact_dir
 
 
-def _is_stored(options: argparse.Namespace) -> bool:
-    try:
-        return bool(find(options.home, options.model))
-    except NotStored:
-        return False
-
-
-def _stored(options: argparse.Namespace) -> Path | None:
+def _stored(builder: Builder) -> Path | None:
     """Return the artifact of a model that only the store knows: it was built of a file, or under a chosen name.
 
     Raises:
         BuildError: there are several, or an option asks for another artifact.
     """
+    options = builder.options
     try:
         found = find(options.home, options.model)
     except NotStored:
@@ -389,18 +379,8 @@ def _stored(options: argparse.Namespace) -> Path | None:
     if len(artifacts) > 1:
         names = ", ".join(each.folder.name for each in artifacts)
         raise BuildError(f"{options.model}: there are several artifacts: name one of {names}")
-    if options.alias or options.default:
-        with locked(lock_path(artifacts[0].folder), f"names {artifacts[0].folder.name}"):
-            serve_as(artifacts[0].folder, _serving(options))
+    builder.name_stored(artifacts[0].folder, builder.serving)
     return artifacts[0].folder
-
-
-def _serving(options: argparse.Namespace) -> Serving:
-    return Serving.of(options.alias, _values(_pairs("--default", options.default)))
-
-
-def _adapters(options: argparse.Namespace) -> dict[str, Path]:
-    return {name: Path(folder) for name, folder in _pairs("--adapter", options.adapter, "NAME=DIR").items()}
 
 
 def _pairs(flag: str, items: Sequence[str], form: str = "NAME=VALUE") -> dict[str, str]:
@@ -413,15 +393,3 @@ def _pairs(flag: str, items: Sequence[str], form: str = "NAME=VALUE") -> dict[st
             raise BuildError(f"{flag} {name}: given twice")
         pairs[name] = value
     return pairs
-
-
-def _values(texts: Mapping[str, str]) -> dict[str, object]:
-    """Read values as JSON. Other values are texts."""
-    return {name: _value(text) for name, text in texts.items()}
-
-
-def _value(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

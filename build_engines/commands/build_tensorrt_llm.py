@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from build_engines.artifact import serve_as
 from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import checkpoint_in, find_entry
@@ -22,7 +21,6 @@ from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu, check_replicas
 from build_engines.hub import HubReference, checkpoint_folder
 from build_engines.listed_classes import check_listed
-from build_engines.lock import lock_path, locked
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.memory import gigabytes
 from build_engines.planner.plan import plan
@@ -116,9 +114,6 @@ class TensorRtLlmBuild(Builder):
                 raise BuildError(f"--{name}: not with --runtime {RUNTIME}: use --checkpoint")
         if None not in (self.options.context_window, self.options.max_seq_len):
             raise BuildError(f"--context-window {self.options.context_window}: --max-seq-len is the same: write one")
-        for name in _COMPILING_FLAGS:
-            if self.backend is Backend.PYTORCH and getattr(self.options, name):
-                raise BuildError(f"--{name.replace('_', '-')}: nothing is compiled with --backend {self.backend}")
         for name in ("workers", "max_num_tokens"):
             value = getattr(self.options, name)
             if value is not None and value < 1:
@@ -189,6 +184,9 @@ class TensorRtLlmBuild(Builder):
             machine: its GPUs are planned for without --gpu; None: --gpu is required.
         """
         options, entry = self.options, self.entry
+        for name in _COMPILING_FLAGS:
+            if self.backend is Backend.PYTORCH and getattr(options, name):
+                raise BuildError(f"--{name.replace('_', '-')}: nothing is compiled with --backend {self.backend}")
         if self.backend not in entry.backends:
             rule = f"the backend has no {entry.architecture.class_name}: use --backend {' or '.join(entry.backends)}"
             raise BuildError(f"--backend {self.backend}: cannot run {entry.model_id}: {rule}")
@@ -287,9 +285,7 @@ class TensorRtLlmBuild(Builder):
             return None
         _, folder = max(found)
         logger.info("store       %s, as it was built: an option such as --backend builds anew", folder.name)
-        if options.alias or options.default:
-            with locked(lock_path(folder), f"names {folder.name}"):
-                serve_as(folder, dataclasses.replace(self.serving, aliases=self._aliases(self.entry)))
+        self.name_stored(folder, dataclasses.replace(self.serving, aliases=self._aliases(self.entry)))
         return folder
 
     def of_release(self, version: str | None) -> TensorRtLlmBuild:
