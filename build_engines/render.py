@@ -43,45 +43,58 @@ from model_repository.system.running_servers import ARTIFACT_FILE
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_SEQUENCES = 16
-MAX_TOKENIZER_INSTANCES = 64
 
 _EMPTY_VERSION = "1/.keep"  # Triton needs a version folder, also in an ensemble without files
+
+
+def _number(default: int | None, text: str, at_least: int = 0, at_most: int | None = None) -> Any:
+    """Return a field with its bounds, and the text of its flag."""
+    shown = text if default is None else f"{text} (%(default)s)"
+    return field(default=default, metadata={"text": shown, "at_least": at_least, "at_most": at_most})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """The settings of config.pbtxt that do not come from the artifact."""
 
-    replicas: int = 1  # engines of the model, each with all the following
-    max_sequences: int | None = None  # None: the limit of the engine, or DEFAULT_MAX_SEQUENCES
-    spare_sequences: int = 0  # beyond max_sequences, if the memory holds their whole windows
-    max_waiting: int = 1024
-    num_threads: int = 0
-    stream_interval_ms: int = 40
-    tokenizer_instances: int = 1
+    replicas: int = _number(
+        1,
+        "engines of the model, which share its requests; each takes as many GPUs as the artifact needs, or its share "
+        "of the cores",
+        at_least=1,
+    )
+    max_sequences: int | None = _number(
+        None,
+        f"sequences in one step (the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES} or what the memory holds)",
+        at_least=1,
+    )
+    spare_sequences: int = _number(0, "further sequences, if the memory holds the whole window of each")
+    max_waiting: int = _number(1024, "requests that may queue in the engine")
+    num_threads: int = _number(0, "threads of an engine; 0: one for each physical core, of replicas all together")
+    stream_interval_ms: int = _number(
+        40,
+        f"longest time that tokens of a stream may gather under load, 0 to {MAX_STREAM_INTERVAL_MS}",
+        at_most=MAX_STREAM_INTERVAL_MS,
+    )
+    tokenizer_instances: int = _number(
+        1,
+        "tokenizer processes, each with the tokenizer in memory; one is enough for some thousand requests a second",
+        at_least=1,
+        at_most=64,
+    )
+    max_adapters: int = _number(8, "LoRA adapters that may be loaded at runtime", at_least=1)
+    max_adapter_rank: int = _number(64, "largest rank of an adapter that is loaded at runtime", at_least=1)
     speculative: str | None = None  # how the engine drafts tokens; None: no drafts
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
-    max_adapters: int = 8  # only those loaded at runtime count
-    max_adapter_rank: int = 64
     llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of TensorRT-LLM's LLM
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("replicas", 1, None),
-            ("max_sequences", 1, None),
-            ("spare_sequences", 0, None),
-            ("max_waiting", 0, None),
-            ("num_threads", 0, None),
-            ("stream_interval_ms", 0, MAX_STREAM_INTERVAL_MS),
-            ("tokenizer_instances", 1, MAX_TOKENIZER_INSTANCES),
-            ("max_adapters", 1, None),
-            ("max_adapter_rank", 1, None),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise BuildError(f"{name}={value}: must be at least {low}")
+        for each in dataclasses.fields(self):
+            value, low, high = getattr(self, each.name), each.metadata.get("at_least"), each.metadata.get("at_most")
+            if value is not None and low is not None and value < low:
+                raise BuildError(f"{each.name}={value}: must be at least {low}")
             if value is not None and high is not None and value > high:
-                raise BuildError(f"{name}={value}: must be at most {high}")
+                raise BuildError(f"{each.name}={value}: must be at most {high}")
         if self.spare_sequences and self.max_sequences is None:
             raise BuildError(f"spare_sequences={self.spare_sequences}: goes with max_sequences")
 

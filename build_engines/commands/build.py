@@ -24,7 +24,7 @@ from build_engines.hub import HubReference
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.model_source import DEMO_MODELS
-from build_engines.render import ServeOptions
+from build_engines.render import ServeOptions, render_artifacts
 from build_engines.serving import Serving, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
 from build_engines.store import find, link, newest_complete
@@ -159,7 +159,7 @@ def _build(options: argparse.Namespace) -> None:
         if options.link is not None:
             link(options.link, artifact_dir)
     if served and options.link is None:
-        write(served, options.repository or options.home / "repository")
+        write(render_artifacts(served), options.repository or options.home / "repository")
 
 
 def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:

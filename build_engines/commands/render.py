@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from build_engines.errors import BuildError
-from build_engines.render import DEFAULT_MAX_SEQUENCES, ServeOptions, render_artifacts, write_repository
+from build_engines.render import ServeOptions, render_artifacts, write_repository
 from build_engines.rendered import rendered_again
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 from model_repository.runtimes import RUNTIMES
@@ -49,32 +48,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the options of ServeOptions."""
-    defaults = ServeOptions()
-    most = f"the limit of an engine, otherwise {DEFAULT_MAX_SEQUENCES} or what the memory holds"
-    for name, text in (
-        (
-            "replicas",
-            "engines of the model, which share its requests; each takes as many GPUs as the artifact needs, or its "
-            "share of the cores (%(default)s)",
-        ),
-        ("max_sequences", f"sequences in one step ({most})"),
-        ("spare_sequences", "further sequences, if the memory holds the whole window of each (%(default)s)"),
-        ("max_waiting", "requests that may queue in the engine (%(default)s)"),
-        ("num_threads", "threads of an engine; 0: one for each physical core, of replicas all together (%(default)s)"),
-        (
-            "stream_interval_ms",
-            "longest time that tokens of a stream may gather under load, 0 to 1000 (%(default)s)",
-        ),
-        (
-            "tokenizer_instances",
-            "tokenizer processes, each with the tokenizer in memory; one is enough for some thousand requests a second "
-            "(%(default)s)",
-        ),
-        ("max_adapters", "LoRA adapters that may be loaded at runtime (%(default)s)"),
-        ("max_adapter_rank", "largest rank of an adapter that is loaded at runtime (%(default)s)"),
-    ):
-        flag = "--" + name.replace("_", "-")
-        command.add_argument(flag, type=int, metavar="N", default=getattr(defaults, name), help=text)
+    for field in dataclasses.fields(ServeOptions):
+        if field.metadata:
+            flag = f"--{field.name.replace('_', '-')}"
+            command.add_argument(flag, type=int, metavar="N", default=field.default, help=field.metadata["text"])
     command.add_argument(
         "--speculative",
         choices=sorted({name for runtime in RUNTIMES.values() for name in runtime.speculative}),
@@ -116,7 +93,7 @@ def _render(options: argparse.Namespace) -> None:
     if not options.artifacts:
         if serve_options != ServeOptions() or options.alias or options.name is not None:
             raise BuildError("ARTIFACT: required with options; without both, the repository is rendered again")
-        _write(rendered_again(options.repository), options.repository)
+        write(rendered_again(options.repository), options.repository)
         return
     named: dict[Path, list[tuple[int, ...]]] = {}
     for folder, numbers in map(_with_gpus, options.artifacts):
@@ -133,7 +110,7 @@ def _render(options: argparse.Namespace) -> None:
             rule = "not with numbers of GPUs: name it once for each replica, or without numbers"
             raise BuildError(f"--replicas {serve_options.replicas}: {folder}: {rule}")
         served[folder] = dataclasses.replace(serve_options, replicas=len(replicas))
-    write(served, options.repository, gpus, options.alias, options.name)
+    write(render_artifacts(served, gpus, options.alias, options.name), options.repository)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
@@ -144,17 +121,7 @@ def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:
     return Path(found["folder"]), tuple(map(int, re.findall(r"\d+", found["gpus"] or "")))
 
 
-def write(
-    served: Mapping[Path, ServeOptions],
-    repository: Path,
-    gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
-    aliases: Sequence[str] = (),
-    name: str | None = None,
-) -> None:
-    """Render the artifacts, each with its settings and the GPUs of its replicas, and replace the repository."""
-    _write(render_artifacts(served, gpus, aliases, name), repository)
-
-
-def _write(files: Mapping[str, str], repository: Path) -> None:
+def write(files: Mapping[str, str], repository: Path) -> None:
+    """Replace the repository, and print its place."""
     write_repository(files, repository)
     print(f"repository  {repository}")
