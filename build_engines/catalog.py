@@ -12,12 +12,8 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from build_engines.architecture import Architecture
 from build_engines.errors import CatalogError
-from build_engines.model_entry import ModelEntry, Precision, chat_template_text
-from build_engines.parallelism import Parallelism
-
-__all__ = ["Architecture", "Catalog", "ModelEntry", "Parallelism", "Precision", "chat_template_text"]
+from build_engines.model_entry import ModelEntry
 
 BUILT_IN = Path(str(resources.files("build_engines").joinpath("catalog.yaml")))
 
