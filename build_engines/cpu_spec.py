@@ -48,7 +48,6 @@ from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.runtimes import DEFAULT_RUNTIME, PROJECTOR, RUNTIMES
 from model_repository.tokenizer.chat_prompt import writes_pairs
 from model_repository.tokenizer.chat_template import ChatTemplate
-from model_repository.tool_formats import TOOL_FORMATS
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +59,7 @@ _MAX_EMBEDDED_TOKENS = 8192
 MATRIX_PRECISIONS = (*PRECISIONS, *QUANTIZED)
 
 
-def check_options(
-    runtime: str,
-    precision: str | None,
-    options: Mapping[str, str],
-    adapters: Collection[str],
-    tool_call_format: str | None,
-) -> None:
+def check_options(runtime: str, precision: str | None, options: Mapping[str, str], adapters: Collection[str]) -> None:
     """Check the options of a build that do not depend on the model.
 
     Args:
@@ -78,8 +71,6 @@ def check_options(
     """
     if adapters and Capability.LORA not in RUNTIMES[runtime].capabilities:
         raise BuildError(f"--adapter: the runtime {runtime} has no adapters")
-    if tool_call_format not in (None, *TOOL_FORMATS):
-        raise BuildError(f"--tool-call-format {tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
     if precision not in (None, *MATRIX_PRECISIONS):
         raise BuildError(f"--precision {precision}: expected one of {', '.join(MATRIX_PRECISIONS)}")
     for name, value in options.items():
@@ -115,7 +106,7 @@ class CpuSpec(ModelSource, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_names(self.model_id, self.serving.aliases, self.adapters)
-        check_options(self.runtime, self.precision, self.options, self.adapters, self.tool_call_format)
+        check_options(self.runtime, self.precision, self.options, self.adapters)
         if self.checkpoint is not None and all((self.checkpoint / name).is_file() for name in ADAPTER_FILES):
             rule = "a LoRA adapter: give its model, and this folder with --adapter NAME=FOLDER"
             raise BuildError(f"{self.checkpoint}: {rule}")

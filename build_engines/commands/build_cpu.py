@@ -35,7 +35,7 @@ class CpuBuild(Builder):
         has_files = options.checkpoint is not None or options.gguf is not None  # then MODEL is a name for clients
         for name in (options.model, *self.adapters) if has_files else self.adapters:
             check_id(name)
-        check_options(options.runtime, self._precision, self.runtime_options, self.adapters, options.tool_call_format)
+        check_options(options.runtime, self._precision, self.runtime_options, self.adapters)
         paths = [("tokenizer", options.tokenizer), ("mmproj", options.mmproj)]
         for option, path in (*paths, *(("adapter", folder) for folder in self.adapters.values())):
             if path is not None and not path.exists():

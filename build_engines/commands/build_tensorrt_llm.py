@@ -27,14 +27,14 @@ from build_engines.planner.plan import plan
 from build_engines.planner.sizing import Plan
 from build_engines.serving import check_names
 from build_engines.store import stored
-from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, check_gpus, gpu_of
+from build_engines.tensorrt_llm.checks import TARGET_VERSION, Check, check_gpus, check_version, gpu_of
 from build_engines.tensorrt_llm.imported import imported
 from build_engines.tensorrt_llm.lora import lora_limits
 from build_engines.tensorrt_llm.mpi import MpiJob
 from build_engines.tensorrt_llm.options import CONTEXT_LOGITS, RUNTIME, checked_options, without_latent_chunks
 from build_engines.tensorrt_llm.recipe import PLACEHOLDERS, Folders, Recipe, SourceFormat, checkpoint_step, engine_step
 from build_engines.tensorrt_llm.source import Source
-from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools, check_machine
+from build_engines.tensorrt_llm.spec import TensorRtLlmSpec, Tools
 from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.text_files import detected_tool_call_format
 from model_repository.engine.tensorrt_llm.options import Backend
@@ -242,8 +242,10 @@ class TensorRtLlmBuild(Builder):
         self._check(planned)
         if self.backend is Backend.PYTORCH:
             check_listed(entry.model_id, entry.architecture.class_name, tools.machine.tensorrt_llm_version)
-        check_machine(self.recipe(planned, None).plan, self.backend, tools.machine)  # precedes hours of a download
-        if self.options.gpu is None:
+        self.recipe(planned, None)  # the checks of the recipe and of this machine precede hours of a download
+        if self.backend is Backend.ENGINE:
+            check_version(tools.machine)
+        if self.backend is Backend.ENGINE or self.options.gpu is None:
             check_gpus(planned, tools.machine)
         if self.serve_options.replicas > 1:
             num_gpus, num_nodes = planned.parallelism.num_gpus_per_node, planned.parallelism.num_nodes

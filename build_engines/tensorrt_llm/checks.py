@@ -28,18 +28,14 @@ class Check(StrEnum):
     RAM = "ram"
 
 
-def engine_requires(plan: Plan, version: str) -> dict[str, str]:
-    """Return the requirements of an engine: the machine could have built it."""
-    return {
-        "tensorrt_llm": version,
-        "gpu_architecture": plan.gpu.architecture,
-        "num_gpus": str(plan.parallelism.num_gpus_per_node),
-    }
+def machine_requires(plan: Plan, version: str | None) -> dict[str, str]:
+    """Return the requirements of an artifact: enough GPUs, and for an engine a machine that could have built it.
 
-
-def checkpoint_requires(plan: Plan) -> dict[str, str]:
-    """Return the requirements of a checkpoint: enough GPUs."""
-    return {"num_gpus": str(plan.parallelism.num_gpus_per_node)}
+    Args:
+        version: of the TensorRT-LLM that compiles the engine; None: nothing is compiled.
+    """
+    of_engine = {} if version is None else {"tensorrt_llm": version, "gpu_architecture": plan.gpu.architecture}
+    return of_engine | {"num_gpus": str(plan.parallelism.num_gpus_per_node)}
 
 
 def gpu_of(machine: Machine) -> Gpu:

@@ -15,15 +15,8 @@ from build_engines.lock import lock_path, locked, locked_if_free
 from build_engines.model_entry import ModelEntry, chat_template_text
 from build_engines.peft import FILES as ADAPTER_FILES
 from build_engines.planner.sizing import Plan
-from build_engines.serving import Serving, check_names
-from build_engines.tensorrt_llm.checks import (
-    Check,
-    check_gpus,
-    check_room,
-    check_version,
-    checkpoint_requires,
-    engine_requires,
-)
+from build_engines.serving import Serving
+from build_engines.tensorrt_llm.checks import Check, check_room, check_version, machine_requires
 from build_engines.tensorrt_llm.lora import copy_adapter
 from build_engines.tensorrt_llm.options import RUNTIME, build_record, runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe, SourceFormat
@@ -34,7 +27,6 @@ from build_engines.text_files import detected_reasoning_format, template_fields,
 from model_repository.contract.tensors import model_id_to_ensemble
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.system.machine import Machine
-from model_repository.tool_formats import TOOL_FORMATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +56,6 @@ class TensorRtLlmSpec:
     tools: Tools
 
     def __post_init__(self) -> None:
-        check_names(self.model_id, self.serving.aliases, self.adapters)
-        if self.tool_call_format not in TOOL_FORMATS:
-            raise BuildError(f"--tool-call-format {self.tool_call_format}: expected one of {', '.join(TOOL_FORMATS)}")
-        check_machine(self.plan, self.backend, self.tools.machine)
         _check_format(self.recipe, self.backend)
 
     @property
@@ -171,26 +159,14 @@ class TensorRtLlmSpec:
         )
 
     def _requires(self) -> dict[str, str]:
-        if self.backend is Backend.PYTORCH:
-            return checkpoint_requires(self.plan)
-        return engine_requires(self.plan, check_version(self.tools.machine))
+        version = check_version(self.tools.machine) if self.backend is Backend.ENGINE else None
+        return machine_requires(self.plan, version)
 
     def _build_record(self) -> dict[str, Any]:
         return build_record(self.recipe, self.backend, self.revision)
 
     def _all_options(self) -> dict[str, str]:
         return runtime_options(self.recipe, self.backend) | self.options
-
-
-def check_machine(plan: Plan, backend: Backend, machine: Machine) -> None:
-    """Check that this machine can build a model for this backend.
-
-    Raises:
-        BuildError: names the mismatch.
-    """
-    if backend is Backend.ENGINE:
-        check_version(machine)
-        check_gpus(plan, machine)
 
 
 def _check_format(recipe: Recipe, backend: Backend) -> None:

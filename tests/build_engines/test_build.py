@@ -363,7 +363,6 @@ def test_a_full_disk_is_named(number: int, checkpoint: Path, artifacts: Path, mo
         ({"tokenizer": Path("other")}, "--tokenizer goes with --gguf"),
         ({"adapters": {"tiny": Path("x")}}, "adapter tiny of tiny: model tiny has the same name"),
         ({"adapters": {"x": Path("x")}, "runtime": "synthetic"}, "--adapter: the runtime synthetic has no adapters"),
-        ({"tool_call_format": "xml"}, "--tool-call-format xml: expected one of hermes, qwen_xml"),
         ({"runtime": "synthetic", "projector": Path("x.gguf")}, "--mmproj: the runtime synthetic reads no images"),
     ],
 )

@@ -28,7 +28,7 @@ from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.render import ServeOptions, model_parameters, render
 from build_engines.serving import Serving
-from build_engines.tensorrt_llm.checks import checkpoint_requires, engine_requires
+from build_engines.tensorrt_llm.checks import machine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
 from model_repository.capabilities import HINTS, Capability
@@ -294,7 +294,6 @@ def test_other_changes_keep_the_fingerprint(changes: dict[str, Any]) -> None:
 def catalog_manifest(entry: ModelEntry) -> Manifest:
     """Return the manifest of a build for H100, with names instead of digests."""
     recipe, backend = Recipe(plan=plan(entry, GPUS["h100"])), entry.backends[0]
-    is_compiled = backend is Backend.ENGINE
     return Manifest(
         model_id=entry.model_id,
         runtime="tensorrt_llm",
@@ -305,7 +304,7 @@ def catalog_manifest(entry: ModelEntry) -> Manifest:
         key="0123456789ab",
         precision=recipe.plan.precision,
         options=runtime_options(recipe, backend),
-        requires=engine_requires(recipe.plan, "1.2.1") if is_compiled else checkpoint_requires(recipe.plan),
+        requires=machine_requires(recipe.plan, "1.2.1" if backend is Backend.ENGINE else None),
         tool_call_format=entry.tool_call_format,
         reasoning_format="",
         template_fields=(),

@@ -215,8 +215,3 @@ def test_a_backend_takes_only_its_formats(
         with contextlib.nullcontext() if source_format in taken else refusal:
             recipe = Recipe(plan=planned(spec.plan.entry, precision), source_format=source_format)
             replace(spec, recipe=recipe, backend=backend)
-
-
-def test_a_tool_call_format_that_nobody_knows_is_refused(spec: TensorRtLlmSpec) -> None:
-    with pytest.raises(BuildError, match="--tool-call-format xml: expected one of"):
-        replace(spec, tool_call_format="xml")
