@@ -437,17 +437,12 @@ def remove_artifact(artifact_dir: Path, repository: Path) -> None:
 
 
 def _holds(repository: Path, files: Mapping[str, str]) -> bool:
-    return {name: _read(repository / name) for name in files} == dict(files) and _names(repository) == set(files)
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _names(repository: Path) -> set[str]:
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
     paths = [path.relative_to(repository) for path in repository.rglob("*") if path.is_file()]
-    return {str(path) for path in paths if not ignored("", list(path.parts))}
+    found = {str(path) for path in paths if not ignored("", list(path.parts))}
+    return found == set(files) and all(
+        (repository / name).read_text(encoding="utf-8") == content for name, content in files.items()
+    )
 
 
 def _ensemble_config(ensemble: str, name: str, steps: Mapping[str, StageSpec]) -> pb.ModelConfig:
