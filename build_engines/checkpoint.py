@@ -62,9 +62,9 @@ class Checkpoint:
 
     folder: Path
     config: dict[str, Any]  # the language model's
+    whole_config: dict[str, Any]  # config.json, in which a model that reads images has the other one
     eos_token_ids: tuple[int, ...]
     sampling: dict[str, float]  # the author's values for requests without these fields
-    image_config: dict[str, Any] | None = None  # config.json of a model that reads images
     pooling: Pooling | None = None  # the model embeds; None: it generates
     scores: Scores | None = None  # the model scores; its pooling is Pooling.RANK
 
@@ -75,7 +75,7 @@ class Checkpoint:
         Raises:
             BuildError: a file is missing or malformed.
         """
-        config, image_config = read_config(folder)
+        config, whole_config = read_config(folder)
         generation = read_json(folder / "generation_config.json", is_optional=True)
         require(config, "max_position_embeddings", "vocab_size")
         whole_number("config.json: max_position_embeddings", config["max_position_embeddings"], 2)
@@ -86,12 +86,12 @@ class Checkpoint:
         if not eos_token_ids and pooling is None:
             raise BuildError("neither generation_config.json nor config.json names an eos_token_id")
         sampling = named_sampling(generation)
-        return cls(folder, config, eos_token_ids, sampling, image_config, pooling, scores)
+        return cls(folder, config, whole_config, eos_token_ids, sampling, pooling, scores)
 
     @property
-    def whole_config(self) -> dict[str, Any]:
-        """config.json, with the parts for images if there are some."""
-        return self.config if self.image_config is None else self.image_config
+    def has_images(self) -> bool:
+        """Whether the model reads images."""
+        return self.whole_config is not self.config
 
     @property
     def context_window(self) -> int:
@@ -113,8 +113,8 @@ class Checkpoint:
         return min(whole_number("config.json: matryoshka_dimensions", each) for each in lengths)
 
 
-def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return config.json of a language model; of a model that reads images that of its language model, and the whole.
+def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration of the language model, and the whole config.json: the same if it reads no images.
 
     Raises:
         BuildError: it is missing or malformed.
@@ -122,7 +122,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
     whole = read_json(folder / "config.json")
     _check_kinds(whole)
     if whole.get("text_config") is None:
-        return whole, None
+        return whole, whole
     config = _DEFAULTS.get(str(whole["text_config"].get("model_type")), {}) | whole["text_config"]
     _check_kinds(config)
     if config.get("model_type") == "llama":

@@ -72,8 +72,7 @@ def entry_of_checkpoint(model_id: str, folder: Path) -> ModelEntry:
         BuildError: TensorRT-LLM lists no such class, or a field is missing or unknown.
     """
     check_id(model_id)
-    config, image_config = read_config(folder)
-    whole = config if image_config is None else image_config
+    config, whole = read_config(folder)
     check_listed(model_id, class_of(whole))
     architecture, found = architecture_of(config, whole), source_format(folder, whole)
     dtype = whole.get("dtype") or whole.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")

@@ -246,7 +246,7 @@ def _write_weights(spec: CpuSpec, checkpoint: Checkpoint | None, folder: Path) -
         if converted != path:
             quantize(converted, path, spec.precision)
             converted.unlink()
-        if checkpoint.image_config is not None and spec.projector is None:
+        if checkpoint.has_images and spec.projector is None:
             write_projector(checkpoint, folder / PROJECTOR, precision)
 
 

@@ -329,8 +329,8 @@ def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
     Raises:
         BuildError: config.json is missing or malformed.
     """
-    config, image_config = read_config(folder)
-    architecture = class_of(image_config or config)
+    config, whole = read_config(folder)
+    architecture = class_of(whole)
     if architecture not in _CONVERTED:
         return f"{architecture} is not converted"
     if "tokenizer.json" not in names:

@@ -144,7 +144,7 @@ def _of_entry(entry: ModelEntry) -> Facts:
 def _of_hub(reference: HubReference, digests: Digests) -> Facts:
     repository = HubRepository.open(reference)
     folder = repository.download(repository.matching(*_TEXT_FILES), digests)
-    config, whole = read_config(folder) if "config.json" in repository.sizes else ({}, None)
+    config, whole = read_config(folder) if "config.json" in repository.sizes else ({}, {})
     window = config.get("max_position_embeddings")
     weights = repository.matching("*.safetensors")
     yield "model", str(reference)
@@ -153,11 +153,9 @@ def _of_hub(reference: HubReference, digests: Digests) -> Facts:
     for name in sorted(repository.sizes):
         if name.endswith(".gguf"):
             yield "GGUF file", f"{name}, {size_text(repository.sizes[name])}"
-    yield "architecture", ", ".join(map(str, (whole or config).get("architectures") or ()))
-    yield (
-        "context",
-        "" if window is None else f"{whole_number('config.json: max_position_embeddings', window):,} tokens",
-    )
+    yield "architecture", ", ".join(map(str, whole.get("architectures") or ()))
+    if window is not None:
+        yield "context", f"{whole_number('config.json: max_position_embeddings', window):,} tokens"
     if weights:
         generation = read_json(folder / "generation_config.json", is_optional=True)
         yield "defaults", ", ".join(assignments(named_sampling(generation)))

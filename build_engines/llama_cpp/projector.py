@@ -57,7 +57,7 @@ def write_projector(checkpoint: Checkpoint, path: Path, precision: str) -> None:
         UnsupportedCheckpoint: a field or a tensor is missing, unknown or of a kind that llama.cpp does not compute.
         BuildError: a file cannot be read or written.
     """
-    config, tensors = checkpoint.image_config or {}, find_tensors(checkpoint.folder)
+    config, tensors = checkpoint.whole_config, find_tensors(checkpoint.folder)
     if not set(config.get("architectures") or ()) & set(ARCHITECTURES):
         rule = f"of models with images {' and '.join(ARCHITECTURES)} are converted; any other one is served from GGUF"
         raise UnsupportedCheckpoint(f"architectures {config.get('architectures')}: {rule} files (--gguf, --mmproj)")
