@@ -8,6 +8,7 @@ from pathlib import Path
 
 from build_engines import artifact
 from build_engines.artifact import Manifest
+from build_engines.commands.plan import add_catalog_option
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.peft import LoraAdapter
@@ -28,14 +29,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("source", type=Path, metavar="DIR", help="the adapter in PEFT's format")
     command.add_argument("--artifact", type=Path, required=True, metavar="DIR", help="the model's artifact")
     command.add_argument("--output", type=Path, required=True, metavar="DIR", help="target, ROOT/NAME")
-    command.add_argument(
-        "--catalog",
-        action="append",
-        default=[],
-        type=Path,
-        metavar="FILE",
-        help="further models, as for `build`; repeatable",
-    )
+    add_catalog_option(command)
     command.set_defaults(command=_adapter)
 
 

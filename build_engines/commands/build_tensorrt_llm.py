@@ -15,7 +15,7 @@ from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import checkpoint_in, find_entry
 from build_engines.commands.builder import Builder
-from build_engines.commands.plan import TENSOR_HELP
+from build_engines.commands.plan import TENSOR_HELP, add_catalog_option
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu, check_replicas
@@ -50,7 +50,7 @@ def add_to(command: argparse.ArgumentParser) -> None:
     """Add the options of this runtime."""
     group = command.add_argument_group(f"with --runtime {RUNTIME}")
     add = group.add_argument
-    add("--catalog", type=Path, action="append", default=[], metavar="FILE", help="further models; repeatable")
+    add_catalog_option(group)
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
     add("--gpus", type=int, metavar="N", help="number of GPUs of all nodes (the fewest that fit well)")
     add("--nodes", type=int, metavar="N", help="number of machines (the fewest that fit)")

@@ -68,7 +68,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.set_defaults(command=_plan)
 
 
-def add_catalog_option(command: argparse.ArgumentParser) -> None:
+def add_catalog_option(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the option that extends the catalog."""
     command.add_argument(
         "--catalog",
@@ -83,10 +83,6 @@ def add_catalog_option(command: argparse.ArgumentParser) -> None:
 def _plan(options: argparse.Namespace) -> None:
     if options.all and options.model is not None:
         raise BuildError(f"--all: plans every model, not {options.model} alone")
-    if options.markdown:
-        _print_page(options)
-        return
-    catalog = Catalog.load(*options.catalog)
     settings = {
         "precision": options.precision,
         "num_gpus": options.gpus,
@@ -95,6 +91,13 @@ def _plan(options: argparse.Namespace) -> None:
         "max_seq_len": options.max_seq_len,
         "max_batch_size": options.max_batch_size,
     }
+    if options.markdown:
+        given = (options.model, options.gpu, *settings.values())
+        if not options.all or options.catalog or options.json or any(value is not None for value in given):
+            raise BuildError("--markdown: goes with --all and nothing else")
+        print(page(Catalog.load()), end="")
+        return
+    catalog = Catalog.load(*options.catalog)
     if options.model is not None and options.gpu is not None:
         found = plan(_entry(catalog, options.model), GPUS[options.gpu], **settings)
         if options.json:
@@ -142,11 +145,3 @@ def _outcome_object(outcome: Outcome) -> dict[str, object]:
         "precision": outcome.precision.value,
         "refusal": outcome.refusal,
     }
-
-
-def _print_page(options: argparse.Namespace) -> None:
-    settings = ("model", "gpu", "gpus", "nodes", "precision", "max_seq_len", "max_batch_size")
-    is_changed = any(getattr(options, name) is not None for name in settings) or options.catalog or options.json
-    if is_changed or not options.all:
-        raise BuildError("--markdown: goes with --all and nothing else")
-    print(page(Catalog.load()), end="")
