@@ -45,6 +45,7 @@ from build_engines.text_files import (
 from build_engines.weight_files import INDEX_FILE, weight_files
 from model_repository.capabilities import Capability
 from model_repository.contract.tensors import model_id_to_ensemble
+from model_repository.model_facts import Task
 from model_repository.runtimes import DEFAULT_RUNTIME, PROJECTOR, RUNTIMES
 from model_repository.tokenizer.chat_prompt import writes_pairs
 from model_repository.tokenizer.chat_template import ChatTemplate
@@ -172,7 +173,7 @@ class CpuSpec(ModelSource, frozen=True, kw_only=True):
             found, vocab_size = _facts_of_checkpoint(checkpoint, self.runtime)
         facts = replace(found, **{name: value for name, value in self.named_facts.items() if not getattr(found, name)})
         for flag, given in (("--option", self.options), ("--adapter", self.adapters)):
-            if facts.pooling and given:
+            if facts.task is not Task.GENERATE and given:
                 raise BuildError(f"{flag} {next(iter(given))}: {self.model_id} embeds, and takes none")
         template = _pair_template(checkpoint)
         write_text_files(self.tokenizer_folder, folder, vocab_size, self._tool_call_format, template)
@@ -187,7 +188,7 @@ class CpuSpec(ModelSource, frozen=True, kw_only=True):
             adapters={name: _adapter_path(name) for name in self.adapters},
             tool_call_format=self._tool_call_format,
             # The template of a judge closes the thinking before it begins.
-            reasoning_format="" if facts.pooling else detected_reasoning_format(folder / "tokenizer"),
+            reasoning_format=detected_reasoning_format(folder / "tokenizer") if facts.task is Task.GENERATE else "",
             template_fields=template_fields(folder / "tokenizer"),
             has_images=(folder / PROJECTOR).exists(),
             sequence_memory=sequence_memory,
@@ -291,7 +292,8 @@ def _facts_of_gguf(path: Path, tokenizer_folder: Path) -> tuple[Contents, int]:
 
 def _context_window(spec: CpuSpec, facts: Contents) -> int:
     if spec.context_window is None:
-        return min(facts.context_window, _MAX_EMBEDDED_TOKENS) if facts.pooling else facts.context_window
+        generates = facts.task is Task.GENERATE
+        return facts.context_window if generates else min(facts.context_window, _MAX_EMBEDDED_TOKENS)
     if not 2 <= spec.context_window <= facts.context_window:
         raise BuildError(f"context window {spec.context_window}: this model has 2 to {facts.context_window} tokens")
     return spec.context_window
