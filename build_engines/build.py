@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import glob
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,25 +28,20 @@ class Spec(Protocol):
     @property
     def model_id(self) -> str:
         """The model's name for clients."""
-        ...
 
     @property
     def runtime(self) -> str:
         """A name of the table of runtimes."""
-        ...
 
     @property
     def serving(self) -> Serving:
         """Names and defaults, which are not part of the key."""
-        ...
 
     def source_files(self) -> dict[str, Path]:
         """Return every source file by its name in the manifest."""
-        ...
 
     def key_parts(self) -> dict[str, Any]:
         """Return the inputs of the build beside the model, the runtime and the sources."""
-        ...
 
     def write(self, folder: Path, source: dict[str, str], lock: int) -> Contents:
         """Write the artifact's files, and return their part of the manifest.
@@ -61,11 +54,9 @@ class Spec(Protocol):
         Raises:
             BuildError: one line that names the input and the rule.
         """
-        ...
 
     def clean_up(self, source: dict[str, str]) -> None:
         """Remove intermediate files, after the artifact is in place."""
-        ...
 
 
 def build(spec: Spec, artifacts_dir: Path) -> Path:
@@ -74,8 +65,13 @@ def build(spec: Spec, artifacts_dir: Path) -> Path:
     Raises:
         BuildError: one line that names the input and the rule.
     """
-    with _full_disk_is_reported(artifacts_dir):
+    try:
         return _built(spec, artifacts_dir)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Python's error may name no file.
+        raise BuildError(f"{artifacts_dir}: the disk is full: free some, or name another --home ({exc})") from exc
 
 
 def _built(spec: Spec, artifacts_dir: Path) -> Path:
@@ -123,14 +119,3 @@ def _why_again(target: Path, reason: str) -> str | None:
         except ArtifactInvalid as exc:
             return str(exc)
     return None
-
-
-@contextlib.contextmanager
-def _full_disk_is_reported(artifacts_dir: Path) -> Iterator[None]:
-    """Name the folder if the disk is full: Python's error may name no file."""
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise BuildError(f"{artifacts_dir}: the disk is full: free some, or name another --home ({exc})") from exc
