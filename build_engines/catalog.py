@@ -50,7 +50,8 @@ class Catalog:
         Raises:
             CatalogError: names the file, the path of the key, the value and the rule.
         """
-        return cls(entry for path in (BUILT_IN, *extra_paths) for entry in _read_entries(path))
+        files = (BUILT_IN, *extra_paths)
+        return cls(_entry(path, *model) for path in files for model in read_models(path).items())
 
     def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._entries.values())
@@ -122,11 +123,6 @@ def read_models(path: Path) -> dict[Any, Any]:
             return models
         case _:
             raise CatalogError(f"{path}: expected one key, `models`, an object with an entry for each model id")
-
-
-def _read_entries(path: Path) -> Iterator[ModelEntry]:
-    for model_id, fields in read_models(path).items():
-        yield _entry(path, model_id, fields)
 
 
 def _entry(path: Path, model_id: object, fields: object) -> ModelEntry:

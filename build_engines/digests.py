@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +44,7 @@ class Digests:
 
     def of_all(self, files: Mapping[str, Path]) -> dict[str, str]:
         """Return the digest of each file by its name. Unread large files show their progress."""
-        total = sum(path.stat().st_size for path in self._unread(files.values()))
+        total = sum(path.stat().st_size for path in files.values() if _identity(path) not in self._known)
         with (
             Progress("computing digests", total if total >= self.smallest_bytes else 0) as progress,
             ThreadPoolExecutor(_NUM_READERS) as readers,
@@ -61,9 +61,6 @@ class Digests:
         if path.stat().st_size >= self.smallest_bytes and _identity(path) == identity:
             self._keep(identity, digest)
         return digest
-
-    def _unread(self, paths: Iterable[Path]) -> list[Path]:
-        return [path for path in paths if _identity(path) not in self._known]
 
     def _keep(self, identity: str, digest: str) -> None:
         with self._lock:
