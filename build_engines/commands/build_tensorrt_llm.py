@@ -136,12 +136,12 @@ class TensorRtLlmBuild(Builder):
         if job is None:
             if artifact_dir := fitting.stored_artifact(machine):
                 return artifact_dir
-            return build(fitting.spec(fitting.tools(machine, run_tool)), artifacts_dir)
+            return build(fitting.spec(machine, run_tool), artifacts_dir)
         if job.rank:
             job.follow()
             return None
         with job.led():
-            return build(fitting.spec(fitting.tools(machine, job.run)), artifacts_dir)
+            return build(fitting.spec(machine, job.run), artifacts_dir)
 
     @cached_property
     def entry(self) -> ModelEntry:
@@ -235,27 +235,27 @@ class TensorRtLlmBuild(Builder):
             raise BuildError("--calibration-dataset: goes with --precision fp8: nothing is calibrated here")
         return recipe
 
-    def spec(self, tools: Tools) -> TensorRtLlmSpec:
-        """Return the spec, after downloading its checkpoint if necessary."""
-        planned = self.plan(tools.machine)
+    def spec(self, machine: Machine, run: Callable[[ToolRun], None]) -> TensorRtLlmSpec:
+        """Return the spec of a build on a machine, after downloading its checkpoint if necessary."""
+        planned = self.plan(machine)
         entry = planned.entry
         self._check(planned)
         if self.backend is Backend.PYTORCH:
-            check_listed(entry.model_id, entry.architecture.class_name, tools.machine.tensorrt_llm_version)
+            check_listed(entry.model_id, entry.architecture.class_name, machine.tensorrt_llm_version)
         self.recipe(planned, None)  # the checks of the recipe and of this machine precede hours of a download
         if self.backend is Backend.ENGINE:
-            check_version(tools.machine)
+            check_version(machine)
         if self.backend is Backend.ENGINE or self.options.gpu is None:
-            check_gpus(planned, tools.machine)
+            check_gpus(planned, machine)
         if self.serve_options.replicas > 1:
             num_gpus, num_nodes = planned.parallelism.num_gpus_per_node, planned.parallelism.num_nodes
-            check_replicas(entry.model_id, self.serve_options.replicas, num_gpus, num_nodes, tools.machine)
+            check_replicas(entry.model_id, self.serve_options.replicas, num_gpus, num_nodes, machine)
         digests = Digests.beside(self.options.home / "artifacts" / "artifact")
         checkpoint = self._checkpoint or f"{self._repository(planned.precision)}@main"
         if self.options.ready:
             logger.info("backend     %s: %s, %s", self.backend, checkpoint, planned.precision)
         folder, revision = checkpoint_folder(checkpoint, digests, is_imported=True)
-        source = Source.load(imported(folder, tools.work_dir, planned.checkpoint_bytes, tools.run), entry)
+        source = Source.load(imported(folder, self.work_dir, planned.checkpoint_bytes, run), entry)
         return TensorRtLlmSpec(
             recipe=self.recipe(planned, source),
             source=source,
@@ -267,7 +267,14 @@ class TensorRtLlmBuild(Builder):
                 self.options.tool_call_format or entry.tool_call_format or detected_tool_call_format(source.folder)
             ),
             serving=dataclasses.replace(self.serving, aliases=self._aliases(entry)),
-            tools=tools,
+            tools=Tools(
+                machine=machine,
+                work_dir=self.work_dir,
+                examples=self.options.tensorrt_llm_examples or EXAMPLES,
+                skipped_checks=frozenset(Check(name) for name in self.options.skip_check or ()),
+                keeps_work=self.options.keep_work,
+                run=run,
+            ),
         )
 
     def stored_artifact(self, machine: Machine) -> Path | None:
@@ -299,17 +306,6 @@ class TensorRtLlmBuild(Builder):
         changes = {"backend": str(Backend.PYTORCH), "tensorrt_llm_examples": None}  # there are no converters to find
         options = argparse.Namespace(**vars(self.options) | changes)
         return dataclasses.replace(self, options=options)
-
-    def tools(self, machine: Machine, run: Callable[[ToolRun], None]) -> Tools:
-        """Return the tools of the build on a machine."""
-        return Tools(
-            machine=machine,
-            work_dir=self.work_dir,
-            examples=self.options.tensorrt_llm_examples or EXAMPLES,
-            skipped_checks=frozenset(Check(name) for name in self.options.skip_check or ()),
-            keeps_work=self.options.keep_work,
-            run=run,
-        )
 
     def script(self) -> Iterator[str]:
         """Yield the plan and the commands, independent of this machine."""

@@ -107,7 +107,7 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
         (["llama3.1:8b", "--all"], "error: --all: plans every model, not llama3.1:8b alone"),
         (["bge-m3"], "error: BAAI/bge-m3: the model's task is embed, and models on GPUs generate: `conch build "),
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
-        (["--all", "--markdown", "--tensor", "2"], "error: --markdown: goes with --all and nothing else"),  # was ignored
+        (["--all", "--markdown", "--tensor", "2"], "error: --markdown: goes with --all and nothing else"),
         (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 8 more, of other GPUs, models and"),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
