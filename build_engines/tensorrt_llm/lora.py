@@ -17,15 +17,15 @@ from build_engines.model_entry import Family, ModelEntry
 from build_engines.peft import FILES, LoraAdapter
 from build_engines.tensorrt_llm.recipe import LoraLimits
 
-# PEFT's names of linear layers, and TensorRT-LLM's.
+# By PEFT's names of linear layers: TensorRT-LLM's, and the kinds of their input and output, as `_shape` has them.
 MODULES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_dense",
-    "mlp.gate_proj": "mlp_h_to_4h",
-    "mlp.down_proj": "mlp_4h_to_h",
-    "mlp.up_proj": "mlp_gate",
+    "self_attn.q_proj": ("attn_q", "hidden", "q"),
+    "self_attn.k_proj": ("attn_k", "hidden", "kv"),
+    "self_attn.v_proj": ("attn_v", "hidden", "kv"),
+    "self_attn.o_proj": ("attn_dense", "q", "hidden"),
+    "mlp.gate_proj": ("mlp_h_to_4h", "hidden", "intermediate"),
+    "mlp.down_proj": ("mlp_4h_to_h", "intermediate", "hidden"),
+    "mlp.up_proj": ("mlp_gate", "hidden", "intermediate"),
 }
 _TENSOR = re.compile(
     r"base_model\.model\.model\.layers\.(?P<layer>\d+)\.(?P<module>\w+\.\w+)\.lora_(?P<side>[AB])\.weight"
@@ -49,7 +49,7 @@ def lora_limits(adapters: Mapping[str, Path], entry: ModelEntry) -> LoraLimits |
         adapter = LoraAdapter.load(folder)
         modules |= _modules(folder / FILES[1], adapter.rank, entry)
         ranks.append(adapter.rank)
-    return LoraLimits(max_rank=max(ranks), modules=tuple(name for name in MODULES.values() if name in modules))
+    return LoraLimits(max_rank=max(ranks), modules=tuple(name for name, _, _ in MODULES.values() if name in modules))
 
 
 def write_served(adapter: LoraAdapter, folder: Path, artifact_dir: Path, catalogs: Collection[Path]) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _modules(path: Path, rank: int, entry: ModelEntry) -> set[str]:
         if shape != expected:
             rule = f"r={rank} and {entry.model_id} need {list(expected)}"
             raise UnsupportedAdapter(f"{path}: tensor {name}: shape {list(shape)}: {rule}")
-        modules.add(MODULES[found["module"]])
+        modules.add(MODULES[found["module"]][0])
         sides.add((found["layer"], found["module"], found["side"]))
     for layer, module, side in sorted(sides):
         other = "B" if side == "A" else "A"
@@ -110,15 +110,11 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def _shape(module: str, side: str, rank: int, architecture: Architecture) -> tuple[int, int]:
     """Return the shape of one of an adapter's matrices: A has the layer's input, B its output."""
-    hidden_size, intermediate_size = architecture.hidden_size, architecture.intermediate_size
-    q_size, kv_size = (count * architecture.head_size for count in (architecture.num_heads, architecture.num_kv_heads))
-    num_inputs, num_outputs = {
-        "self_attn.q_proj": (hidden_size, q_size),
-        "self_attn.k_proj": (hidden_size, kv_size),
-        "self_attn.v_proj": (hidden_size, kv_size),
-        "self_attn.o_proj": (q_size, hidden_size),
-        "mlp.gate_proj": (hidden_size, intermediate_size),
-        "mlp.down_proj": (intermediate_size, hidden_size),
-        "mlp.up_proj": (hidden_size, intermediate_size),
-    }[module]
-    return (rank, num_inputs) if side == "A" else (num_outputs, rank)
+    sizes = {
+        "hidden": architecture.hidden_size,
+        "intermediate": architecture.intermediate_size,
+        "q": architecture.num_heads * architecture.head_size,
+        "kv": architecture.num_kv_heads * architecture.head_size,
+    }
+    _, inputs, outputs = MODULES[module]
+    return (rank, sizes[inputs]) if side == "A" else (sizes[outputs], rank)

@@ -205,7 +205,7 @@ def tensorrt_llm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
             "pytorch",
             aliases=ALIASES,
             adapter=ADAPTER,
-            lora_modules=",".join(MODULES.values()),
+            lora_modules=",".join(name for name, _, _ in MODULES.values()),
         ),
         write_artifact(state_dir / "engine", ENGINE_MODEL, "engine", prompt_logprobs="true"),
     ]
