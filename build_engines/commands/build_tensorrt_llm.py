@@ -15,7 +15,7 @@ from build_engines.build import build
 from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import checkpoint_in, find_entry
 from build_engines.commands.builder import Builder
-from build_engines.commands.plan import TENSOR_HELP, add_catalog_option
+from build_engines.commands.plan import add_catalog_option, add_layout_options
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.gpus import GPUS, Gpu, check_replicas
@@ -52,11 +52,8 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add_catalog_option(group)
     add("--gpu", choices=sorted(GPUS), help="kind of GPU to build for (this machine's)")
-    add("--gpus", type=int, metavar="N", help="number of GPUs of all nodes (the fewest that fit well)")
-    add("--nodes", type=int, metavar="N", help="number of machines (the fewest that fit)")
-    add("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
+    add_layout_options(group)
     add("--max-seq-len", type=int, metavar="N", help="the same as --context-window (the catalog's)")
-    add("--max-batch-size", type=int, metavar="N", help="sequences in one step (the planner's)")
     add("--max-num-tokens", type=int, metavar="N", help="tokens in one step (the planner's, which is the maximum)")
     add(
         "--backend",

@@ -18,7 +18,6 @@ from build_engines.planner.report import plan_lines, plan_object
 from build_engines.tables import text_table
 from model_repository.model_facts import Task
 
-TENSOR_HELP = "GPUs that share each layer (the most that the model's shape allows in a node)"
 _EXAMPLES = """\
 examples:
   conch plan llama3.1:70b --gpu h100                       the smallest layout that fits, with its arithmetic
@@ -43,29 +42,28 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument(
-        "model", nargs="?", metavar="MODEL", help="name of the catalog (see `list`), OWNER/NAME of the hub, or FOLDER"
-    )
-    command.add_argument("--all", action="store_true", help="every model (as without MODEL)")
-    command.add_argument("--gpu", choices=GPUS, help="kind of GPU; without it, a table of all kinds")
-    command.add_argument(
-        "--gpus", type=int, metavar="N", help="number of GPUs of all nodes together (the fewest that fit)"
-    )
-    command.add_argument("--nodes", type=int, metavar="M", help="number of nodes, of 8 GPUs at most (the fewest)")
-    command.add_argument("--tensor", type=int, metavar="N", help=f"with --gpus: {TENSOR_HELP}")
-    command.add_argument(
-        "--precision", choices=[*map(str, Precision)], help="of the matrices (the model's 16-bit format)"
-    )
-    command.add_argument(
-        "--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the model's maximum)"
-    )
-    command.add_argument(
-        "--max-batch-size", type=int, metavar="N", help=f"sequences in one step ({DEFAULT_MAX_BATCH_SIZE})"
-    )
+    add = command.add_argument
+    add("model", nargs="?", metavar="MODEL", help="name of the catalog (see `list`), OWNER/NAME of the hub, or FOLDER")
+    add("--all", action="store_true", help="every model (as without MODEL)")
+    add("--gpu", choices=GPUS, help="kind of GPU; without it, a table of all kinds")
+    add_layout_options(command)
+    add("--precision", choices=[*map(str, Precision)], help="of the matrices (the model's 16-bit format)")
+    add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the model's maximum)")
     add_catalog_option(command)
-    command.add_argument("--json", action="store_true", help="print everything as JSON")
-    command.add_argument("--markdown", action="store_true", help="with --all and nothing else: print docs/plans.md")
+    add("--json", action="store_true", help="print everything as JSON")
+    add("--markdown", action="store_true", help="with --all and nothing else: print docs/plans.md")
     command.set_defaults(command=_plan)
+
+
+def add_layout_options(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add the options of a layout over GPUs, which `build` has too."""
+    add = command.add_argument
+    add("--gpus", type=int, metavar="N", help="number of GPUs of all nodes together (the fewest that fit)")
+    add("--nodes", type=int, metavar="N", help="number of nodes, of 8 GPUs at most (the fewest)")
+    tensor_help = "with --gpus: GPUs that share each layer (the most that the model's shape allows in a node)"
+    add("--tensor", type=int, metavar="N", help=tensor_help)
+    batch_help = f"sequences in one step (the catalog's, else {DEFAULT_MAX_BATCH_SIZE})"
+    add("--max-batch-size", type=int, metavar="N", help=batch_help)
 
 
 def add_catalog_option(command: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
