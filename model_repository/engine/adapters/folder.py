@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Literal, Self
+
+import msgspec
 
 from model_repository.errors import InvalidRequest
 from model_repository.runtimes import RUNTIMES
 
 MANIFEST = "adapter.json"
-FORMAT = 1  # layout of the folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterManifest:
+class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The target of an adapter, and the digests of its files; `build_engines` writes it."""
 
     runtime: str
     base: str  # identifies the weights of the model
-    rank: int
+    rank: Annotated[int, msgspec.Meta(ge=1)]
     modules: tuple[str, ...]  # the changed modules, by the runtime's names; only for models built for certain modules
     files: dict[str, str]  # name to sha256
-    format: int = FORMAT
+    format: Literal[1] = 1  # layout of the folder
 
     def save(self, folder: Path) -> None:
         """Write the manifest: the last file of a folder."""
-        (folder / MANIFEST).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
-
-    @classmethod
-    def from_fields(cls, fields: Any) -> Self:
-        """Read the output of `save`.
-
-        Raises:
-            ValueError: the fields are something else.
-        """
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise ValueError(f"expected a JSON object of format {FORMAT}")
-        kinds = {"runtime": str, "base": str, "rank": int, "modules": list, "files": dict}
-        if any(type(fields.get(name)) is not kind for name, kind in kinds.items()):
-            raise ValueError(f"expected {', '.join(kinds)}")
-        texts = (*fields["modules"], *fields["files"], *fields["files"].values())
-        if not all(isinstance(text, str) for text in texts) or fields["rank"] < 1:
-            raise ValueError("expected names, digests, and a rank of at least 1")
-        return cls(modules=tuple(fields["modules"]), **{name: fields[name] for name in kinds if name != "modules"})
+        text = msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +95,8 @@ def _read_manifest(folder: Path, source: str) -> AdapterManifest:
         rule = f"has no {MANIFEST}: `conch adapter` makes such a folder of an adapter of PEFT's"
         raise _refused(source, rule)
     try:
-        return AdapterManifest.from_fields(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as exc:
+        return msgspec.json.decode(path.read_bytes(), type=AdapterManifest)
+    except (ValueError, msgspec.DecodeError) as exc:  # ValueError: not UTF-8
         raise _refused(source, f"{MANIFEST} is not what `conch adapter` writes ({exc})") from exc
 
 
