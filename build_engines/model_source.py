@@ -117,12 +117,9 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
 
 
 def _of_entry(model: str, entry: ModelEntry, precision: str | None, digests: Digests) -> ModelSource:
-    if entry.gguf is not None:
-        reference = HubReference.find(entry.gguf)
-        assert reference is not None
-        return _of_hub(model, reference, precision, digests)
-    reference = HubReference(entry.model_id, "main")
-    if entry.architecture.class_name not in _CONVERTED:
+    reference = HubReference.find(entry.gguf or entry.model_id)
+    assert reference is not None
+    if entry.gguf is None and entry.architecture.class_name not in _CONVERTED:
         reason = f"{entry.architecture.class_name} is not converted"
         return _of_quantized(model, reference, reason, precision, digests)
     return _of_hub(model, reference, precision, digests)
@@ -217,7 +214,7 @@ def _entry(model: str) -> ModelEntry | None:
 def _of_hub(model_id: str, reference: HubReference, precision: str | None, digests: Digests) -> ModelSource:
     repository = HubRepository.open(reference)
     chosen, variant = _chosen(repository), reference.variant
-    is_gguf_alone = bool(_models(repository)) and not repository.matching("*.safetensors")
+    is_gguf_alone = bool(_first_parts(repository.sizes)) and not repository.matching("*.safetensors")
     if is_gguf_alone or (chosen is not None and variant is not None):
         return _download_gguf(model_id, repository, chosen, precision, digests)
     names = repository.matching("config.json")
@@ -238,10 +235,6 @@ def _of_hub(model_id: str, reference: HubReference, precision: str | None, diges
     return ModelSource(model_id=model_id, checkpoint=download_checkpoint(repository, digests), precision=precision)
 
 
-def _models(repository: HubRepository) -> list[str]:
-    return _first_parts(repository.sizes)
-
-
 def _first_parts(names: Iterable[str]) -> list[str]:
     """Return the GGUF files of models, of a split one its first."""
     found = []
@@ -255,7 +248,7 @@ def _first_parts(names: Iterable[str]) -> list[str]:
 
 def _chosen(repository: HubRepository) -> str | None:
     """Return the GGUF file of the reference's variant."""
-    variant, names = repository.reference.variant, _models(repository)
+    variant, names = repository.reference.variant, _first_parts(repository.sizes)
     if variant is None and len(names) == 1:
         return names[0]
     is_variant = re.compile(rf"(.*[-._/])?{re.escape(variant or _VARIANT)}(-\d{{5}}-of-\d{{5}})?\.gguf", re.IGNORECASE)
@@ -283,7 +276,7 @@ def _download_gguf(
 
 
 def _gguf_files(repository: HubRepository) -> str:
-    names = _models(repository)
+    names = _first_parts(repository.sizes)
     listed = [*names[:_MAX_NAMES], *(["..."] if len(names) > _MAX_NAMES else [])]
     return f"the repository's GGUF files are {', '.join(listed)}" if names else "the repository has no GGUF files"
 
