@@ -129,10 +129,9 @@ class ServeOptions:
             BuildError: the engine was built for fewer.
         """
         built_for = manifest.options.get("max_batch_size")
-        if built_for is None:
-            return DEFAULT_MAX_SEQUENCES if self.max_sequences is None else self.max_sequences
-        self.check_batch(manifest.model_id, int(built_for))
-        return int(built_for) if self.max_sequences is None else self.max_sequences
+        if built_for is not None:
+            self.check_batch(manifest.model_id, int(built_for))
+        return self.max_sequences or int(built_for or DEFAULT_MAX_SEQUENCES)
 
     def check_batch(self, model_id: str, built_for: int) -> None:
         """Check max_sequences against the limit of an engine.
