@@ -54,6 +54,7 @@ class TensorRtLlmSpec:
     tool_call_format: str
     serving: Serving
     tools: Tools
+    runtime: str = field(default=RUNTIME, init=False)
 
     def __post_init__(self) -> None:
         _check_format(self.recipe, self.backend)
@@ -67,11 +68,6 @@ class TensorRtLlmSpec:
     def model_id(self) -> str:
         """The id in the catalog."""
         return self.plan.entry.model_id
-
-    @property
-    def runtime(self) -> str:
-        """The name in the table of runtimes."""
-        return RUNTIME
 
     def source_files(self) -> dict[str, Path]:
         """Return every source file by its name in the manifest."""
