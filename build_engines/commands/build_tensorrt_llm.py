@@ -39,6 +39,7 @@ from build_engines.tensorrt_llm.tool import ToolRun, run_tool
 from build_engines.text_files import detected_tool_call_format
 from model_repository.engine.tensorrt_llm.options import Backend
 from model_repository.engine.tensorrt_llm.releases import release_of
+from model_repository.system.command_parser import actions_by_flag
 from model_repository.system.machine import Machine, installed_version, read_machine, why_unfit
 
 logger = logging.getLogger(__name__)
@@ -80,14 +81,13 @@ def add_to(command: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the plan and the exact commands, on any machine; needs --gpu")
 
 
-_FLAGS = (
-    *("catalog", "gpu", "gpus", "nodes", "tensor", "max_seq_len", "max_batch_size", "max_num_tokens", "backend"),
-    *("workers", "tensorrt_llm_examples", "calibration_dataset", "work_dir", "keep_work", "skip_check", "dry_run"),
-)
+_PARSER = argparse.ArgumentParser(add_help=False)
+add_to(_PARSER)
+_FLAGS = tuple(action.dest for action in actions_by_flag(_PARSER).values())
 _COMPILING_FLAGS = ("tensorrt_llm_examples", "calibration_dataset", "workers", "work_dir", "keep_work", "skip_check")
 _FOREIGN_FLAGS = ("gguf", "tokenizer", "mmproj")
 # Options that ask for another artifact than the one in the store.
-_OF_ARTIFACT = ("checkpoint", "context_window", "option", "adapter", "tool_call_format", *_FLAGS[1:])
+_OF_ARTIFACT = {"checkpoint", "context_window", "option", "adapter", "tool_call_format", *_FLAGS} - {"catalog"}
 
 
 def check_unused(options: argparse.Namespace) -> None:
