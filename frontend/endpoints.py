@@ -10,9 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, embeddings, messages, models, pages, responses, scores, tokenization
+from frontend.handlers import completions, messages, models, pages, responses, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
+from frontend.handlers.encoders import encoding
 from frontend.protocol import answers, response_objects
 from frontend.protocol.body import ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
@@ -22,6 +23,8 @@ from frontend.protocol.messages import CountTokensRequest, MessagesRequest
 from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests
+from frontend.translate.scores import ClassifyReply, RerankReply, ScoreReply, pairs_to_requests, texts_to_requests
 from model_repository.model_facts import Task
 
 
@@ -174,7 +177,7 @@ ENDPOINTS = (
         path="/v1/embeddings",
         summary="Texts to vectors",
         cost=Cost.TOKENS,
-        call=embeddings.embed,
+        call=encoding(embedding_to_requests, EmbeddingReply),
         tasks=(Task.EMBED,),
         body=EmbeddingRequest,
         answer=answers.EmbeddingList,
@@ -185,7 +188,7 @@ ENDPOINTS = (
         other_path="/v2/rerank",
         summary="Documents by their relevance for a query",
         cost=Cost.TOKENS,
-        call=scores.rerank,
+        call=encoding(pairs_to_requests, RerankReply),
         tasks=_SCORE,
         body=RerankRequest,
         answer=answers.Ranking,
@@ -195,7 +198,7 @@ ENDPOINTS = (
         path="/v1/score",
         summary="Scores of pairs of texts",
         cost=Cost.TOKENS,
-        call=scores.score,
+        call=encoding(pairs_to_requests, ScoreReply),
         tasks=_SCORE,
         body=ScoreRequest,
         answer=answers.Scores,
@@ -205,7 +208,7 @@ ENDPOINTS = (
         path="/v1/classify",
         summary="Labels of texts",
         cost=Cost.TOKENS,
-        call=scores.classify,
+        call=encoding(texts_to_requests, ClassifyReply),
         tasks=_SCORE,
         body=ClassifyRequest,
         answer=answers.Classifications,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
-from model_repository.contract.output import Chunk, VectorChunk
+from model_repository.contract.output import Chunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_facts import Task
 
@@ -57,22 +57,6 @@ async def admitted_to(
             return
         async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
             yield admitted
-
-
-async def answer_each(
-    call: Call[Any],
-    num_prompts: int,
-    to_requests: Callable[[], Sequence[GenerationRequest]],
-    reply: WholeReply[VectorChunk],
-) -> web.StreamResponse:
-    """Answer a body of many prompts, each with a generation of its own.
-
-    Args:
-        to_requests: makes a request for each prompt. These are larger than the body, so they have memory first.
-    """
-    await call.request.app[LARGE_ANSWERS].expect_vectors(call.request, call.name, num_prompts)
-    async with admitted_to(call, to_requests()) as admitted:
-        return await Generation(call, admitted, reply).whole()
 
 
 class Generation[Writer: WholeReply[Any]]:

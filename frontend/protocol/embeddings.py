@@ -56,7 +56,13 @@ class EncoderBody(QueuedBody):
     instead: ClassVar[Mapping[str, str]] = instead_of(_OF_PEERS)
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # no KV tokens are kept
 
+    prompts: ClassVar[str] = "input"  # the field whose items are the prompts, or the second texts of pairs
+
     model: Annotated[str, Field(min_length=1, description="a model's id or an alias")]
+
+    @property
+    def num_prompts(self) -> int:
+        return len(getattr(self, self.prompts))
 
 
 class EmbeddingRequest(EncoderBody):

@@ -85,6 +85,7 @@ class RerankRequest(ScoringBody):
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_RERANK)}
     instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_RERANK)}
+    prompts = "documents"
 
     query: Annotated[_Text, Field(description="a text")]
     documents: Annotated[
@@ -121,6 +122,7 @@ class ScoreRequest(ScoringBody):
 
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_SCORE)}
     instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_SCORE)}
+    prompts = "text_2"
 
     text_1: Annotated[_Texts, Field(description="a text, which goes with each of text_2, or as many texts")]
     text_2: Annotated[_Texts, Field(description="a text, or a list of texts")]
