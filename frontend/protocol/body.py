@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.settings import Settings
@@ -80,13 +81,39 @@ class TypedBody(Body):
     def _check_fields_of_type(self) -> Self:
         required, optional = self.forms.get(self.type, ((), ()))
         allowed = {*self.shared, *required, *optional}
-        for name in type(self).model_fields:
-            has_value = getattr(self, name) is not None
-            if name in required and not has_value:
-                raise broken_rule(self._key(name), f'required when type is "{self.type}"')
-            if has_value and name not in allowed:
-                raise broken_rule(self._key(name), f'`{self._key(name)}` does not go with type "{self.type}"')
+        for name, value in self.__dict__.items():
+            if value is None and name in required:
+                raise broken_rule(self._key(name), f"required when type is {json.dumps(self.type)}")
+            if value is not None and name not in allowed:
+                key = self._key(name)
+                raise broken_rule(key, f"`{key}` does not go with type {json.dumps(self.type)}")
         return self
+
+
+class OpenBody(TypedBody):
+    """An object of one of many types. Those without a form are skipped and listed: their fields may be of any form."""
+
+    # The only types that are skipped, each with the reason, and others are refused; None: any type is skipped.
+    skipped: ClassVar[Mapping[str, str] | None] = None
+
+    @property
+    def is_skipped(self) -> bool:
+        return self.type not in self.forms
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reduce_skipped(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str) or kind in cls.forms:
+            return value
+        return {name: each for name in cls.shared if isinstance(each := value.get(name), str)}
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, value: str) -> str:
+        if cls.skipped is not None and value not in cls.forms and value not in cls.skipped:
+            known = ", ".join(sorted(filter(None, (*cls.forms, *cls.skipped))))
+            raise PydanticCustomError("unsupported_value", f"not supported here, expected one of {known}")
+        return value
 
 
 class ModelBody(Body):
@@ -120,28 +147,6 @@ def needs(**fields: Any) -> dict[str, Any]:
 def broken_rule(param: str, rule: str) -> PydanticCustomError:
     """Return the error of well-formed fields that contradict each other; `param` is the field to change."""
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
-
-
-def reduced(items: list[Any], served: Collection[str | None]) -> list[Any]:
-    """Reduce objects of types that are not served to their types: their other fields may be of any form."""
-    return [
-        {"type": kind}
-        if isinstance(item, dict) and isinstance(kind := item.get("type"), str) and kind not in served
-        else item
-        for item in items
-    ]
-
-
-def known_type(value: str, served: Collection[str | None], skipped: Collection[str]) -> str:
-    """Return the type of an object. Those of skipped types are listed, and all others refused.
-
-    Raises:
-        PydanticCustomError: the type is neither served nor skipped.
-    """
-    if value not in served and value not in skipped:
-        known = ", ".join(sorted(filter(None, (*served, *skipped))))
-        raise PydanticCustomError("unsupported_value", "not supported here, expected one of {known}", {"known": known})
-    return value
 
 
 def value_by_two_names(body: Body, name: str, other_name: str) -> Any:

@@ -77,13 +77,18 @@ class ContentPart(Body):
         return self
 
 
-def _content_parts(value: Any) -> Any:
+def content_parts(value: Any) -> Any:
     """Return content as a list of parts: a string is one part."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
-    if value is None or isinstance(value, list):
+    if isinstance(value, list):
         return value
     raise PydanticCustomError("content_type", "Input should be a valid string or a list of content parts")
+
+
+type ChatContent = Annotated[
+    list[ContentPart], FailFast(), BeforeValidator(content_parts, json_schema_input_type=str | list[ContentPart])
+]
 
 
 class ChatMessage(Body):
@@ -93,11 +98,7 @@ class ChatMessage(Body):
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],)}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[
-        list[ContentPart] | None,
-        FailFast(),
-        BeforeValidator(_content_parts, json_schema_input_type=str | list[ContentPart] | None),
-    ] = None
+    content: ChatContent | None = None
     name: str | None = None
     tool_calls: Annotated[list[PastToolCall] | None, FailFast()] = None
     function_call: PastFunctionCall | None = None  # deprecated form of tool_calls

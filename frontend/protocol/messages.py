@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, known_type, reduced
-from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, TypedBody, broken_rule, declared
+from frontend.protocol.chat import MESSAGES_LENGTH, content_parts, refuse_too_many_parts
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.request import MAX_STOP_WORDS
 from model_repository.contract.rules import MAX_TOOLS
@@ -58,14 +57,6 @@ _BLOCKS_OF_ROLES = {
 }
 
 
-def _blocks(value: Any) -> Any:
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if not isinstance(value, list):
-        raise PydanticCustomError("content_type", "Input should be a valid string or a list of content blocks")
-    return reduced(value, _FIELDS)
-
-
 class BlockSource(TypedBody):
     """The bytes of an image, its URL, or the text or the blocks of a document."""
 
@@ -83,10 +74,11 @@ class BlockSource(TypedBody):
     url: str | None = None
 
 
-class InputBlock(TypedBody):
+class InputBlock(OpenBody):
     """A piece of a message's content. Some types, such as `server_tool_use`, are skipped and listed."""
 
     forms = _FIELDS
+    skipped = _SKIPPED
 
     type: str
     text: str | None = None
@@ -99,15 +91,6 @@ class InputBlock(TypedBody):
     tool_use_id: str | None = None
     content: Content | None = None
     is_error: bool | None = None
-
-    @property
-    def is_skipped(self) -> bool:
-        return self.type in _SKIPPED
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, value: str) -> str:
-        return known_type(value, _FIELDS, _SKIPPED)
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -123,7 +106,7 @@ class InputBlock(TypedBody):
 
 
 type Content = Annotated[
-    list[InputBlock], FailFast(), BeforeValidator(_blocks, json_schema_input_type=str | list[InputBlock])
+    list[InputBlock], FailFast(), BeforeValidator(content_parts, json_schema_input_type=str | list[InputBlock])
 ]
 
 
@@ -152,8 +135,15 @@ class SystemBlock(Body):
     text: str
 
 
-class MessageTool(Body):
+type SystemContent = Annotated[
+    list[SystemBlock], FailFast(), BeforeValidator(content_parts, json_schema_input_type=str | list[SystemBlock])
+]
+
+
+class MessageTool(OpenBody):
     """A tool of the client. Anthropic's own tools have other types; they are skipped and listed."""
+
+    forms: ClassVar[Forms] = dict.fromkeys((None, "custom"), (("name", "input_schema"), ("description", "strict")))
 
     type: str | None = None
     name: FunctionName | None = None
@@ -161,43 +151,25 @@ class MessageTool(Body):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
 
-    @property
-    def is_skipped(self) -> bool:
-        return self.type not in (None, "custom")
 
-    @model_validator(mode="after")
-    def _check_required_fields(self) -> Self:
-        for name in ("name", "input_schema"):
-            if getattr(self, name) is None and not self.is_skipped:
-                raise broken_rule(name, "required for a tool of the client")
-        return self
-
-
-class MessageToolChoice(Body):
+class MessageToolChoice(TypedBody):
     """Which tools the model may or must call."""
+
+    forms: ClassVar[Forms] = {"tool": (("name",), ())}
+    shared = ("type", "disable_parallel_tool_use")
 
     type: Literal["auto", "any", "tool", "none"]
     name: FunctionName | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @model_validator(mode="after")
-    def _check_name(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise broken_rule("name", '`name` goes with type "tool"')
-        return self
 
-
-class ThinkingConfig(Body):
+class ThinkingConfig(TypedBody):
     """Whether the model thinks, and for how many tokens at most."""
+
+    forms: ClassVar[Forms] = {"enabled": (("budget_tokens",), ())}
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Annotated[int | None, declared("thinking_budget")] = None
-
-    @model_validator(mode="after")
-    def _check_budget(self) -> Self:
-        if (self.type == "enabled") != (self.budget_tokens is not None):
-            raise broken_rule("budget_tokens", '`budget_tokens` goes with type "enabled"')
-        return self
 
 
 class OutputFormat(Body):
@@ -220,24 +192,12 @@ class Metadata(Body):
     user_id: str | None = None
 
 
-def _tools(value: Any) -> Any:
-    return reduced(value, ("custom",)) if isinstance(value, list) else value
-
-
-def _system_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
 class CountTokensRequest(ModelBody):
     """The body of POST /v1/messages/count_tokens: what the prompt depends on."""
 
     messages: Annotated[list[InputMessage], FailFast(), MESSAGES_LENGTH, BeforeValidator(refuse_too_many_parts)]
-    system: Annotated[
-        list[SystemBlock] | None,
-        FailFast(),
-        BeforeValidator(_system_blocks, json_schema_input_type=str | list[SystemBlock] | None),
-    ] = None
-    tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_tools)] = None
+    system: SystemContent | None = None
+    tools: Annotated[list[MessageTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

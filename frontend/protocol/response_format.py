@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
 from pydantic import FailFast, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, broken_rule
+from frontend.protocol.body import Body, Forms, TypedBody, broken_rule
 from model_repository.contract.request import OutputFormat, StructuredOutput
 
 type Schema = dict[str, Any]
@@ -32,27 +32,21 @@ class JsonSchemaFormat(Body):
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
 
 
-class ResponseFormat(Body):
+class ResponseFormat(TypedBody):
     """The form of the whole answer. The answer always conforms, unless it was cut by length."""
 
+    forms: ClassVar[Forms] = {
+        "json_object": ((), ("schema_",)),
+        **{name: ((name,), ()) for name in ("json_schema", "regex", "choice", "grammar", "ebnf")},
+    }
+
     type: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar", "ebnf"]
-    json_schema: JsonSchemaFormat | None = None  # goes with json_schema
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # goes with json_object
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = None  # GBNF
     ebnf: str | None = None  # another name of grammar
-
-    @model_validator(mode="after")
-    def _check_fields_of_type(self) -> Self:
-        for name in ("json_schema", "regex", "choice", "grammar", "ebnf"):
-            if getattr(self, name) is None and name == self.type:
-                raise broken_rule(name, f'required when type is "{name}"')
-            if getattr(self, name) is not None and name != self.type:
-                raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
-        if self.schema_ is not None and self.type != "json_object":
-            raise broken_rule("schema", '`schema` is allowed only with type "json_object"')
-        return self
 
     def structured_output(self) -> StructuredOutput | None:
         """Return the constraint on the completion."""

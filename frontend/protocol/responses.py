@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Forms, ModelBody, TypedBody, broken_rule, declared, known_type, reduced
+from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, TypedBody, broken_rule, declared
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.fields import CACHE_HINTS
-from frontend.protocol.tools import Definition, FunctionName
+from frontend.protocol.tools import Definition, FunctionName, tool_choice_from
 from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
 
@@ -110,10 +110,11 @@ type Parts = Annotated[
 ]
 
 
-class ResponseItem(TypedBody):
+class ResponseItem(OpenBody):
     """An item of the conversation. Some types, such as `web_search_call`, are skipped and listed."""
 
     forms = _ITEMS
+    skipped = _SKIPPED
     shared = ("type", "id", "status", "phase")
 
     type: str
@@ -130,15 +131,6 @@ class ResponseItem(TypedBody):
     arguments: str | None = None
     input: str | None = None
     output: Parts | None = None
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, value: str) -> str:
-        return known_type(value, _ITEMS, _SKIPPED)
-
-    @property
-    def is_skipped(self) -> bool:
-        return self.type in _SKIPPED
 
     def thinking(self) -> str:
         """Return the model's thinking in an item of reasoning; empty: there is none that is readable."""
@@ -185,11 +177,10 @@ def _items(value: Any) -> Any:
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         raise PydanticCustomError("input_type", "Input should be a valid string or a list of items")
-    items = [
+    return [
         {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
         for item in refuse_too_many_parts(value)
     ]
-    return reduced(items, (*_ITEMS, "item_reference"))
 
 
 class GrammarFormat(TypedBody):
@@ -202,15 +193,7 @@ class GrammarFormat(TypedBody):
     definition: Definition | None = None
 
 
-def _only_tools(value: Any) -> Any:
-    return reduced(value, _TOOLS) if isinstance(value, list) else value
-
-
-def _only_served(value: Any) -> Any:
-    return reduced(value, (*_TOOLS, "namespace")) if isinstance(value, list) else value
-
-
-class ResponseTool(TypedBody):
+class ResponseTool(OpenBody):
     """A tool of the client, or several in a namespace. Other types are OpenAI's own tools: skipped and listed."""
 
     forms: ClassVar[Forms] = {
@@ -224,30 +207,27 @@ class ResponseTool(TypedBody):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None  # true: a keyword that cannot be enforced is refused, not ignored
     format: GrammarFormat | None = None
-    tools: Annotated[
-        list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS), BeforeValidator(_only_tools)
-    ] = None  # of a namespace, which has no others in it
+    tools: Annotated[list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
 
-    @property
-    def is_skipped(self) -> bool:
-        return self.type not in self.forms
+    @model_validator(mode="after")
+    def _check_depth(self) -> Self:
+        for index, tool in enumerate(self.tools or ()):
+            if tool.type == "namespace":
+                raise broken_rule(f"tools[{index}].type", "a namespace has no others in it")
+        return self
 
     def ignored_values(self) -> Iterator[str]:
         if self.type == "namespace" and self.description is not None:  # the model sees the functions alone
             yield "description"
 
 
-class NamedResponseTool(TypedBody):
+class NamedResponseTool(OpenBody):
     """A tool by its name. OpenAI's own tools have none; they are skipped and listed."""
 
     forms: ClassVar[Forms] = dict.fromkeys(_TOOLS, (("name",), ()))
 
     type: str
     name: FunctionName | None = None
-
-    @property
-    def is_skipped(self) -> bool:
-        return self.type not in _TOOLS
 
 
 class ResponseToolChoice(TypedBody):
@@ -299,10 +279,6 @@ class ResponseStreamOptions(Body):
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
 
-def _choice(value: Any) -> Any:
-    return {"type": value} if isinstance(value, str) else value
-
-
 class InputTokensRequest(ModelBody):
     """The body of POST /v1/responses/input_tokens: what the prompt depends on."""
 
@@ -329,12 +305,11 @@ class InputTokensRequest(ModelBody):
         list[ResponseTool] | None,
         FailFast(),
         Field(max_length=MAX_TOOLS),
-        BeforeValidator(_only_served),
     ] = None
     tool_choice: Annotated[
         ResponseToolChoice | None,
         BeforeValidator(
-            _choice, json_schema_input_type=Literal["none", "auto", "required"] | ResponseToolChoice | None
+            tool_choice_from, json_schema_input_type=Literal["none", "auto", "required"] | ResponseToolChoice | None
         ),
     ] = None
     parallel_tool_calls: bool | None = None

@@ -60,7 +60,7 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"tools": [CUSTOM | {"parameters": {}}]}, "tools[0].parameters"),
         ({"tools": [CUSTOM | {"format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.definition"),
         ({"tools": [CUSTOM | {"format": {"type": "text", "syntax": "lark"}}]}, "tools[0].format.syntax"),
-        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].tools[0].name"),
+        ({"tools": [SPACE | {"tools": [SPACE]}]}, "tools[0].tools[0].type"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.name"),
