@@ -64,30 +64,33 @@ class APIError(Exception):
         message: for the client's programmer.
         param: the wrong field of the body.
         code: more specific than the class's code.
-        headers: of the response; None: those of the class.
+        headers: of the response.
+
+    None means the attribute of the class.
     """
 
     status: int = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
+    message: str  # a class has it if all its errors may have the same
+    param: str | None = None
     headers: Mapping[str, str] = {}
     is_over: bool = False  # the engine refused the request, or never had it, or has ended it
     index: int | None = None  # of the completion that failed, in its request
 
     def __init__(
         self,
-        message: str,
+        message: str | None = None,
         *,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.code = code or type(self).code
-        if headers is not None:
-            self.headers = headers
+        self.message = self.message if message is None else message
+        self.param = self.param if param is None else param
+        self.code = code or self.code
+        self.headers = self.headers if headers is None else headers
+        super().__init__(self.message)
 
     @property
     def detail(self) -> str | Sequence[Mapping[str, Any]]:
@@ -157,18 +160,18 @@ class NotFound(APIError):
 
 
 class ModelNotFound(NotFound):
-    code = "model_not_found"
+    code, param = "model_not_found", "model"
 
     def __init__(self, model_id: str, known: Iterable[str] = ()) -> None:
         names = list(known)
         all_names = f"its models are {', '.join(names)}" if 0 < len(names) <= _MAX_NAMED else ""
         hint = did_you_mean(model_id[:_MAX_COMPARED], names) or f"; {all_names or 'GET /v1/models lists its models'}"
-        super().__init__(f"model={shown(model_id)}: this server does not serve it{hint}", param="model")
+        super().__init__(f"model={shown(model_id)}: this server does not serve it{hint}")
 
 
 class AdapterNotFound(ModelNotFound):
     def __init__(self) -> None:
-        NotFound.__init__(self, "The model has no such adapter.", param="model")
+        NotFound.__init__(self, "The model has no such adapter.")
 
 
 class MethodNotAllowed(APIError):
@@ -221,9 +224,7 @@ class HeadersTooLarge(APIError):
 
 class ReaderTooSlow(APIError):
     status, type, code = 408, "invalid_request_error", "reader_too_slow"
-
-    def __init__(self) -> None:
-        super().__init__("The stream was read too slowly, so it was ended.")
+    message = "The stream was read too slowly, so it was ended."
 
 
 class GenerationTimeout(APIError):
@@ -237,36 +238,28 @@ class RateLimited(APIError):
 
 class ServerError(APIError):
     code = "internal_error"
-
-    def __init__(self, message: str = "The server failed while it worked on this request.") -> None:
-        super().__init__(message)
+    message = "The server failed while it worked on this request."
 
 
 class TritonKeyRefused(ServerError):
     code = "triton_key_refused"
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"{KEY_VARIABLE} is not Triton's key. Without the key this frontend cannot load or unload models and "
-            "adapters, drain engines, or reload broken stages."
-        )
+    message = (
+        f"{KEY_VARIABLE} is not Triton's key. Without the key this frontend cannot load or unload models and "
+        "adapters, drain engines, or reload broken stages."
+    )
 
 
 class NotFinite(ServerError):
-    code = "not_finite"
+    code, param = "not_finite", "prompt"
+    message = (
+        "prompt: the model's numbers for it are not finite: the model's file is damaged, or its precision is too small"
+    )
     headers: Mapping[str, str] = {"x-should-retry": "false"}
-
-    def __init__(self) -> None:
-        rule = "the model's numbers for it are not finite: the model's file is damaged, or its precision is too small"
-        super().__init__(f"prompt: {rule}")
-        self.param = "prompt"
 
 
 class EngineFailed(ServerError):
     code = "engine_failed"
-
-    def __init__(self, message: str = "The engine failed while it worked on this request.") -> None:
-        super().__init__(message)
+    message = "The engine failed while it worked on this request."
 
 
 class BadAnswer(EngineFailed):
@@ -294,9 +287,10 @@ class TritonUnreachable(Overloaded):
     """
 
     code = "triton_unreachable"
+    message = "The inference server cannot be reached."
 
-    def __init__(self, message: str = "The inference server cannot be reached.", *, reason: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, *, reason: str = "") -> None:
+        super().__init__()
         self.reason = reason
 
     def __str__(self) -> str:
@@ -309,31 +303,22 @@ class NotTaken(TritonUnreachable):
 
 class TritonTimeout(Overloaded):
     code = "triton_timeout"
-
-    def __init__(self, message: str = "The inference server did not answer in time.") -> None:
-        super().__init__(message)
+    message = "The inference server did not answer in time."
 
 
 class ModelNotReady(Overloaded):
-    code = "model_not_ready"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, param="model")
+    code, param = "model_not_ready", "model"
 
 
 class ModelUnloaded(ModelNotReady):
+    message = "The model was unloaded before this request was finished."
     is_over = True
-
-    def __init__(self) -> None:
-        super().__init__("The model was unloaded before this request was finished.")
 
 
 class Draining(Overloaded):
     code = "draining"
+    message = "The server is about to stop and takes no new requests."
     headers: Mapping[str, str] = {"Retry-After": "1", "Connection": "close"}
-
-    def __init__(self, message: str = "The server is about to stop and takes no new requests.") -> None:
-        super().__init__(message)
 
 
 class StageUnhealthy(Overloaded):
@@ -344,9 +329,10 @@ class StageUnhealthy(Overloaded):
     """
 
     code = "model_not_ready"
+    message = "A part of the model's pipeline is down and is being reloaded."
 
     def __init__(self, stage: str) -> None:
-        super().__init__("A part of the model's pipeline is down and is being reloaded.")
+        super().__init__()
         self.stage = stage
         self.is_over = stage == stage_name(ensemble_of_stage(stage), "engine")
 
