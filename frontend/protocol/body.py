@@ -12,20 +12,19 @@ from pydantic_core import PydanticCustomError
 from frontend.settings import Settings
 from model_repository.contract.tensors import INPUTS
 
-# Names of other servers for fields: the field to use instead, and the values that change nothing.
-type Peers = Mapping[str, tuple[str, tuple[Any, ...]]]
-
 _LABELS = ("user", "safety_identifier", "prompt_cache_key", "metadata")
 
 
-def refused_of(peers: Peers) -> dict[str, tuple[Any, ...]]:
-    """Return the part of `Body.refused` for these names."""
-    return {name: neutral for name, (_, neutral) in peers.items()}
+class Refused:
+    """A known field without support, of OpenAI's API or of another server.
 
+    Args:
+        neutral: values that change nothing; null changes nothing in any field.
+        instead: the field to use.
+    """
 
-def instead_of(peers: Peers) -> dict[str, str]:
-    """Return the part of `Body.instead` for these names."""
-    return {name: ours for name, (ours, _) in peers.items()}
+    def __init__(self, *neutral: Any, instead: str = "") -> None:
+        self.neutral, self.instead = neutral, instead
 
 
 class Body(BaseModel):
@@ -33,10 +32,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
-    # Known fields without support, each with the values that change nothing. null changes nothing in any field.
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # What to use instead of a refused field.
-    instead: ClassVar[Mapping[str, str]] = {}
+    refused: ClassVar[Mapping[str, Refused]] = {}
     # Known hints without effect, each with the values that change nothing. Other values are listed as ignored.
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, broken_rule, declared, needs, value_by_two_names
+from frontend.protocol.body import Body, Refused, broken_rule, declared, needs, value_by_two_names
 from frontend.protocol.fields import REFUSED, GenerationBody
 from frontend.protocol.tools import (
     FunctionCallChoice,
@@ -94,7 +94,7 @@ type ChatContent = Annotated[
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
+    refused: ClassVar[Mapping[str, Refused]] = {"audio": Refused()}
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],)}
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -175,12 +175,12 @@ type MessagesInput = str | Annotated[list[str], MESSAGES_LENGTH] | Annotated[lis
 class ChatCompletionRequest(GenerationBody):
     """The body of POST /v1/chat/completions."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = REFUSED | {
-        "prompt": (),
-        "echo": (False,),
-        "suffix": (),
-        "best_of": (1,),
-        "images": ([],),
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED | {
+        "prompt": Refused(),
+        "echo": Refused(False),
+        "suffix": Refused(),
+        "best_of": Refused(1),
+        "images": Refused([]),
     }
 
     messages: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
-from frontend.protocol.body import broken_rule, declared, limits_of, needs
+from frontend.protocol.body import Refused, broken_rule, declared, limits_of, needs
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.request import MAX_IMAGES
@@ -28,17 +28,17 @@ def _check_server_limit(value: int | None, info: ValidationInfo) -> int | None:
 class CompletionRequest(GenerationBody):
     """The body of POST /v1/completions."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = REFUSED | {
-        "messages": ([],),
-        "top_logprobs": (0,),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "parallel_tool_calls": (False, True),
-        "chat_template_kwargs": ({},),
-        "add_generation_prompt": (),
-        "continue_final_message": (False,),
+    refused: ClassVar[Mapping[str, Refused]] = REFUSED | {
+        "messages": Refused([]),
+        "top_logprobs": Refused(0),
+        "tools": Refused([]),
+        "tool_choice": Refused("none", "auto"),
+        "functions": Refused([]),
+        "function_call": Refused("none", "auto"),
+        "parallel_tool_calls": Refused(False, True),
+        "chat_template_kwargs": Refused({}),
+        "add_generation_prompt": Refused(),
+        "continue_final_message": Refused(False),
     }
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {

@@ -8,29 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Peers, declared, instead_of, refused_of
+from frontend.protocol.body import Refused, declared
 from frontend.protocol.fields import QueuedBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
 
 MAX_INPUTS = 2048  # OpenAI's
 MAX_CHARS = 2**22  # of all inputs together: the texts of a million tokens, as many as a body may have token ids
-
-_OF_PEERS: Peers = {
-    "truncate": ("truncate_prompt_tokens", (False, "NONE")),
-    "truncation": ("truncate_prompt_tokens", (False,)),
-}
-_OF_EMBEDDINGS: Peers = {
-    "output_dimension": ("dimensions", ()),
-    "embedding_type": ("encoding_format", ("float",)),
-    "output_dtype": ("encoding_format", ("float",)),
-    "embed_dtype": ("encoding_format", ("float32",)),
-    "messages": ("input", ([],)),
-    "images": ("input", ([],)),
-    "input_type": ("input", ()),
-    "prompt_name": ("input", ()),
-    "task": ("input", ("embed",)),
-}
 
 
 def _not_too_long(inputs: list[Prompt]) -> list[Prompt]:
@@ -46,14 +30,14 @@ Inputs = Annotated[list[Prompt], prompts_of(MAX_INPUTS), AfterValidator(_not_too
 class EncoderBody(QueuedBody):
     """The fields of requests without a completion."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **refused_of(_OF_PEERS),
-        "truncation_side": ("right",),
-        "add_special_tokens": (True,),
-        "padding": ("do_not_pad",),
-        "mm_processor_kwargs": ({},),
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "truncate": Refused(False, "NONE", instead="truncate_prompt_tokens"),
+        "truncation": Refused(False, instead="truncate_prompt_tokens"),
+        "truncation_side": Refused("right"),
+        "add_special_tokens": Refused(True),
+        "padding": Refused("do_not_pad"),
+        "mm_processor_kwargs": Refused({}),
     }
-    instead: ClassVar[Mapping[str, str]] = instead_of(_OF_PEERS)
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # no KV tokens are kept
 
     prompts: ClassVar[str] = "input"  # the field whose items are the prompts, or the second texts of pairs
@@ -68,16 +52,23 @@ class EncoderBody(QueuedBody):
 class EmbeddingRequest(EncoderBody):
     """The body of POST /v1/embeddings."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[Mapping[str, Refused]] = {
         **EncoderBody.refused,
-        **refused_of(_OF_EMBEDDINGS),
-        "endianness": ("native", "little"),
-        "normalize": (True,),
-        "normalized": (True,),
-        "use_activation": (True,),
-        "late_chunking": (False,),
+        "output_dimension": Refused(instead="dimensions"),
+        "embedding_type": Refused("float", instead="encoding_format"),
+        "output_dtype": Refused("float", instead="encoding_format"),
+        "embed_dtype": Refused("float32", instead="encoding_format"),
+        "messages": Refused([], instead="input"),
+        "images": Refused([], instead="input"),
+        "input_type": Refused(instead="input"),
+        "prompt_name": Refused(instead="input"),
+        "task": Refused("embed", instead="input"),
+        "endianness": Refused("native", "little"),
+        "normalize": Refused(True),
+        "normalized": Refused(True),
+        "use_activation": Refused(True),
+        "late_chunking": Refused(False),
     }
-    instead: ClassVar[Mapping[str, str]] = {**EncoderBody.instead, **instead_of(_OF_EMBEDDINGS)}
 
     input: Annotated[
         Inputs, Field(description="a text, a list of token ids, or a list of one of these; each gets a vector")

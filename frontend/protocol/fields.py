@@ -9,66 +9,52 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import (
-    Body,
-    ModelBody,
-    Peers,
-    broken_rule,
-    declared,
-    instead_of,
-    needs,
-    refused_of,
-    value_by_two_names,
-)
+from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, needs, value_by_two_names
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
 from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import INPUTS
 
-# --- known fields without support, with the values that change nothing -----------------------------------------------
-REFUSED: dict[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "moderation": (),
-    "store": (False,),
-    "chat_template": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "truncation_side": ("left",),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
+# --- known fields without support ------------------------------------------------------------------------------------
+REFUSED: dict[str, Refused] = {
+    "modalities": Refused(["text"]),
+    "audio": Refused(),
+    "web_search_options": Refused(),
+    "moderation": Refused(),
+    "store": Refused(False),
+    "chat_template": Refused(),
+    "use_beam_search": Refused(False),
+    "length_penalty": Refused(1),
+    "truncation_side": Refused("left"),
+    "skip_special_tokens": Refused(True),
+    "spaces_between_special_tokens": Refused(True),
+    "guided_json": Refused(instead="structured_outputs.json"),
+    "guided_regex": Refused(instead="structured_outputs.regex"),
+    "guided_choice": Refused(instead="structured_outputs.choice"),
+    "guided_grammar": Refused(instead="structured_outputs.grammar"),
+    "grammar": Refused("", instead="structured_outputs.grammar"),
+    "json_schema": Refused(instead="response_format"),
+    "format": Refused("", instead="response_format"),
+    "structural_tag": Refused(instead="tools"),
+    "n_predict": Refused(-1, instead="max_tokens"),
+    "max_new_tokens": Refused(instead="max_tokens"),
+    "min_new_tokens": Refused(0, instead="min_tokens"),
+    "stop_sequences": Refused([], instead="stop"),
+    "no_stop_trim": Refused(False, instead="include_stop_str_in_output"),
+    "n_probs": Refused(0, instead="logprobs"),
+    "repeat_penalty": Refused(1, instead="repetition_penalty"),
+    "typical_p": Refused(1, instead="top_p"),
+    "tfs_z": Refused(1, instead="top_p"),
+    "top_a": Refused(0, instead="min_p"),
+    "dynatemp_range": Refused(0, instead="temperature"),
+    "dry_multiplier": Refused(0, instead="repetition_penalty"),
+    "xtc_probability": Refused(0, instead="temperature"),
 }
 
 # How long OpenAI keeps a prompt; here the engine's memory decides.
 CACHE_HINTS: dict[str, tuple[Any, ...]] = {"prompt_cache_retention": ("in_memory",), "prompt_cache_options": ({},)}
 HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": (), **CACHE_HINTS}
-
-OF_PEERS: Peers = {
-    "guided_json": ("structured_outputs.json", ()),
-    "guided_regex": ("structured_outputs.regex", ()),
-    "guided_choice": ("structured_outputs.choice", ()),
-    "guided_grammar": ("structured_outputs.grammar", ()),
-    "grammar": ("structured_outputs.grammar", ("",)),
-    "json_schema": ("response_format", ()),
-    "format": ("response_format", ("",)),
-    "structural_tag": ("tools", ()),
-    "n_predict": ("max_tokens", (-1,)),
-    "max_new_tokens": ("max_tokens", ()),
-    "min_new_tokens": ("min_tokens", (0,)),
-    "stop_sequences": ("stop", ([],)),
-    "no_stop_trim": ("include_stop_str_in_output", (False,)),
-    "n_probs": ("logprobs", (0,)),
-    "repeat_penalty": ("repetition_penalty", (1,)),
-    "typical_p": ("top_p", (1,)),
-    "tfs_z": ("top_p", (1,)),
-    "top_a": ("min_p", (0,)),
-    "dynatemp_range": ("temperature", (0,)),
-    "dry_multiplier": ("repetition_penalty", (0,)),
-    "xtc_probability": ("temperature", (0,)),
-}
-REFUSED |= refused_of(OF_PEERS)
 
 _MAX_BIASES = 1024
 
@@ -152,7 +138,6 @@ class GenerationBody(QueuedBody):
     """The fields of both endpoints. `examples` hold values that change the answer: the parameter table tries them."""
 
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
-    instead: ClassVar[Mapping[str, str]] = instead_of(OF_PEERS)
 
     # The end of the completion.
     max_completion_tokens: Annotated[

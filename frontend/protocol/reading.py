@@ -99,12 +99,13 @@ def _ignored(body: Body, place: str = "") -> list[str]:
         return [place.removesuffix(".")]
     ignored = []
     for name, value in (body.model_extra or {}).items():
-        known = {**body.refused, **body.hints}
-        if name not in known or (name in body.hints and not _is_neutral(value, known[name])):
-            ignored.append(place + name)
-        elif not _is_neutral(value, known[name]):
-            expected = " or ".join(orjson.dumps(neutral).decode() for neutral in (None, *body.refused[name]))
-            hint = f"; use {body.instead[name]}" if name in body.instead else ""
+        refused = body.refused.get(name)
+        if refused is None:
+            if name not in body.hints or not _is_neutral(value, body.hints[name]):
+                ignored.append(place + name)
+        elif not _is_neutral(value, refused.neutral):
+            expected = " or ".join(orjson.dumps(neutral).decode() for neutral in (None, *refused.neutral))
+            hint = f"; use {refused.instead}" if refused.instead else ""
             message = f"{place}{name}={shown(value)}: not supported here, expected {expected}{hint}"
             raise UnsupportedValue(message, param=place + name)
     ignored += [place + value for value in body.ignored_values()]

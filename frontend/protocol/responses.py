@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, TypedBody, broken_rule, declared
+from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, Refused, TypedBody, broken_rule, declared
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
 from frontend.protocol.fields import CACHE_HINTS
 from frontend.protocol.tools import Definition, FunctionName, tool_choice_from
@@ -74,6 +74,7 @@ CALLS = ("function_call", "custom_tool_call")
 _THOUGHTS = {"summary_text", "reasoning_text"}
 _SEAL = "conch:"
 _TOOLS = ("function", "custom")
+_WHOLE_CONVERSATION = "input with the whole conversation: nothing is stored"
 _INCLUDABLE = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
 
@@ -282,16 +283,13 @@ class ResponseStreamOptions(Body):
 class InputTokensRequest(ModelBody):
     """The body of POST /v1/responses/input_tokens: what the prompt depends on."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "previous_response_id": (),
-        "conversation": (),
-        "prompt": (),
-        "moderation": (),
-        "context_management": ([],),
+    refused: ClassVar[Mapping[str, Refused]] = {
+        "previous_response_id": Refused(instead=_WHOLE_CONVERSATION),
+        "conversation": Refused(instead=_WHOLE_CONVERSATION),
+        "prompt": Refused(),
+        "moderation": Refused(),
+        "context_management": Refused([]),
     }
-    instead: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("previous_response_id", "conversation"), "input with the whole conversation: nothing is stored"
-    )
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,), **CACHE_HINTS}
 
     input: Annotated[
@@ -363,7 +361,7 @@ class InputTokensRequest(ModelBody):
 class ResponsesRequest(InputTokensRequest):
     """The body of POST /v1/responses."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**InputTokensRequest.refused, "background": (False,)}
+    refused: ClassVar[Mapping[str, Refused]] = {**InputTokensRequest.refused, "background": Refused(False)}
 
     max_output_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = None
     max_tool_calls: Annotated[int | None, Field(ge=1)] = None  # of OpenAI's own tools: there are none

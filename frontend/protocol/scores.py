@@ -8,27 +8,10 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Peers, broken_rule, declared, instead_of, refused_of
+from frontend.protocol.body import Body, Refused, broken_rule, declared
 from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, Inputs
 from frontend.protocol.fields import as_list
 from model_repository.contract.spec import MAX_INT32
-
-_OF_PEERS: Peers = {"activation": ("use_activation", ()), "softmax": ("use_activation", ())}
-_OF_RERANK: Peers = {
-    "max_tokens_per_doc": ("truncate_prompt_tokens", ()),
-    "max_chunks_per_doc": ("truncate_prompt_tokens", ()),
-    "rank_fields": ("documents", (["text"],)),
-    "texts": ("documents", ()),
-}
-_OF_SCORE: Peers = {
-    "queries": ("text_1", ()),
-    "data_1": ("text_1", ()),
-    "documents": ("text_2", ()),
-    "items": ("text_2", ()),
-    "data_2": ("text_2", ()),
-}
-_OF_CLASSIFY: Peers = {"messages": ("input", ([],))}
-
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -36,13 +19,13 @@ _Text = Annotated[str, Field(min_length=1)]
 class ScoringBody(EncoderBody):
     """The fields of all requests for scores."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    refused: ClassVar[Mapping[str, Refused]] = {
         **EncoderBody.refused,
-        **refused_of(_OF_PEERS),
-        "chat_template": (),
-        "return_embeddings": (False,),
+        "activation": Refused(instead="use_activation"),
+        "softmax": Refused(instead="use_activation"),
+        "chat_template": Refused(),
+        "return_embeddings": Refused(False),
     }
-    instead: ClassVar[Mapping[str, str]] = {**EncoderBody.instead, **instead_of(_OF_PEERS)}
 
     use_activation: Annotated[
         bool | None,
@@ -83,8 +66,13 @@ _Document = Annotated[Document, BeforeValidator(_as_document, json_schema_input_
 class RerankRequest(ScoringBody):
     """The body of POST /v1/rerank."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_RERANK)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_RERANK)}
+    refused: ClassVar[Mapping[str, Refused]] = {
+        **ScoringBody.refused,
+        "max_tokens_per_doc": Refused(instead="truncate_prompt_tokens"),
+        "max_chunks_per_doc": Refused(instead="truncate_prompt_tokens"),
+        "rank_fields": Refused(["text"], instead="documents"),
+        "texts": Refused(instead="documents"),
+    }
     prompts = "documents"
 
     query: Annotated[_Text, Field(description="a text")]
@@ -120,8 +108,14 @@ _Texts = Annotated[
 class ScoreRequest(ScoringBody):
     """The body of POST /v1/score."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_SCORE)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_SCORE)}
+    refused: ClassVar[Mapping[str, Refused]] = {
+        **ScoringBody.refused,
+        "queries": Refused(instead="text_1"),
+        "data_1": Refused(instead="text_1"),
+        "documents": Refused(instead="text_2"),
+        "items": Refused(instead="text_2"),
+        "data_2": Refused(instead="text_2"),
+    }
     prompts = "text_2"
 
     text_1: Annotated[_Texts, Field(description="a text, which goes with each of text_2, or as many texts")]
@@ -145,8 +139,7 @@ class ScoreRequest(ScoringBody):
 class ClassifyRequest(ScoringBody):
     """The body of POST /v1/classify."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ScoringBody.refused, **refused_of(_OF_CLASSIFY)}
-    instead: ClassVar[Mapping[str, str]] = {**ScoringBody.instead, **instead_of(_OF_CLASSIFY)}
+    refused: ClassVar[Mapping[str, Refused]] = {**ScoringBody.refused, "messages": Refused([], instead="input")}
 
     input: Annotated[
         Inputs, Field(description="a text, a list of token ids, or a list of one of these; each gets a label")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
-from frontend.protocol.body import ModelBody, broken_rule
+from frontend.protocol.body import ModelBody, Refused, broken_rule
 from frontend.protocol.chat import (
     MESSAGES_LENGTH,
     ChatMessage,
@@ -24,7 +24,7 @@ from model_repository.contract.rules import MAX_TOOLS
 class TokenizeRequest(ModelBody):
     """The body of POST /tokenize: a prompt or messages."""
 
-    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {"chat_template": (), "mm_processor_kwargs": ({},)}
+    refused: ClassVar[Mapping[str, Refused]] = {"chat_template": Refused(), "mm_processor_kwargs": Refused({})}
 
     prompt: str | None = None
     messages: Annotated[

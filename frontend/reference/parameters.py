@@ -86,17 +86,18 @@ def _served(endpoint: str) -> Iterator[Parameter]:
 
 def _unserved(endpoint: str) -> Iterator[Parameter]:
     model, base = _body(endpoint), _ENDPOINTS[endpoint].example
-    for fields, treatment in ((model.refused, Treatment.REFUSED), (model.hints, Treatment.HINT)):
-        for name, neutral in fields.items():
-            values = [None, *neutral]
-            yield Parameter(
-                endpoint=endpoint,
-                name=name,
-                treatments=dict.fromkeys(RUNTIMES, treatment),
-                body={**base, name: values[-1]},
-                schema={"enum": values},
-                instead=model.instead.get(name, ""),
-            )
+    fields = [(name, Treatment.REFUSED, each.neutral, each.instead) for name, each in model.refused.items()]
+    fields += [(name, Treatment.HINT, neutral, "") for name, neutral in model.hints.items()]
+    for name, treatment, neutral, instead in fields:
+        values = [None, *neutral]
+        yield Parameter(
+            endpoint=endpoint,
+            name=name,
+            treatments=dict.fromkeys(RUNTIMES, treatment),
+            body={**base, name: values[-1]},
+            schema={"enum": values},
+            instead=instead,
+        )
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.embeddings import EmbeddingRequest
-from frontend.protocol.fields import OF_PEERS
 from frontend.protocol.tokenization import TokenizeRequest
 from tests.frontend.bodies import CHAT, COMPLETION, EMBEDDING, USER, read, refusal
 
@@ -41,9 +40,9 @@ def test_an_unsupported_field_is_refused_by_place(kind: type[Body], name: str) -
     assert error.code == "unsupported_value"
     assert error.message.startswith(f"{place}{name}=")
     assert "expected null" in error.message
-    if name in OF_PEERS:
-        field, _, part = OF_PEERS[name][0].partition(".")
-        assert error.message.endswith(f"; use {OF_PEERS[name][0]}")
+    if instead := kind.refused[name].instead:
+        field, _, part = instead.partition(".")
+        assert error.message.endswith(f"; use {instead}")
         served = {**model.model_fields, **ChatCompletionRequest.model_fields}
         assert field in served and (not part or field == "structured_outputs")
 
@@ -51,7 +50,7 @@ def test_an_unsupported_field_is_refused_by_place(kind: type[Body], name: str) -
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
 def test_an_unsupported_field_may_have_a_value_that_changes_nothing(kind: type[Body], name: str) -> None:
     model, body_with, _ = PLACES[kind]
-    for neutral in (None, *kind.refused[name]):
+    for neutral in (None, *kind.refused[name].neutral):
         assert read(model, body_with({name: neutral}))[1] == []
 
 
