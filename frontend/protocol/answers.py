@@ -79,19 +79,25 @@ class CompletionChoice(TypedDict):
     prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]  # by token id; None: the first token
 
 
-class TextCompletion(TypedDict):
-    """The answer of /v1/completions, and each event of its stream."""
-
+class _Completion(TypedDict):
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
     system_fingerprint: str
     service_tier: NotRequired[ServiceTier]  # if the request has one
-    choices: list[CompletionChoice]
+
+
+class _CompletionEvent(_Completion):
     usage: NotRequired[Usage | None]
     timing: NotRequired[Timing | None]  # the last event's, with stream_options.include_timing; None: not known
     obfuscation: NotRequired[str]
+
+
+class TextCompletion(_CompletionEvent):
+    """The answer of /v1/completions, and each event of its stream."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
 
 
 # --- chat completions ------------------------------------------------------------------------------------------------
@@ -103,12 +109,9 @@ class TopLogprob(TypedDict):
     bytes: list[int]
 
 
-class TokenLogprob(TypedDict):
+class TokenLogprob(TopLogprob):
     """A token of the content."""
 
-    token: str
-    logprob: float
-    bytes: list[int]
     top_logprobs: list[TopLogprob]
 
 
@@ -176,15 +179,10 @@ class ChatChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(TypedDict):
+class ChatCompletion(_Completion):
     """The answer of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
@@ -213,20 +211,12 @@ class ChunkChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class ChatCompletionChunk(TypedDict):
+class ChatCompletionChunk(_CompletionEvent):
     """An event of a chat completion's stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    system_fingerprint: str
-    service_tier: NotRequired[ServiceTier]  # if the request has one
     choices: list[ChunkChoice]
-    usage: NotRequired[Usage | None]
-    timing: NotRequired[Timing | None]  # the last event's, with stream_options.include_timing; None: not known
     prompt_token_ids: NotRequired[list[int]]  # the first event has it
-    obfuscation: NotRequired[str]
 
 
 # --- Anthropic's messages --------------------------------------------------------------------------------------------

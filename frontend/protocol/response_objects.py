@@ -212,11 +212,9 @@ class TopTextLogprob(TypedDict):
     logprob: float
 
 
-class TextLogprob(TypedDict):
+class TextLogprob(TopTextLogprob):
     """A token of the text."""
 
-    token: str
-    logprob: float
     top_logprobs: list[TopTextLogprob]
 
 
