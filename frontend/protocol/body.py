@@ -157,9 +157,19 @@ def value_by_two_names(body: Body, name: str, other_name: str) -> Any:
     return other if value is None else value
 
 
+def optional(example: Any, description: str, **field: Any) -> Any:
+    """Return an optional field.
+
+    Args:
+        example: a value that has an effect.
+        field: further arguments of pydantic's Field.
+    """
+    return Field(default=None, examples=[example], description=description, **field)
+
+
 def declared(tensor: str, **field: Any) -> Any:
-    """Return a field with the range and the description of a tensor; `field` overrides both."""
+    """Return an optional field with the range and the description of a tensor; `field` overrides both."""
     spec = INPUTS[tensor]
     limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": spec.highest}
-    arguments: dict[str, Any] = {"description": spec.doc, **limits, **field}
+    arguments: dict[str, Any] = {"default": None, "description": spec.doc, **limits, **field}
     return Field(**arguments)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
-from frontend.protocol.body import Refused, broken_rule, declared, limits_of, needs
+from frontend.protocol.body import Refused, broken_rule, declared, limits_of, needs, optional
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.request import MAX_IMAGES
@@ -54,29 +54,14 @@ class CompletionRequest(GenerationBody):
         prompts_of(MAX_CHOICES),
         Field(description="a text, a list of token ids, or a list of one of these"),
     ]
-    max_tokens: Annotated[
-        int | None,
-        Field(
-            ge=0,
-            le=MAX_INT32,
-            examples=[3],
-            description="maximum number of completion tokens; 0 only with echo, to score the prompt",
-        ),
-    ] = None
-    best_of: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=128,
-            examples=[2],
-            description="number of candidates; the answer has the n with the likeliest tokens",
-        ),
-    ] = None
-    echo: Annotated[bool | None, Field(examples=[True], description="the text begins with the prompt")] = None
-    suffix: Annotated[
-        str | None,
-        Field(examples=["\n"], description="text after the completion, for models that fill in the middle"),
-    ] = None
+    max_tokens: int | None = optional(
+        3, "maximum number of completion tokens; 0 only with echo, to score the prompt", ge=0, le=MAX_INT32
+    )
+    best_of: int | None = optional(
+        2, "number of candidates; the answer has the n with the likeliest tokens", ge=1, le=128
+    )
+    echo: bool | None = optional(True, "the text begins with the prompt")
+    suffix: str | None = optional("\n", "text after the completion, for models that fill in the middle")
     logprobs: Annotated[
         int | None,
         declared(
@@ -87,15 +72,12 @@ class CompletionRequest(GenerationBody):
         ),
         AfterValidator(_check_server_limit),
     ] = None
-    images: Annotated[
-        list[str] | None,
-        Field(
-            max_length=MAX_IMAGES,
-            examples=[["data:image/png;base64,iVBORw0KGgo="]],
-            json_schema_extra=needs(prompt="<image>"),
-            description="data URIs, one for each `<image>` in the prompt, for models that read images",
-        ),
-    ] = None
+    images: list[str] | None = optional(
+        ["data:image/png;base64,iVBORw0KGgo="],
+        "data URIs, one for each `<image>` in the prompt, for models that read images",
+        max_length=MAX_IMAGES,
+        json_schema_extra=needs(prompt="<image>"),
+    )
 
     @model_validator(mode="after")
     def _check_completion_fields(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Refused, declared
+from frontend.protocol.body import Refused, declared, optional
 from frontend.protocol.fields import QueuedBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.spec import MAX_INT32
@@ -73,25 +73,18 @@ class EmbeddingRequest(EncoderBody):
     input: Annotated[
         Inputs, Field(description="a text, a list of token ids, or a list of one of these; each gets a vector")
     ]
-    dimensions: Annotated[
-        int | None,
-        Field(
-            ge=1,
-            le=MAX_INT32,
-            examples=[32],
-            description="the vectors have this number of values: the model's own, or fewer if it was trained for it",
-        ),
-    ] = None
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Field(examples=["base64"], description="base64: the bytes of float32 numbers, little-endian"),
-    ] = None
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        declared(
-            "truncate_prompt_tokens",
-            examples=[3],
-            description="each input keeps only this number of its first tokens, and the tokenizer's end tokens; "
-            "-1: as many as the context window has",
-        ),
-    ] = None
+    dimensions: int | None = optional(
+        32,
+        "the vectors have this number of values: the model's own, or fewer if it was trained for it",
+        ge=1,
+        le=MAX_INT32,
+    )
+    encoding_format: Literal["float", "base64"] | None = optional(
+        "base64", "base64: the bytes of float32 numbers, little-endian"
+    )
+    truncate_prompt_tokens: int | None = declared(
+        "truncate_prompt_tokens",
+        examples=[3],
+        description="each input keeps only this number of its first tokens, and the tokenizer's end tokens; "
+        "-1: as many as the context window has",
+    )

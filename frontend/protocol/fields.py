@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, needs, value_by_two_names
+from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, needs, optional, value_by_two_names
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
@@ -100,20 +100,13 @@ _BIAS = INPUTS["logit_bias_values"]
 class QueuedBody(ModelBody):
     """The fields of requests that wait for the model. `examples` hold values that have an effect."""
 
-    service_tier: Annotated[
-        Literal["auto", "default", "flex", "priority"] | None,
-        Field(examples=["flex"], description="flex waits longer, priority shorter; the answer repeats it"),
-    ] = None
-    priority: Annotated[
-        int | None,
-        Field(
-            ge=-MAX_INT32,
-            le=MAX_INT32,
-            examples=[1],
-            description="vLLM's form of service_tier: below 0 is priority, above 0 is flex",
-        ),
-    ] = None
-    user: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = optional(
+        "flex", "flex waits longer, priority shorter; the answer repeats it"
+    )
+    priority: int | None = optional(
+        1, "vLLM's form of service_tier: below 0 is priority, above 0 is flex", ge=-MAX_INT32, le=MAX_INT32
+    )
+    user: str | None = optional("u-1", "bookkeeping")
 
     @model_validator(mode="after")
     def _check_priority(self) -> Self:
@@ -140,143 +133,83 @@ class GenerationBody(QueuedBody):
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
 
     # The end of the completion.
-    max_completion_tokens: Annotated[
-        int | None, Field(ge=1, le=MAX_INT32, examples=[3], description="wins over max_tokens")
-    ] = None
-    min_tokens: Annotated[int | None, declared("min_tokens", examples=[8])] = None
+    max_completion_tokens: int | None = optional(3, "wins over max_tokens", ge=1, le=MAX_INT32)
+    min_tokens: int | None = declared("min_tokens", examples=[8])
     stop: Annotated[
         list[_StopText] | None,
-        Field(
-            max_length=MAX_STOP_WORDS,
-            examples=[["\n"]],
-            description=f"up to {MAX_STOP_WORDS} texts that end the completion; left out of it",
-        ),
+        Field(max_length=MAX_STOP_WORDS),
         BeforeValidator(as_list, json_schema_input_type=StopInput | None),
-    ] = None
-    bad_words: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None,
-        Field(
-            max_length=MAX_BAD_WORDS,
-            examples=[["5"]],
-            description="texts that the completion must not contain, in any tokens",
-        ),
-    ] = None
-    allowed_token_ids: Annotated[
-        list[TokenId] | None,
-        declared("allowed_token_ids", min_length=1, max_length=MAX_TOKEN_IDS, examples=[[11]]),
-    ] = None
-    stop_token_ids: Annotated[list[TokenId] | None, declared("stop_token_ids", max_length=64, examples=[[11]])] = None
-    include_stop_str_in_output: Annotated[
-        bool | None, Field(examples=[True], description="keep the stop text that ended the completion")
-    ] = None
-    ignore_eos: Annotated[
-        bool | None,
-        Field(examples=[True], description="the model's end tokens do not end the completion: it runs to max_tokens"),
-    ] = None
-    context_length_exceeded_behavior: Annotated[
-        Literal["truncate", "error"] | None,
-        Field(
-            examples=["error"],
-            description="truncate: max_tokens is lowered to the rest of the context window; error: 400",
-        ),
-    ] = None
-    truncate_prompt_tokens: Annotated[int | None, declared("truncate_prompt_tokens", examples=[3])] = None
+    ] = optional(["\n"], f"up to {MAX_STOP_WORDS} texts that end the completion; left out of it")
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARS)]] | None = optional(
+        ["5"], "texts that the completion must not contain, in any tokens", max_length=MAX_BAD_WORDS
+    )
+    allowed_token_ids: list[TokenId] | None = declared(
+        "allowed_token_ids", min_length=1, max_length=MAX_TOKEN_IDS, examples=[[11]]
+    )
+    stop_token_ids: list[TokenId] | None = declared("stop_token_ids", max_length=64, examples=[[11]])
+    include_stop_str_in_output: bool | None = optional(True, "keep the stop text that ended the completion")
+    ignore_eos: bool | None = optional(True, "the model's end tokens do not end the completion: it runs to max_tokens")
+    context_length_exceeded_behavior: Literal["truncate", "error"] | None = optional(
+        "error", "truncate: max_tokens is lowered to the rest of the context window; error: 400"
+    )
+    truncate_prompt_tokens: int | None = declared("truncate_prompt_tokens", examples=[3])
     # Sampling.
-    temperature: Annotated[float | None, declared("temperature", examples=[0], description="0 is greedy")] = None
-    top_p: Annotated[float | None, declared("top_p", examples=[0.5])] = None
-    top_k: Annotated[int | None, declared("top_k", examples=[1])] = None
-    min_p: Annotated[float | None, declared("min_p", examples=[0.5])] = None
-    seed: Annotated[
-        int | None,
-        Field(
-            ge=-(2**63),
-            le=2**63 - 1,
-            examples=[7],
-            description="the same seed and request give the same text; choice i draws with seed + i",
-        ),
-    ] = None
-    repetition_penalty: Annotated[float | None, declared("repetition_penalty", examples=[1.5])] = None
-    presence_penalty: Annotated[float | None, declared("presence_penalty", examples=[2])] = None
-    frequency_penalty: Annotated[float | None, declared("frequency_penalty", examples=[2])] = None
+    temperature: float | None = declared("temperature", examples=[0], description="0 is greedy")
+    top_p: float | None = declared("top_p", examples=[0.5])
+    top_k: int | None = declared("top_k", examples=[1])
+    min_p: float | None = declared("min_p", examples=[0.5])
+    seed: int | None = optional(
+        7, "the same seed and request give the same text; choice i draws with seed + i", ge=-(2**63), le=2**63 - 1
+    )
+    repetition_penalty: float | None = declared("repetition_penalty", examples=[1.5])
+    presence_penalty: float | None = declared("presence_penalty", examples=[2])
+    frequency_penalty: float | None = declared("frequency_penalty", examples=[2])
     logit_bias: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
             Annotated[float, Field(ge=_BIAS.low, le=_BIAS.high)],
         ]
         | None,
-        Field(
-            max_length=_MAX_BIASES,
-            examples=[{"11": -100}],
-            description="additions to logits, by token id as text; -100 bans, 100 forces",
-        ),
+        Field(max_length=_MAX_BIASES),
         BeforeValidator(_not_too_many_biases),
-    ] = None
-    mirostat_target: Annotated[float | None, declared("mirostat_target", examples=[1.5])] = None
-    mirostat_lr: Annotated[float | None, declared("mirostat_lr", examples=[0.2])] = None
-    mirostat: Annotated[
-        Literal[0, 2] | None,
-        BeforeValidator(_exact_int),
-        Field(examples=[2], description="llama.cpp's switch: 2 is on, 0 is off"),
-    ] = None
-    mirostat_tau: Annotated[
-        float | None, declared("mirostat_target", examples=[1.5], description="mirostat_target by llama.cpp's name")
-    ] = None
-    mirostat_eta: Annotated[
-        float | None, declared("mirostat_lr", examples=[0.2], description="mirostat_lr by llama.cpp's name")
-    ] = None
+    ] = optional({"11": -100}, "additions to logits, by token id as text; -100 bans, 100 forces")
+    mirostat_target: float | None = declared("mirostat_target", examples=[1.5])
+    mirostat_lr: float | None = declared("mirostat_lr", examples=[0.2])
+    mirostat: Annotated[Literal[0, 2] | None, BeforeValidator(_exact_int)] = optional(
+        2, "llama.cpp's switch: 2 is on, 0 is off"
+    )
+    mirostat_tau: float | None = declared(
+        "mirostat_target", examples=[1.5], description="mirostat_target by llama.cpp's name"
+    )
+    mirostat_eta: float | None = declared("mirostat_lr", examples=[0.2], description="mirostat_lr by llama.cpp's name")
     # The form of the answer.
-    n: Annotated[int | None, Field(ge=1, le=128, examples=[2], description="choices for each prompt")] = None
-    response_format: Annotated[
-        ResponseFormat | None,
-        Field(
-            examples=[{"type": "json_object"}],
-            description="the form of the whole answer, enforced by constrained decoding",
-        ),
-    ] = None
-    structured_outputs: Annotated[
-        StructuredOutputs | None,
-        Field(examples=[{"choice": ["a", "b"]}], description="response_format by vLLM's names"),
-    ] = None
-    regex: Annotated[
-        str | None, Field(examples=["[0-9]+"], description="structured_outputs.regex by SGLang's name")
-    ] = None
-    ebnf: Annotated[
-        str | None, Field(examples=['root ::= "a"'], description="structured_outputs.grammar by SGLang's name")
-    ] = None
-    prompt_logprobs: Annotated[
-        int | None,
-        declared(
-            "top_logprobs",
-            examples=[2],
-            description="log probabilities of the prompt's tokens and of this number of likeliest ones, as in vLLM",
-        ),
-    ] = None
-    return_token_ids: Annotated[
-        bool | None, Field(examples=[True], description="choices have their token ids and the prompt's, as in vLLM")
-    ] = None
-    return_tokens_as_token_ids: Annotated[
-        bool | None, Field(examples=[True], description="log probabilities name tokens by id, as token_id:123")
-    ] = None
-    stream: Annotated[
-        bool | None, Field(examples=[True], description="send the answer in pieces as server-sent events")
-    ] = None
-    stream_options: Annotated[
-        StreamOptions | None,
-        Field(
-            examples=[{"include_usage": True}],
-            json_schema_extra=needs(stream=True),
-            description="include_usage: a last event with the token counts; continuous_usage_stats: each event has "
-            "the counts so far; include_timing: the last event has the milliseconds of each phase; "
-            "include_obfuscation: padding",
-        ),
-    ] = None
-    stream_interval_ms: Annotated[
-        int | None, declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
-    ] = None
+    n: int | None = optional(2, "choices for each prompt", ge=1, le=128)
+    response_format: ResponseFormat | None = optional(
+        {"type": "json_object"}, "the form of the whole answer, enforced by constrained decoding"
+    )
+    structured_outputs: StructuredOutputs | None = optional({"choice": ["a", "b"]}, "response_format by vLLM's names")
+    regex: str | None = optional("[0-9]+", "structured_outputs.regex by SGLang's name")
+    ebnf: str | None = optional('root ::= "a"', "structured_outputs.grammar by SGLang's name")
+    prompt_logprobs: int | None = declared(
+        "top_logprobs",
+        examples=[2],
+        description="log probabilities of the prompt's tokens and of this number of likeliest ones, as in vLLM",
+    )
+    return_token_ids: bool | None = optional(True, "choices have their token ids and the prompt's, as in vLLM")
+    return_tokens_as_token_ids: bool | None = optional(True, "log probabilities name tokens by id, as token_id:123")
+    stream: bool | None = optional(True, "send the answer in pieces as server-sent events")
+    stream_options: StreamOptions | None = optional(
+        {"include_usage": True},
+        "include_usage: a last event with the token counts; continuous_usage_stats: each event has "
+        "the counts so far; include_timing: the last event has the milliseconds of each phase; "
+        "include_obfuscation: padding",
+        json_schema_extra=needs(stream=True),
+    )
+    stream_interval_ms: int | None = declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
     # Bookkeeping: for the log only.
-    metadata: Annotated[dict[str, Any] | None, Field(examples=[{"run": "1"}], description="bookkeeping")] = None
-    safety_identifier: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
-    prompt_cache_key: Annotated[str | None, Field(examples=["u-1"], description="bookkeeping")] = None
+    metadata: dict[str, Any] | None = optional({"run": "1"}, "bookkeeping")
+    safety_identifier: str | None = optional("u-1", "bookkeeping")
+    prompt_cache_key: str | None = optional("u-1", "bookkeeping")
 
     @model_validator(mode="after")
     def _check_shared_fields(self) -> Self:

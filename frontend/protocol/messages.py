@@ -169,7 +169,7 @@ class ThinkingConfig(TypedBody):
     forms: ClassVar[Forms] = {"enabled": (("budget_tokens",), ())}
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: Annotated[int | None, declared("thinking_budget")] = None
+    budget_tokens: int | None = declared("thinking_budget")
 
 
 class OutputFormat(Body):
@@ -220,9 +220,9 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)]
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]] | None, Field(max_length=MAX_STOP_WORDS)] = None
-    temperature: Annotated[float | None, declared("temperature")] = None
-    top_p: Annotated[float | None, declared("top_p")] = None
-    top_k: Annotated[int | None, declared("top_k")] = None
+    temperature: float | None = declared("temperature")
+    top_p: float | None = declared("top_p")
+    top_k: int | None = declared("top_k")
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -365,9 +365,9 @@ class ResponsesRequest(InputTokensRequest):
 
     max_output_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = None
     max_tool_calls: Annotated[int | None, Field(ge=1)] = None  # of OpenAI's own tools: there are none
-    temperature: Annotated[float | None, declared("temperature")] = None
-    top_p: Annotated[float | None, declared("top_p")] = None
-    top_logprobs: Annotated[int | None, declared("top_logprobs")] = None
+    temperature: float | None = declared("temperature")
+    top_p: float | None = declared("top_p")
+    top_logprobs: int | None = declared("top_logprobs")
     include: Annotated[list[str] | None, FailFast()] = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Refused, broken_rule, declared
+from frontend.protocol.body import Body, Refused, broken_rule, declared, optional
 from frontend.protocol.embeddings import MAX_CHARS, MAX_INPUTS, EncoderBody, Inputs
 from frontend.protocol.fields import as_list
 from model_repository.contract.spec import MAX_INT32
@@ -27,21 +27,15 @@ class ScoringBody(EncoderBody):
         "return_embeddings": Refused(False),
     }
 
-    use_activation: Annotated[
-        bool | None,
-        Field(
-            examples=[False], description="false: the model's own numbers, without sigmoid or softmax (default: true)"
-        ),
-    ] = None
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        declared(
-            "truncate_prompt_tokens",
-            examples=[5],
-            description="each text keeps only this number of its first tokens, and the tokenizer's end tokens; a pair "
-            "loses the end of its second text; -1: as many as the context window has",
-        ),
-    ] = None
+    use_activation: bool | None = optional(
+        False, "false: the model's own numbers, without sigmoid or softmax (default: true)"
+    )
+    truncate_prompt_tokens: int | None = declared(
+        "truncate_prompt_tokens",
+        examples=[5],
+        description="each text keeps only this number of its first tokens, and the tokenizer's end tokens; a pair "
+        "loses the end of its second text; -1: as many as the context window has",
+    )
 
     @property
     def has_activation(self) -> bool:
@@ -80,13 +74,8 @@ class RerankRequest(ScoringBody):
         list[_Document],
         Field(min_length=1, max_length=MAX_INPUTS, description='texts, or objects `{"text": ...}`'),
     ]
-    top_n: Annotated[
-        int | None,
-        Field(ge=1, le=MAX_INT32, examples=[1], description="the answer has only this number of best documents"),
-    ] = None
-    return_documents: Annotated[
-        bool | None, Field(examples=[True], description="true: the answer has the documents' texts")
-    ] = None
+    top_n: int | None = optional(1, "the answer has only this number of best documents", ge=1, le=MAX_INT32)
+    return_documents: bool | None = optional(True, "true: the answer has the documents' texts")
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
