@@ -135,11 +135,6 @@ def limits_of(info: ValidationInfo) -> Settings:
     return info.context if isinstance(info.context, Settings) else Settings()
 
 
-def needs(**fields: Any) -> dict[str, Any]:
-    """Return an addition to a field's JSON schema: the other fields that the field needs."""
-    return {"x-needs": fields}
-
-
 def broken_rule(param: str, rule: str) -> PydanticCustomError:
     """Return the error of well-formed fields that contradict each other; `param` is the field to change."""
     return PydanticCustomError("broken_rule", "{rule}", {"param": param, "rule": rule})
@@ -157,19 +152,22 @@ def value_by_two_names(body: Body, name: str, other_name: str) -> Any:
     return other if value is None else value
 
 
-def optional(example: Any, description: str, **field: Any) -> Any:
+def optional(example: Any, description: str, *, needs: Mapping[str, Any] | None = None, **arguments: Any) -> Any:
     """Return an optional field.
 
     Args:
-        example: a value that has an effect.
-        field: further arguments of pydantic's Field.
+        example: a value that has an effect; None: the field is in no table.
+        needs: the other fields that the example needs.
+        arguments: further ones of pydantic's Field.
     """
-    return Field(default=None, examples=[example], description=description, **field)
+    examples = None if example is None else [example]
+    extra: Any = None if needs is None else {"x-needs": needs}
+    return Field(default=None, examples=examples, description=description, json_schema_extra=extra, **arguments)
 
 
-def declared(tensor: str, **field: Any) -> Any:
-    """Return an optional field with the range and the description of a tensor; `field` overrides both."""
+def declared(tensor: str, example: Any = None, description: str = "", **arguments: Any) -> Any:
+    """Return an optional field with the range of a tensor, and its description if there is no other one."""
     spec = INPUTS[tensor]
-    limits = {} if spec.shape == (-1,) else {"gt" if spec.is_low_open else "ge": spec.low, "le": spec.highest}
-    arguments: dict[str, Any] = {"default": None, "description": spec.doc, **limits, **field}
-    return Field(**arguments)
+    if spec.shape != (-1,):  # the range of a list's tensor is that of its items
+        arguments |= {"gt" if spec.is_low_open else "ge": spec.low, "le": spec.highest}
+    return optional(example, description or spec.doc, **arguments)

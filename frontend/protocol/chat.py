@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from frontend.protocol.body import Body, Refused, broken_rule, declared, needs, optional, value_by_two_names
+from frontend.protocol.body import Body, Refused, broken_rule, declared, optional, value_by_two_names
 from frontend.protocol.fields import REFUSED, GenerationBody
 from frontend.protocol.tools import (
     FunctionCallChoice,
@@ -193,28 +193,21 @@ class ChatCompletionRequest(GenerationBody):
     max_tokens: int | None = optional(3, "maximum number of completion tokens", ge=1, le=MAX_INT32)
     logprobs: bool | None = optional(True, "log probabilities of the tokens, of the raw distribution")
     top_logprobs: int | None = declared(
-        "top_logprobs",
-        examples=[2],
-        json_schema_extra=needs(logprobs=True),
-        description="number of likeliest tokens at each position",
+        "top_logprobs", 2, "number of likeliest tokens at each position", needs={"logprobs": True}
     )
     tools: Annotated[list[Tool] | None, Field(max_length=MAX_TOOLS), AfterValidator(not_too_large)] = optional(
         [_TOOL], "functions and custom tools"
     )
     tool_choice: Annotated[
         ToolChoice | None, BeforeValidator(tool_choice_from, json_schema_input_type=ToolChoiceInput | None)
-    ] = optional("required", "the tool that the model must call", json_schema_extra=needs(tools=[_TOOL]))
-    parallel_tool_calls: bool | None = optional(
-        False, "false: at most one call", json_schema_extra=needs(tools=[_TOOL])
-    )
+    ] = optional("required", "the tool that the model must call", needs={"tools": [_TOOL]})
+    parallel_tool_calls: bool | None = optional(False, "false: at most one call", needs={"tools": [_TOOL]})
     functions: Annotated[
         list[FunctionDefinition] | None, Field(max_length=MAX_TOOLS), AfterValidator(not_too_large)
     ] = optional([_TOOL["function"]], "deprecated form of tools")
     function_call: Annotated[
         ToolChoice | None, BeforeValidator(function_call_from, json_schema_input_type=FunctionCallChoice | None)
-    ] = optional(
-        {"name": "f"}, "deprecated form of tool_choice", json_schema_extra=needs(functions=[_TOOL["function"]])
-    )
+    ] = optional({"name": "f"}, "deprecated form of tool_choice", needs={"functions": [_TOOL["function"]]})
     reasoning_effort: str | None = optional(
         "high",
         "for the chat template of a model that thinks. If it reads none, `none` switches thinking off,"
@@ -222,19 +215,15 @@ class ChatCompletionRequest(GenerationBody):
         max_length=32,
     )
     enable_thinking: bool | None = optional(False, "switches the thinking of a model on or off")
-    thinking_budget_tokens: int | None = declared(
-        "thinking_budget", examples=[8], description="tokens after which the thinking ends"
-    )
-    thinking_token_budget: int | None = declared(
-        "thinking_budget", examples=[8], description="thinking_budget_tokens by vLLM's name"
-    )
+    thinking_budget_tokens: int | None = declared("thinking_budget", 8, "tokens after which the thinking ends")
+    thinking_token_budget: int | None = declared("thinking_budget", 8, "thinking_budget_tokens by vLLM's name")
     include_reasoning: bool | None = optional(False, "false: the answer leaves the model's thinking out")
     chat_template_kwargs: dict[str, Any] | None = optional(
         {"a": 1}, "variables for the model's chat template; others than it reads are listed in x-ignored-params"
     )
     add_generation_prompt: bool | None = optional(False, "false: no new message of the assistant begins")
     continue_final_message: bool | None = optional(
-        True, "continue the last message", json_schema_extra=needs(add_generation_prompt=False)
+        True, "continue the last message", needs={"add_generation_prompt": False}
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
-from frontend.protocol.body import Refused, broken_rule, declared, limits_of, needs, optional
+from frontend.protocol.body import Refused, broken_rule, declared, limits_of, optional
 from frontend.protocol.fields import HINTS, REFUSED, GenerationBody
 from frontend.protocol.prompts import Prompt, prompts_of
 from model_repository.contract.request import MAX_IMAGES
@@ -66,8 +66,8 @@ class CompletionRequest(GenerationBody):
         int | None,
         declared(
             "top_logprobs",
-            examples=[2],
-            description="log probabilities of the tokens, and of this number of likeliest tokens; above "
+            2,
+            "log probabilities of the tokens, and of this number of likeliest tokens; above "
             f"{MAX_LOGPROBS} if the server's max_logprobs allows it",
         ),
         AfterValidator(_check_server_limit),
@@ -76,7 +76,7 @@ class CompletionRequest(GenerationBody):
         ["data:image/png;base64,iVBORw0KGgo="],
         "data URIs, one for each `<image>` in the prompt, for models that read images",
         max_length=MAX_IMAGES,
-        json_schema_extra=needs(prompt="<image>"),
+        needs={"prompt": "<image>"},
     )
 
     @model_validator(mode="after")

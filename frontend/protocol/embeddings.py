@@ -84,7 +84,7 @@ class EmbeddingRequest(EncoderBody):
     )
     truncate_prompt_tokens: int | None = declared(
         "truncate_prompt_tokens",
-        examples=[3],
-        description="each input keeps only this number of its first tokens, and the tokenizer's end tokens; "
+        3,
+        "each input keeps only this number of its first tokens, and the tokenizer's end tokens; "
         "-1: as many as the context window has",
     )

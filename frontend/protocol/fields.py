@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.answers import ServiceTier
-from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, needs, optional, value_by_two_names
+from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, optional, value_by_two_names
 from frontend.protocol.priority import Priority
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
@@ -134,7 +134,7 @@ class GenerationBody(QueuedBody):
 
     # The end of the completion.
     max_completion_tokens: int | None = optional(3, "wins over max_tokens", ge=1, le=MAX_INT32)
-    min_tokens: int | None = declared("min_tokens", examples=[8])
+    min_tokens: int | None = declared("min_tokens", 8)
     stop: Annotated[
         list[_StopText] | None,
         Field(max_length=MAX_STOP_WORDS),
@@ -144,26 +144,26 @@ class GenerationBody(QueuedBody):
         ["5"], "texts that the completion must not contain, in any tokens", max_length=MAX_BAD_WORDS
     )
     allowed_token_ids: list[TokenId] | None = declared(
-        "allowed_token_ids", min_length=1, max_length=MAX_TOKEN_IDS, examples=[[11]]
+        "allowed_token_ids", [11], min_length=1, max_length=MAX_TOKEN_IDS
     )
-    stop_token_ids: list[TokenId] | None = declared("stop_token_ids", max_length=64, examples=[[11]])
+    stop_token_ids: list[TokenId] | None = declared("stop_token_ids", [11], max_length=64)
     include_stop_str_in_output: bool | None = optional(True, "keep the stop text that ended the completion")
     ignore_eos: bool | None = optional(True, "the model's end tokens do not end the completion: it runs to max_tokens")
     context_length_exceeded_behavior: Literal["truncate", "error"] | None = optional(
         "error", "truncate: max_tokens is lowered to the rest of the context window; error: 400"
     )
-    truncate_prompt_tokens: int | None = declared("truncate_prompt_tokens", examples=[3])
+    truncate_prompt_tokens: int | None = declared("truncate_prompt_tokens", 3)
     # Sampling.
-    temperature: float | None = declared("temperature", examples=[0], description="0 is greedy")
-    top_p: float | None = declared("top_p", examples=[0.5])
-    top_k: int | None = declared("top_k", examples=[1])
-    min_p: float | None = declared("min_p", examples=[0.5])
+    temperature: float | None = declared("temperature", 0, "0 is greedy")
+    top_p: float | None = declared("top_p", 0.5)
+    top_k: int | None = declared("top_k", 1)
+    min_p: float | None = declared("min_p", 0.5)
     seed: int | None = optional(
         7, "the same seed and request give the same text; choice i draws with seed + i", ge=-(2**63), le=2**63 - 1
     )
-    repetition_penalty: float | None = declared("repetition_penalty", examples=[1.5])
-    presence_penalty: float | None = declared("presence_penalty", examples=[2])
-    frequency_penalty: float | None = declared("frequency_penalty", examples=[2])
+    repetition_penalty: float | None = declared("repetition_penalty", 1.5)
+    presence_penalty: float | None = declared("presence_penalty", 2)
+    frequency_penalty: float | None = declared("frequency_penalty", 2)
     logit_bias: Annotated[
         dict[
             Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
@@ -173,15 +173,13 @@ class GenerationBody(QueuedBody):
         Field(max_length=_MAX_BIASES),
         BeforeValidator(_not_too_many_biases),
     ] = optional({"11": -100}, "additions to logits, by token id as text; -100 bans, 100 forces")
-    mirostat_target: float | None = declared("mirostat_target", examples=[1.5])
-    mirostat_lr: float | None = declared("mirostat_lr", examples=[0.2])
+    mirostat_target: float | None = declared("mirostat_target", 1.5)
+    mirostat_lr: float | None = declared("mirostat_lr", 0.2)
     mirostat: Annotated[Literal[0, 2] | None, BeforeValidator(_exact_int)] = optional(
         2, "llama.cpp's switch: 2 is on, 0 is off"
     )
-    mirostat_tau: float | None = declared(
-        "mirostat_target", examples=[1.5], description="mirostat_target by llama.cpp's name"
-    )
-    mirostat_eta: float | None = declared("mirostat_lr", examples=[0.2], description="mirostat_lr by llama.cpp's name")
+    mirostat_tau: float | None = declared("mirostat_target", 1.5, "mirostat_target by llama.cpp's name")
+    mirostat_eta: float | None = declared("mirostat_lr", 0.2, "mirostat_lr by llama.cpp's name")
     # The form of the answer.
     n: int | None = optional(2, "choices for each prompt", ge=1, le=128)
     response_format: ResponseFormat | None = optional(
@@ -191,9 +189,7 @@ class GenerationBody(QueuedBody):
     regex: str | None = optional("[0-9]+", "structured_outputs.regex by SGLang's name")
     ebnf: str | None = optional('root ::= "a"', "structured_outputs.grammar by SGLang's name")
     prompt_logprobs: int | None = declared(
-        "top_logprobs",
-        examples=[2],
-        description="log probabilities of the prompt's tokens and of this number of likeliest ones, as in vLLM",
+        "top_logprobs", 2, "log probabilities of the prompt's tokens and of this number of likeliest ones, as in vLLM"
     )
     return_token_ids: bool | None = optional(True, "choices have their token ids and the prompt's, as in vLLM")
     return_tokens_as_token_ids: bool | None = optional(True, "log probabilities name tokens by id, as token_id:123")
@@ -203,9 +199,9 @@ class GenerationBody(QueuedBody):
         "include_usage: a last event with the token counts; continuous_usage_stats: each event has "
         "the counts so far; include_timing: the last event has the milliseconds of each phase; "
         "include_obfuscation: padding",
-        json_schema_extra=needs(stream=True),
+        needs={"stream": True},
     )
-    stream_interval_ms: int | None = declared("stream_interval_ms", examples=[0], json_schema_extra=needs(stream=True))
+    stream_interval_ms: int | None = declared("stream_interval_ms", 0, needs={"stream": True})
     # Bookkeeping: for the log only.
     metadata: dict[str, Any] | None = optional({"run": "1"}, "bookkeeping")
     safety_identifier: str | None = optional("u-1", "bookkeeping")

@@ -299,11 +299,7 @@ class InputTokensRequest(ModelBody):
         BeforeValidator(_items, json_schema_input_type=str | list[ResponseItem]),
     ]
     instructions: str | None = None
-    tools: Annotated[
-        list[ResponseTool] | None,
-        FailFast(),
-        Field(max_length=MAX_TOOLS),
-    ] = None
+    tools: Annotated[list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: Annotated[
         ResponseToolChoice | None,
         BeforeValidator(

@@ -32,8 +32,8 @@ class ScoringBody(EncoderBody):
     )
     truncate_prompt_tokens: int | None = declared(
         "truncate_prompt_tokens",
-        examples=[5],
-        description="each text keeps only this number of its first tokens, and the tokenizer's end tokens; a pair "
+        5,
+        "each text keeps only this number of its first tokens, and the tokenizer's end tokens; a pair "
         "loses the end of its second text; -1: as many as the context window has",
     )
 
