@@ -214,17 +214,9 @@ ENDPOINTS = (
         answer=answers.Classifications,
         example={"model": "classifier", "input": "This was fun."},
     ),
+    Endpoint(path="/v1/models", summary="List the models", ask=models.list_models, answer=answers.AnyModelList),
     Endpoint(
-        path="/v1/models",
-        summary="List the models",
-        ask=models.list_models,
-        answer=answers.AnyModelList,
-    ),
-    Endpoint(
-        path="/v1/models/{id}",
-        summary="One model, alias or adapter",
-        ask=models.get_model,
-        answer=answers.AnyModel,
+        path="/v1/models/{id}", summary="One model, alias or adapter", ask=models.get_model, answer=answers.AnyModel
     ),
     Endpoint(
         path="/tokenize",

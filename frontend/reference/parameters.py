@@ -15,16 +15,16 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from frontend.endpoints import ENDPOINTS
+from frontend.endpoints import ENDPOINTS, Endpoint
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.embeddings import EncoderBody
 from frontend.protocol.fields import QueuedBody
 from frontend.settings import Settings
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import HINTS, Capability, needed_capabilities
 from model_repository.contract.request import GenerationRequest
-from model_repository.model_facts import Task
 from model_repository.model_parameters import ModelParameters
 from model_repository.runtimes import RUNTIMES
 
@@ -53,30 +53,27 @@ class Parameter:
     instead: str = ""  # the field to use in place of a refused one
 
 
-_ENDPOINTS = {
-    endpoint.path: endpoint
-    for endpoint in ENDPOINTS
-    if endpoint.body is not None and issubclass(endpoint.body, QueuedBody)
-}
-
-
 @functools.cache
 def parameters() -> tuple[Parameter, ...]:
     """Return every known field of the endpoints whose requests wait for the model."""
-    return tuple(row for endpoint in _ENDPOINTS for row in (*_served(endpoint), *_unserved(endpoint)))
+    rows: list[Parameter] = []
+    for endpoint in ENDPOINTS:
+        if endpoint.body is not None and issubclass(endpoint.body, QueuedBody):
+            rows += _served(endpoint, endpoint.body)
+            rows += _unserved(endpoint, endpoint.body)
+    return tuple(rows)
 
 
-def _served(endpoint: str) -> Iterator[Parameter]:
-    model, base = _body(endpoint), _ENDPOINTS[endpoint].example
+def _served(endpoint: Endpoint, model: type[QueuedBody]) -> Iterator[Parameter]:
     schema = model.model_json_schema(by_alias=True)
-    plain = _needs(endpoint, base)
+    plain = _needs(model, endpoint.example)
     for name, field in model.model_fields.items():
-        body = {**base, **_companions(field), **({name: field.examples[0]} if field.examples else {})}
-        needed = _needs(endpoint, body) - plain
+        body = {**endpoint.example, **_companions(field), **({name: field.examples[0]} if field.examples else {})}
+        needed = _needs(model, body) - plain
         yield Parameter(
-            endpoint=endpoint,
+            endpoint=endpoint.path,
             name=name,
-            treatments={runtime: _treatment(endpoint, name, body, needed, runtime) for runtime in RUNTIMES},
+            treatments={runtime: _treatment(model, name, body, needed, runtime) for runtime in RUNTIMES},
             needed=needed,
             body=body,
             description=field.description or "",
@@ -84,17 +81,16 @@ def _served(endpoint: str) -> Iterator[Parameter]:
         )
 
 
-def _unserved(endpoint: str) -> Iterator[Parameter]:
-    model, base = _body(endpoint), _ENDPOINTS[endpoint].example
+def _unserved(endpoint: Endpoint, model: type[QueuedBody]) -> Iterator[Parameter]:
     fields = [(name, Treatment.REFUSED, each.neutral, each.instead) for name, each in model.refused.items()]
     fields += [(name, Treatment.HINT, neutral, "") for name, neutral in model.hints.items()]
     for name, treatment, neutral, instead in fields:
         values = [None, *neutral]
         yield Parameter(
-            endpoint=endpoint,
+            endpoint=endpoint.path,
             name=name,
             treatments=dict.fromkeys(RUNTIMES, treatment),
-            body={**base, name: values[-1]},
+            body={**endpoint.example, name: values[-1]},
             schema={"enum": values},
             instead=instead,
         )
@@ -120,35 +116,25 @@ def _companions(field: FieldInfo) -> dict[str, Any]:
 
 
 def _treatment(
-    endpoint: str, name: str, body: Mapping[str, Any], needed: frozenset[Capability], runtime: str
+    model: type[QueuedBody], name: str, body: Mapping[str, Any], needed: frozenset[Capability], runtime: str
 ) -> Treatment:
-    is_of_encoder = Task.GENERATE not in _ENDPOINTS[endpoint].tasks
+    is_of_encoder = issubclass(model, EncoderBody)
     if needed - RUNTIMES[runtime].capabilities or (is_of_encoder and not RUNTIMES[runtime].encoder):
         return Treatment.REFUSED
     if needed & RUNTIMES[runtime].unsure:
         return Treatment.HINT
-    if name in _read(endpoint, body).bookkeeping():
+    if name in model.model_validate(body).bookkeeping():
         return Treatment.LOGGED
-    return Treatment.EMULATED if len(_requests(endpoint, body)) > 1 else Treatment.ENFORCED
+    return Treatment.EMULATED if len(_requests(model, body)) > 1 else Treatment.ENFORCED
 
 
-def _needs(endpoint: str, body: Mapping[str, Any]) -> frozenset[Capability]:
-    needed = {capability for request in _requests(endpoint, body) for capability in needed_capabilities(request)}
+def _needs(model: type[QueuedBody], body: Mapping[str, Any]) -> frozenset[Capability]:
+    needed = {capability for request in _requests(model, body) for capability in needed_capabilities(request)}
     return frozenset(needed | (HINTS & body.keys()))  # capabilities with the names of fields
 
 
-def _read(endpoint: str, body: Mapping[str, Any]) -> QueuedBody:
-    return _body(endpoint).model_validate(body, by_alias=True)
-
-
-def _body(endpoint: str) -> type[QueuedBody]:
-    body = _ENDPOINTS[endpoint].body
-    assert body is not None and issubclass(body, QueuedBody)
-    return body
-
-
-def _requests(endpoint: str, body: Mapping[str, Any]) -> list[GenerationRequest]:
-    request = _read(endpoint, body)
+def _requests(model: type[QueuedBody], body: Mapping[str, Any]) -> list[GenerationRequest]:
+    request = model.model_validate(body)
     if isinstance(request, ChatCompletionRequest):
         return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults())
     if isinstance(request, CompletionRequest):
