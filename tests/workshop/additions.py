@@ -108,29 +108,26 @@ class ParrotRuntime(SyntheticRuntime):
                 "    Pooling.RANK: llama": "    Pooling.PEAK: llama.LLAMA_POOLING_TYPE_MEAN,\n    Pooling.RANK: llama"
             },
             "frontend/endpoints.py": {
-                "from frontend.handlers import completions,": "from frontend.handlers import peaks, completions,",
+                "from frontend.translate.embeddings import": "from frontend.translate.peaks import PeakReply\n"
+                "from frontend.translate.embeddings import inputs_to_requests,",
                 '    Endpoint(\n        path="/v1/rerank",': '    Endpoint(path="/v1/peak", cost=Cost.TOKENS, '
-                "call=peaks.peak, tasks=(Task.PEAK,), body=EmbeddingRequest),\n"
+                "call=encoding(inputs_to_requests, PeakReply), tasks=(Task.PEAK,), body=EmbeddingRequest),\n"
                 '    Endpoint(\n        path="/v1/rerank",',
             },
         },
         new={
-            "frontend/handlers/peaks.py": """\
-from functools import partial
-
+            "frontend/translate/peaks.py": """\
 import numpy as np
 
-from frontend.handlers.generation import answer_each
-from frontend.translate.embeddings import EncoderReply, inputs_to_requests
+from frontend.translate.embeddings import EncoderReply
 
 class PeakReply(EncoderReply):
+    def __init__(self, body, name):
+        super().__init__(body, name, "peak")
+
     def whole(self, chunks):
         vectors = [np.frombuffer(chunk.embedding, "<f4") for chunk in chunks]
         return {**self._shared(chunks), "peaks": [int(vector.argmax()) for vector in vectors]}
-
-async def peak(call):
-    to_requests = partial(inputs_to_requests, call.body, call.name)
-    return await answer_each(call, len(call.body.input), to_requests, PeakReply(call.body, call.name, "peak"))
 """
         },
         model={"named_facts": {"pooling": "peak"}},
