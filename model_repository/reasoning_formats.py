@@ -13,7 +13,7 @@ _START, _END, _CHANNEL, _CONSTRAIN, _MESSAGE = HARMONY_TOKENS
 
 
 class ReasoningFormat(Struct, frozen=True, omit_defaults=True):
-    """The markers of thinking."""
+    """The markers of thinking. Both begin with the same character."""
 
     name: str
     begin: str  # written by the chat template, or by the model at the start of its completion

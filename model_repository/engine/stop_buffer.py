@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import functools
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -154,8 +156,11 @@ class ThinkingBorder:
     """
 
     def __init__(self, thinking: Thinking, *, is_single: bool = False) -> None:
-        self._begin, self._end = thinking.format.begin.encode(), thinking.format.end.encode()
+        begin, self._end = thinking.format.begin.encode(), thinking.format.end.encode()
         self._tokens = (thinking.format.begin_token.encode(), self._end) if thinking.has_tokens else ()
+        self._first_byte = self._end[0]  # of both markers
+        self._in_thinking = _marker_pattern(self._end)
+        self._in_answer = _marker_pattern(begin) if is_single else _marker_pattern(begin, self._end)
         self._is_single = is_single
         self.is_thinking = self._was_thinking = thinking.is_open
         self._is_start = not thinking.is_open  # the answer has white space at most
@@ -206,70 +211,34 @@ class ThinkingBorder:
     def push(self, text: bytes) -> list[tuple[int, bytes]]:
         """Add the next token's bytes; return the pieces of the answer that are certain now, each with its place."""
         self._open_tokens.append(self._num_bytes)
-        if not self._undecided and not self._is_start and not self._may_have_marker(text):  # almost every token
-            self._num_bytes += len(text)
+        self._num_bytes += len(text)
+        may_have_marker = text in self._tokens if self._tokens else self._first_byte in text
+        if not (self._undecided or self._is_start or may_have_marker):  # almost every token
             self._count_tokens(self._num_bytes)
             return [] if self.is_thinking else [(self._num_bytes - len(text), text)]
-        self._num_bytes += len(text)
-        data, place = self._undecided + text, self._num_bytes - len(self._undecided) - len(text)
+        data = self._undecided + text
+        seen = data if may_have_marker else self._undecided + text.replace(self._end[:1], b"\0")
         pieces: list[tuple[int, bytes]] = []
-        starts = self._marker_starts(text)
-        while not self.is_over and (found := self._find(data, starts)) is not None:
-            start, end = found
-            if not self.is_thinking:
-                if self._is_start and not data[:start].strip():
-                    start = 0
+        while True:
+            place = self._num_bytes - len(data)
+            found = None if self.is_over else (self._in_thinking if self.is_thinking else self._in_answer).search(seen)
+            start = len(data) if found is None else found.start()
+            if self._is_start and not data[:start].strip():
+                start = 0
+            if start and not self.is_thinking:
                 pieces.append((place, data[:start]))
+                self._is_start = False
+            if found is None or not found["marker"]:
+                break
+            if not self.is_thinking:
                 self._cross(place + start)
-            if data[:end].endswith(self._end):
-                self._cross(place + end)
+            if found["marker"] == self._end:
+                self._cross(place + found.end())
             self._is_start = False
-            data, place = data[end:], place + end
-            starts = starts and [each - end for each in starts if each >= end]
-        num_held = 0 if self.is_over else self._num_undecided(data, starts)
-        certain, self._undecided = data[: len(data) - num_held], data[len(data) - num_held :]
-        if certain and not self.is_thinking:
-            pieces.append((place, certain))
-            self._is_start = False
-        self._count_tokens(self._num_bytes - num_held)
-        return [piece for piece in pieces if piece[1]]
-
-    def _may_have_marker(self, text: bytes) -> bool:
-        return text in self._tokens if self._tokens else self._begin[:1] in text or self._end[:1] in text
-
-    def _marker_starts(self, text: bytes) -> list[int] | None:
-        """Return where a marker may begin in the undecided bytes with the next token's; None: anywhere."""
-        if not self._tokens:
-            return None
-        starts = [len(self._undecided)] if text in self._tokens else []
-        is_begun = self._undecided.strip()
-        return [self._undecided.index(self._tokens[0]), *starts] if is_begun else starts
-
-    def _find(self, data: bytes, starts: list[int] | None) -> tuple[int, int] | None:
-        """Return start and end of the first marker, if there is one."""
-        found = []
-        for marker in self._markers():
-            if starts is None:
-                places = [data.find(marker)]
-            else:
-                places = [each for each in starts if data.startswith(marker, each)]
-            found += [(each, each + len(marker)) for each in places if each >= 0]
-        return min(found) if found else None
-
-    def _markers(self) -> tuple[bytes, ...]:
-        if self.is_thinking:
-            return (self._end,)
-        return (self._begin,) if self._is_single else (self._begin, self._end)
-
-    def _num_undecided(self, data: bytes, starts: list[int] | None) -> int:
-        """Return the number of last bytes that may begin a marker."""
-        beginnings = range(max(0, len(data) - len(self._begin + self._end)), len(data)) if starts is None else starts
-        start = next(
-            (each for each in beginnings if any(marker.startswith(data[each:]) for marker in self._markers())),
-            len(data),
-        )
-        is_before = not self.is_thinking and self._is_start and not data[:start].strip()
-        return len(data) if is_before else len(data) - start
+            data, seen = data[found.end() :], seen[found.end() :]
+        self._undecided = data[start:]
+        self._count_tokens(place + start)
+        return pieces
 
     def _cross(self, border: int) -> None:
         self._count_tokens(border)
@@ -290,57 +259,48 @@ class MessageBorder(ThinkingBorder):
     """
 
     def __init__(self, thinking: Thinking) -> None:
-        super().__init__(thinking)
-        self._was_thinking = True
-        self._head: bytes | None = None if thinking.is_open else b""  # text that may become a head
-        self._matcher = _StopMatcher(self._end)
-        self._is_over = False
-
-    @property
-    def is_over(self) -> bool:
-        """See ThinkingBorder."""
-        return self._is_over
+        super().__init__(thinking, is_single=True)
+        self._was_thinking = self._is_start = True  # up to the answer
 
     @property
     def num_tokens(self) -> int:
         """See ThinkingBorder; those of an unfinished head are thinking."""
-        return self._num_tokens + (0 if self._is_over else len(self._open_tokens))
-
-    @property
-    def num_held(self) -> int:
-        """See ThinkingBorder."""
-        return self._matcher.num_matched if self._head is None else len(self._head)
-
-    @property
-    def rest(self) -> bytes:
-        """See ThinkingBorder."""
-        return self._matcher.rest
+        return self._num_tokens + (0 if self.is_over else len(self._open_tokens))
 
     def push(self, text: bytes) -> list[tuple[int, bytes]]:
         """See ThinkingBorder."""
         self._open_tokens.append(self._num_bytes)
         self._num_bytes += len(text)
+        if self.is_thinking and not self._undecided and self._first_byte not in text:  # almost every token
+            return []
+        data = self._undecided + text
         while True:
-            if self._head is None:
-                length = self._matcher.push(text)
-                if length is None:
+            if self.is_thinking:  # in a message
+                found = self._in_thinking.search(data)
+                if found is None or not found["marker"]:
+                    self._undecided = b"" if found is None else found.group()
                     return []
-                text, self._head, self._matcher = text[length:], b"", _StopMatcher(self._end)
-                self.is_thinking = False
-            self._head += text
-            head = self._head.decode("latin-1")  # a character for each byte
-            found = head_at(head)
-            if found is None and may_become_head(head):
+                data, self.is_thinking = data[found.end() :], False
+            text_of_head = data.decode("latin-1")  # a character for each byte
+            head = head_at(text_of_head)
+            if head is None and may_become_head(text_of_head):
+                self._undecided = data
                 return []
-            size = 0 if found is None or found.function else found.size
-            border, text = self._num_bytes - len(head) + size, self._head[0 if found is None else found.size :]
-            if found is None or not found.is_thinking:
-                self.is_thinking = True  # as far as the head goes
-                self._count_tokens(border)
-                self._borders.append(border)
-                self.is_thinking, self._is_over, self._head = False, True, b""
-                return [(self._num_bytes - len(text), text)]
-            self._head, self.is_thinking = None, True
+            self.is_thinking = True  # as far as the head goes
+            place = self._num_bytes - len(data)
+            data = data[0 if head is None else head.size :]
+            if head is None or not head.is_thinking:
+                self._cross(place if head is None or head.function else self._num_bytes - len(data))
+                self._is_start, self._undecided = False, b""
+                return [(self._num_bytes - len(data), data)]
+
+
+@functools.lru_cache
+def _marker_pattern(*markers: bytes) -> re.Pattern[bytes]:
+    """Return the pattern of markers, group `marker`, and of their beginnings at the end of a text."""
+    beginnings = (marker[:size] for marker in markers for size in range(len(marker) - 1, 0, -1))
+    whole, begun = (b"|".join(map(re.escape, texts)) for texts in (markers, beginnings))
+    return re.compile(rb"(?P<marker>%b)|(?:%b)\Z" % (whole, begun))
 
 
 class _StopMatcher:
@@ -354,11 +314,6 @@ class _StopMatcher:
         self.num_bytes = len(stop)
         self._borders = [0, 0]  # table of KMP: the length of the border of each prefix
         self.num_matched = 0  # bytes at the end of the text that begin the stop sequence without completing it
-
-    @property
-    def rest(self) -> bytes:
-        """The bytes that would complete it now."""
-        return self._stop[self.num_matched :]
 
     def push(self, text: bytes) -> int | None:
         """Add the next bytes of the text; return the number of them that first complete it, if they do."""

@@ -145,6 +145,10 @@ def test_a_stop_sequence_counts_in_the_answer_only(text: str, places: set[int], 
     assert deltas[-1].finish_reason is (FinishReason.STOP if ends else FinishReason.LENGTH)
 
 
+def test_the_markers_of_a_format_begin_with_the_same_character() -> None:
+    assert [each.name for each in REASONING_FORMATS.values() if each.begin[0] != each.end[0]] == []
+
+
 def test_the_token_of_a_begin_marker_is_text_in_the_vocabulary() -> None:
     """The table of bytes left Gemma 4's token out, since the marker has more than the token."""
     assert REASONING_FORMATS["gemma4"].special_tokens == ("<|channel>", "<channel|>")
