@@ -21,9 +21,10 @@ _BEGINNINGS = {
     "boolean": re.compile(r"\s*(t(r(ue?)?)?|f(a(l(se?)?)?)?)?\s*(<|\Z)"),
     "null": re.compile(r"\s*(n(u(ll?)?)?)?\s*(<|\Z)"),
 }
+# A comma before a closing bracket counts as nothing, as in Python.
 _TOKEN = re.compile(
     r"""\s*(?:
-    (?P<opening>[{[(]) | (?P<closing>[]})]) | (?P<comma>,) | (?P<colon>[:=])
+    (?P<opening>[{[(]) | (?:,\s*+)?(?P<closing>[]})]) | (?P<comma>,)(?=\s*+\S) | (?P<colon>[:=])
     | (?P<word>[^\s,:=(){}[\]"'<]++)\s*+(?=.)
     )""",
     re.VERBOSE,

@@ -132,7 +132,7 @@ def _syntax(tool_format: ToolFormat) -> Syntax:
         next_heads=forms(between + head) if between.strip() else (),
         notation=notation,
         tails=forms(*(f" {end}" for end in (tail, "" if notation else end_marker) if end and end in after_arguments)),
-        end_marker=end_marker,
+        end_marker=tail if notation else end_marker,
         closings=forms(closing, *after_calls, end_marker, tool_format.also_ends),
     )
     if not tool_format.trigger:

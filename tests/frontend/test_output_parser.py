@@ -115,6 +115,24 @@ def test_text_without_a_call_comes_out_as_it_is(format_name: str, text: str) -> 
     assert calls or content == text
 
 
+@pytest.mark.parametrize(
+    ("format_name", "text"),
+    [
+        (
+            "minimax_m2",
+            '<minimax:tool_call><invoke name="f"><parameter name="a">{}</parameter>,</invoke><invoke name="f"></invoke>'
+            "</minimax:tool_call>",
+        ),
+        ("lfm2", "<|tool_call_start|>[f(a={} , ), f()]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:f{a:{},}<tool_call|><|tool_call>call:f{}<tool_call|>"),
+    ],
+)
+@pytest.mark.parametrize("piece_size", [0, 1])
+def test_a_comma_behind_the_last_argument_changes_no_call(format_name: str, text: str, piece_size: int) -> None:
+    calls = [ToolCall("f", '{"a": {}}', True), ToolCall("f", "{}", True)]
+    assert parse_tool_calls(format_name, text, piece_size=piece_size, schemas=SCHEMAS) == ("", calls)
+
+
 @REPEATABLE
 @given(
     format_name=st.sampled_from([name for name, tool_format in TOOL_FORMATS.items() if tool_format.trigger]),
