@@ -247,14 +247,23 @@ class LibraryStats(Struct, kw_only=True):
     num_missed_blocks: int = 0  # of prompts, computed
 
 
-class EngineStats(Struct, frozen=True, kw_only=True):
+class RuntimeState(Struct, frozen=True, kw_only=True):
+    """The part of EngineStats that the runtime knows."""
+
+    num_active: int  # sequences with KV tokens: in prefill or decoding
+    num_waiting: int
+    num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the library does not say it
+    max_kv_tokens: int | None
+    num_draft_tokens: int = 0  # computed by speculation since the load
+    num_accepted_tokens: int = 0  # those of them that were right
+    adapter_bytes: int = 0  # all adapters in the runtime's process, or that its library never frees
+    library: LibraryStats = field(default_factory=LibraryStats)  # not known if the runtime schedules the steps itself
+
+
+class EngineStats(RuntimeState, frozen=True, kw_only=True):
     """The engine's answer to every `control` message."""
 
     epoch: int  # a new number at every load: a changed one means that earlier sequences are gone
-    num_active: int  # sequences with KV tokens: in prefill or decoding
-    num_waiting: int
-    num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the runtime does not know it
-    max_kv_tokens: int | None
     num_steps: int  # with results, since the load
     num_step_tokens: int  # completion tokens drawn in those steps, and vectors
     max_step_sequences: int  # the largest number of sequences that got a token in one step
@@ -263,8 +272,6 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     num_images: int  # computed; not those that were found in the KV cache
     num_image_tokens: int
     image_s: float  # spent on computing them
-    num_draft_tokens: int  # computed by speculation since the load
-    num_accepted_tokens: int  # those of them that were right
     num_streams: int  # output streams of frontends that are open
     num_output_batches: int  # sent to frontends and gRPC clients
     num_output_items: int  # token deltas, vectors and errors in them
@@ -272,9 +279,5 @@ class EngineStats(Struct, frozen=True, kw_only=True):
     cancel_to_free_ms: float  # sum over all cancels since the load
     step_age_ms: float  # age of the step in progress; 0 between steps
     adapters: dict[str, str]  # LoRA adapters: name to source folder; empty source: part of the artifact
-    adapter_bytes: int  # all adapters in memory
     num_unloading: int  # running and waiting sequences whose LoRA adapter has been unloaded
-    library: LibraryStats = field(
-        default_factory=LibraryStats
-    )  # not known of a runtime that schedules the steps itself
     is_draining: bool = False  # a frontend should prefer another replica; requests are still served

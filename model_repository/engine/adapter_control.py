@@ -63,7 +63,7 @@ class AdapterControl:
 
     def _load(self, root: AdapterRoot, name: str, source: str) -> None:
         adapter = root.find(name, source)
-        loaded = self._engine.adapters()
+        loaded = self._engine.runtime.stats().adapters
         if name in loaded:
             if loaded[name].key == adapter.key:
                 return
@@ -72,7 +72,7 @@ class AdapterControl:
         if sum(bool(each.source) for each in loaded.values()) >= root.max_adapters:
             rule = f"{root.max_adapters} adapters are loaded already, which is the most (--max-adapters): unload one"
             raise InvalidRequest(f"{name!r}: {rule}", "name")
-        adapter = self._engine.prepare_adapter(adapter)
+        adapter = self._engine.runtime.prepare_adapter(adapter)
         self._set(name, adapter)
         try:
             root.note(name, adapter)  # last: an adapter whose load kills the process must not kill the next one
@@ -82,7 +82,7 @@ class AdapterControl:
         logger.info("loaded the adapter %s from %s", name, adapter.source)
 
     def _unload(self, root: AdapterRoot, name: str) -> None:
-        loaded = self._engine.adapters()
+        loaded = self._engine.runtime.stats().adapters
         if name not in loaded:
             raise UnknownAdapter(f"{name!r}: expected one of {sorted(loaded)}", "name")
         if not loaded[name].source:

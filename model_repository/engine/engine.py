@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from model_repository.contract.output import EngineStats
+from model_repository.contract.output import EngineStats, RuntimeState
 from model_repository.contract.request import EngineRequest
 from model_repository.contract.rules import check_declared, prompt_too_long
 from model_repository.engine import output_streams
@@ -60,7 +60,7 @@ class Engine:
     `post` and `stats` may be called from any thread and return at once.
 
     Args:
-        runtime: owned by the engine's thread from here on.
+        runtime: owned by the engine's thread from here on; see Runtime for what other threads may call.
         max_steps_ahead: see RuntimeEntry.
     """
 
@@ -75,7 +75,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._runtime = runtime
+        self.runtime = runtime
         self._byte_table = byte_table
         self._emitter = emitter
         self._clock = clock
@@ -118,22 +118,6 @@ class Engine:
         self._check_alive()
         self.inbox.put(message)
 
-    def adapters(self) -> Mapping[str, Adapter]:
-        """Return the LoRA adapters that requests may name.
-
-        Raises:
-            EngineFailed: the runtime is broken.
-        """
-        return self._runtime.stats().adapters
-
-    def prepare_adapter(self, adapter: Adapter) -> Adapter:
-        """Do the slow part of loading an adapter; return the adapter to load.
-
-        Raises:
-            StageError: the runtime does not load it.
-        """
-        return self._runtime.prepare_adapter(adapter)
-
     def stats(self) -> EngineStats:
         """Return the engine's current state.
 
@@ -141,28 +125,21 @@ class Engine:
             EngineFailed: the engine's thread has ended, or its runtime is broken.
         """
         self._check_alive()
-        runtime = self._runtime.stats()
+        runtime = self.runtime.stats()
         step_started_s = self._step_started_s
         return EngineStats(
             epoch=self._epoch,
-            num_active=runtime.num_active,
-            num_waiting=runtime.num_waiting,
-            num_kv_tokens_used=runtime.num_kv_tokens_used,
-            max_kv_tokens=runtime.max_kv_tokens,
             num_images=runtime.images.num_images,
             num_image_tokens=runtime.images.num_tokens,
             image_s=runtime.images.passed_s,
-            num_draft_tokens=runtime.num_draft_tokens,
-            num_accepted_tokens=runtime.num_accepted_tokens,
             num_streams=len(self._streams),
             num_output_batches=self._sender.num_batches,
             num_output_items=self._sender.num_items,
             step_age_ms=0.0 if step_started_s is None else (self._clock() - step_started_s) * 1e3,
             adapters={name: adapter.source for name, adapter in runtime.adapters.items()},
-            adapter_bytes=runtime.adapter_bytes,
             num_unloading=self._num_unloading(runtime.adapters),
-            library=runtime.library,
             is_draining=self.is_draining,
+            **{name: getattr(runtime, name) for name in RuntimeState.__struct_fields__},
             **dataclasses.asdict(self._counts),
         )
 
@@ -190,13 +167,13 @@ class Engine:
             self._streams.fail(closing, closing)
             self._sender.close(CLOSE_TIMEOUT_S)
         finally:  # even if the thread dies: the next engine needs the memory
-            self._runtime.close()
+            self.runtime.close()
 
     def _run_once(self) -> None:
         """Read the inbox, step the runtime once, and send the due outputs. Without work, sleep until a message."""
-        self._read_inbox(wait=not self._runtime.has_work)
+        self._read_inbox(wait=not self.runtime.has_work)
         self._streams.flush()  # refusals do not wait for a step
-        if self._runtime.has_work and not self._is_closing:
+        if self.runtime.has_work and not self._is_closing:
             for output in self._step():
                 self._record(output)
             self._collect_due()
@@ -245,7 +222,7 @@ class Engine:
         if self._step_started_s is None:
             self._step_started_s = self._clock()
         try:
-            outputs = self._runtime.step()
+            outputs = self.runtime.step()
         except EngineFailed as error:
             logger.exception("the runtime failed; every running request is ended")
             self._fail_all(error)
@@ -262,17 +239,17 @@ class Engine:
         if sequence is None or sequence.finish_reason is not None:
             return  # the step drew more tokens than the sequence needed
         if (error := output.checked()) is not None:
-            self._runtime.free(sequence.number, is_reusable=not isinstance(error, NotFinite))
+            self.runtime.free(sequence.number, is_reusable=not isinstance(error, NotFinite))
             self._fail(sequence, error)
             return
         sequence.add_output(output, self._clock())
         if sequence.finish_reason is not None:
-            self._runtime.free(sequence.number)  # the last text is sent later
+            self.runtime.free(sequence.number)  # the last text is sent later
 
     def _collect_due(self) -> None:
         """Move the due tokens to their streams."""
         waiting = [item for sequence in self._sequences.values() if (item := sequence.pending_output()) is not None]
-        goes_on = self._runtime.has_work
+        goes_on = self.runtime.has_work
         self._num_steps_ahead = self._num_steps_ahead + 1 if goes_on and any(each.is_held for each in waiting) else 0
         for key in self._emitter.due(waiting, self._clock(), may_hold=goes_on):
             sequence = self._sequences[key]
@@ -324,7 +301,7 @@ class Engine:
             eos_token_ids=self._config.eos_token_ids,
             now_s=self._clock(),
         )
-        self._runtime.submit(sequence.number, request, arrival.prepared)
+        self.runtime.submit(sequence.number, request, arrival.prepared)
         self._sequences[sequence.number] = sequence
         if cancel_key:
             self._numbers_by_key[cancel_key] = sequence.number
@@ -338,16 +315,16 @@ class Engine:
             raise PromptTooLong(prompt_too_long(window, sizes), "prompt_token_ids")
 
     def _check_room(self) -> None:
-        runtime = self._runtime.stats()  # a request that the next step admits still counts as waiting
+        runtime = self.runtime.stats()  # a request that the next step admits still counts as waiting
         if runtime.num_active + runtime.num_waiting >= self._config.max_sequences + self._config.max_waiting:
             raise Overloaded(f"{self._config.max_waiting} requests are waiting already")
 
     def _set_adapter(self, order: SetAdapter) -> None:
         try:
             if order.adapter is None:
-                self._runtime.unload_adapter(order.name)
+                self.runtime.unload_adapter(order.name)
             else:
-                self._runtime.load_adapter(order.name, order.adapter)
+                self.runtime.load_adapter(order.name, order.adapter)
         except Exception as exc:
             order.done.set_exception(exc)
         else:
@@ -355,7 +332,7 @@ class Engine:
 
     def _cancel(self, number: int, arrived_s: float) -> None:
         sequence = self._sequences[number]
-        self._runtime.free(number)
+        self.runtime.free(number)
         self._forget(sequence)
         self._counts.cancelled(self._clock() - arrived_s)
         self._log(sequence)
@@ -377,7 +354,7 @@ class Engine:
             self._fail(sequence, error)
         self._streams.flush()
         for sequence in sequences:  # last: clients get the error even if a broken runtime cannot free
-            self._runtime.free(sequence.number)
+            self.runtime.free(sequence.number)
 
     def _fail(self, sequence: EngineSequence, error: StageError) -> None:
         self._forget(sequence)

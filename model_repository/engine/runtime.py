@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from model_repository.contract.output import DrawnLogprob, LibraryStats
+from model_repository.contract.output import DrawnLogprob, RuntimeState
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
@@ -96,20 +96,11 @@ class ImageCounts:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeStats:
+class RuntimeStats(RuntimeState, frozen=True, kw_only=True):
     """The current state of a runtime."""
 
-    num_active: int
-    num_waiting: int
-    num_kv_tokens_used: int | None  # None: the library does not say it
-    max_kv_tokens: int | None
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)  # those that requests may name
-    adapter_bytes: int = 0  # all adapters in this process's memory, or that the library never frees
+    adapters: Mapping[str, Adapter] = {}  # those that requests may name
     images: ImageCounts = ImageCounts()
-    num_draft_tokens: int = 0  # since the load
-    num_accepted_tokens: int = 0
-    library: LibraryStats = field(default_factory=LibraryStats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,11 +170,7 @@ def test_adapters_are_changed_between_two_steps_and_listed_in_the_stats() -> Non
     fake.step()
     assert order.done.result(0) is None
     stats = fake.engine.stats()
-    assert (stats.adapters, stats.adapter_bytes, fake.engine.adapters()) == (
-        {"polite": "teams/polite"},
-        7,
-        {"polite": POLITE},
-    )
+    assert (stats.adapters, stats.adapter_bytes) == ({"polite": "teams/polite"}, 7)
 
 
 def test_an_adapter_that_does_not_load_leaves_requests_alone() -> None:
