@@ -1,11 +1,8 @@
-"""One metric of an engine, for its definition and for Triton's Python backend."""
+"""The metrics of an engine, each declared in the annotation of the statistic that it shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from model_repository.contract.output import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,5 +11,16 @@ class MetricFamily:
 
     name: str
     meaning: str
-    is_counter: bool
-    value: Callable[[EngineStats], float]  # a counter counts since the load
+    is_counter: bool  # counts since the load
+
+
+def gauge(name: str, meaning: str) -> MetricFamily:
+    return MetricFamily(f"conch_engine_{name}", meaning, False)
+
+
+def counter(name: str, meaning: str) -> MetricFamily:
+    return MetricFamily(f"conch_engine_{name}_total", meaning, True)
+
+
+def library_gauge(name: str, meaning: str) -> MetricFamily:
+    return gauge(f"library_{name}", f"{meaning}; NaN without its statistics.")

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypedDict
 from msgspec import Struct, field
 
 from model_repository.contract.spec import TensorSpec
+from model_repository.metric_family import counter, gauge, library_gauge
 
 # Triton's process knows whether a client is gone. To ask it takes longer than all other work of the detokenizer on a
 # batch, so only every fourth batch asks. Four batches follow each other within a second.
@@ -236,27 +237,48 @@ class LibraryStats(Struct, kw_only=True):
     """The state of a library that schedules by itself, after its last step, and sums since the load."""
 
     is_known: bool = False  # otherwise there is no state, only sums
-    num_queued: int = 0  # requests in the library's own queue
-    num_scheduled: int = 0  # requests in the step
-    num_paused: int = 0  # requests that lost their KV tokens to others, and wait to be computed again
-    num_host_blocks_used: int = 0  # of the KV cache, in the machine's memory
-    max_host_blocks: int = 0
-    num_steps: int = 0  # the first sum
-    step_s: float = 0.0
-    num_reused_blocks: int = 0  # of prompts, found in the KV cache
-    num_missed_blocks: int = 0  # of prompts, computed
+    num_queued: Annotated[int, library_gauge("queued", "Requests in the queue inside TensorRT-LLM")] = 0
+    num_scheduled: Annotated[int, library_gauge("scheduled", "Requests in TensorRT-LLM's last step")] = 0
+    num_paused: Annotated[
+        int,
+        library_gauge(
+            "paused",
+            "Requests that TensorRT-LLM has paused: others use their KV blocks, and it computes them again later",
+        ),
+    ] = 0
+    num_host_blocks_used: Annotated[
+        int, library_gauge("host_blocks_used", "Blocks of the KV cache in the machine's memory")
+    ] = 0
+    max_host_blocks: Annotated[
+        int,
+        library_gauge(
+            "host_blocks_max", "Blocks of the KV cache that fit in the machine's memory; 0 before release 1.3"
+        ),
+    ] = 0
+    num_steps: Annotated[int, counter("library_steps", "Steps of TensorRT-LLM.")] = 0
+    step_s: Annotated[float, counter("library_step_seconds", "Time of these steps, added up.")] = 0.0
+    num_reused_blocks: Annotated[
+        int, counter("library_reused_blocks", "KV blocks of prompts that TensorRT-LLM found in its cache.")
+    ] = 0
+    num_missed_blocks: Annotated[
+        int, counter("library_missed_blocks", "KV blocks of prompts that it had to compute.")
+    ] = 0
+
+
+_UNKNOWN = "; NaN if the runtime does not know it."
 
 
 class RuntimeState(Struct, frozen=True, kw_only=True):
     """The part of EngineStats that the runtime knows."""
 
-    num_active: int  # sequences with KV tokens: in prefill or decoding
-    num_waiting: int
-    num_kv_tokens_used: int | None  # KV tokens of active sequences; None: the library does not say it
-    max_kv_tokens: int | None
-    num_draft_tokens: int = 0  # computed by speculation since the load
-    num_accepted_tokens: int = 0  # those of them that were right
-    adapter_bytes: int = 0  # all adapters in the runtime's process, or that its library never frees
+    num_active: Annotated[int, gauge("sequences_active", "Sequences in prefill or decoding.")]
+    num_waiting: Annotated[int, gauge("sequences_waiting", "Sequences in the queue.")]
+    num_kv_tokens_used: Annotated[int | None, gauge("kv_tokens_used", f"KV tokens of active sequences{_UNKNOWN}")]
+    max_kv_tokens: Annotated[int | None, gauge("kv_tokens_max", f"KV tokens that fit in the KV cache{_UNKNOWN}")]
+    num_draft_tokens: Annotated[int, counter("draft_tokens", "Tokens drafted by speculation.")] = 0
+    num_accepted_tokens: Annotated[int, counter("accepted_tokens", "Drafted tokens that were right.")] = 0
+    # Of all adapters in the runtime's process, or that its library never frees.
+    adapter_bytes: Annotated[int, gauge("adapter_bytes", "Bytes of LoRA adapters in memory.")] = 0
     library: LibraryStats = field(default_factory=LibraryStats)  # not known if the runtime schedules the steps itself
 
 
@@ -264,20 +286,22 @@ class EngineStats(RuntimeState, frozen=True, kw_only=True):
     """The engine's answer to every `control` message."""
 
     epoch: int  # a new number at every load: a changed one means that earlier sequences are gone
-    num_steps: int  # with results, since the load
-    num_step_tokens: int  # completion tokens drawn in those steps, and vectors
-    max_step_sequences: int  # the largest number of sequences that got a token in one step
-    num_finished: int
-    num_cancelled: int
-    num_images: int  # computed; not those that were found in the KV cache
-    num_image_tokens: int
-    image_s: float  # spent on computing them
+    num_steps: Annotated[int, counter("steps", "Steps with tokens or embeddings.")]
+    num_step_tokens: Annotated[int, counter("tokens", "Tokens generated.")]  # vectors count, too
+    max_step_sequences: Annotated[int, gauge("max_step_sequences", "Largest number of sequences in one step.")]
+    num_finished: Annotated[int, counter("finished", "Finished sequences.")]
+    num_cancelled: Annotated[int, counter("cancelled", "Cancelled sequences.")]
+    num_images: Annotated[int, counter("images", "Images computed; not those that were found in the KV cache.")]
+    num_image_tokens: Annotated[int, counter("image_tokens", "Tokens of these images.")]
+    image_s: Annotated[float, counter("image_seconds", "Time spent on computing images.")]
     num_streams: int  # output streams of frontends that are open
-    num_output_batches: int  # sent to frontends and gRPC clients
-    num_output_items: int  # token deltas, vectors and errors in them
+    num_output_batches: Annotated[int, counter("output_batches", "Output batches sent, to frontends and gRPC clients.")]
+    num_output_items: Annotated[int, counter("output_items", "Token deltas, vectors and errors in those batches.")]
     last_cancel_to_free_ms: float  # time from the cancel's arrival until the KV tokens are free
-    cancel_to_free_ms: float  # sum over all cancels since the load
-    step_age_ms: float  # age of the step in progress; 0 between steps
+    cancel_to_free_ms: Annotated[
+        float, counter("cancel_to_free_seconds", "Time from each cancel to free KV tokens, added up.")
+    ]
+    step_age_ms: Annotated[float, gauge("step_age_seconds", "Age of the running step.")]  # 0 between steps
     adapters: dict[str, str]  # LoRA adapters: name to source folder; empty source: part of the artifact
     num_unloading: int  # running and waiting sequences whose LoRA adapter has been unloaded
     is_draining: bool = False  # a frontend should prefer another replica; requests are still served

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Protocol, get_type_hints
+
+from msgspec import Struct
 
 from model_repository.contract.output import EngineStats, LibraryStats
 from model_repository.errors import StageError
@@ -25,90 +28,25 @@ class Metric(Protocol):
     def increment(self, value: float) -> None: ...
 
 
-def _gauge(name: str, meaning: str, value: Callable[[EngineStats], float]) -> MetricFamily:
-    return MetricFamily(f"conch_engine_{name}", meaning, False, value)
+def _declared(message: type[Struct], of: str = "") -> Iterator[tuple[MetricFamily, str]]:
+    """Yield the metrics that a message declares, each with the path of attributes to its value."""
+    for name, hint in get_type_hints(message, include_extras=True).items():
+        for family in getattr(hint, "__metadata__", ()):
+            yield family, f"{of}{name}"
 
 
-def _counter(name: str, meaning: str, value: Callable[[EngineStats], float]) -> MetricFamily:
-    return MetricFamily(f"conch_engine_{name}_total", meaning, True, value)
+_PATHS = dict((*_declared(EngineStats), *_declared(LibraryStats, "library.")))
+FAMILIES = tuple(_PATHS)
 
 
-def _library_gauge(name: str, meaning: str, value: Callable[[LibraryStats], float]) -> MetricFamily:
-    def known(stats: EngineStats) -> float:
-        return value(stats.library) if stats.library.is_known else math.nan
-
-    return _gauge(f"library_{name}", f"{meaning}; NaN without its statistics.", known)
-
-
-def _or_nan(value: int | None) -> float:
-    return math.nan if value is None else value
-
-
-FAMILIES = (
-    _gauge("sequences_active", "Sequences in prefill or decoding.", lambda stats: stats.num_active),
-    _gauge("sequences_waiting", "Sequences in the queue.", lambda stats: stats.num_waiting),
-    _gauge(
-        "kv_tokens_used",
-        "KV tokens of active sequences; NaN if the runtime does not know it.",
-        lambda stats: _or_nan(stats.num_kv_tokens_used),
-    ),
-    _gauge(
-        "kv_tokens_max",
-        "KV tokens that fit in the KV cache; NaN if the runtime does not know it.",
-        lambda stats: _or_nan(stats.max_kv_tokens),
-    ),
-    _gauge("max_step_sequences", "Largest number of sequences in one step.", lambda stats: stats.max_step_sequences),
-    _gauge("adapter_bytes", "Bytes of LoRA adapters in memory.", lambda stats: stats.adapter_bytes),
-    _gauge("step_age_seconds", "Age of the running step.", lambda stats: stats.step_age_ms / 1e3),
-    _counter("steps", "Steps with tokens or embeddings.", lambda stats: stats.num_steps),
-    _counter("tokens", "Tokens generated.", lambda stats: stats.num_step_tokens),
-    _counter("finished", "Finished sequences.", lambda stats: stats.num_finished),
-    _counter("cancelled", "Cancelled sequences.", lambda stats: stats.num_cancelled),
-    _counter("images", "Images computed; not those that were found in the KV cache.", lambda stats: stats.num_images),
-    _counter("image_tokens", "Tokens of these images.", lambda stats: stats.num_image_tokens),
-    _counter("image_seconds", "Time spent on computing images.", lambda stats: stats.image_s),
-    _counter("draft_tokens", "Tokens drafted by speculation.", lambda stats: stats.num_draft_tokens),
-    _counter("accepted_tokens", "Drafted tokens that were right.", lambda stats: stats.num_accepted_tokens),
-    _counter(
-        "cancel_to_free_seconds",
-        "Time from each cancel to free KV tokens, added up.",
-        lambda stats: stats.cancel_to_free_ms / 1e3,
-    ),
-    _counter(
-        "output_batches", "Output batches sent, to frontends and gRPC clients.", lambda stats: stats.num_output_batches
-    ),
-    _counter("output_items", "Token deltas and errors in those batches.", lambda stats: stats.num_output_items),
-    # TensorRT-LLM's own figures, one read of its statistics each second.
-    _library_gauge("queued", "Requests in the queue inside TensorRT-LLM", lambda library: library.num_queued),
-    _library_gauge("scheduled", "Requests in TensorRT-LLM's last step", lambda library: library.num_scheduled),
-    _library_gauge(
-        "paused",
-        "Requests that TensorRT-LLM has paused: others use their KV blocks, and it computes them again later",
-        lambda library: library.num_paused,
-    ),
-    _library_gauge(
-        "host_blocks_used",
-        "Blocks of the KV cache in the machine's memory",
-        lambda library: library.num_host_blocks_used,
-    ),
-    _library_gauge(
-        "host_blocks_max",
-        "Blocks of the KV cache that fit in the machine's memory; 0 before release 1.3",
-        lambda library: library.max_host_blocks,
-    ),
-    _counter("library_steps", "Steps of TensorRT-LLM.", lambda stats: stats.library.num_steps),
-    _counter("library_step_seconds", "Time of these steps, added up.", lambda stats: stats.library.step_s),
-    _counter(
-        "library_reused_blocks",
-        "KV blocks of prompts that TensorRT-LLM found in its cache.",
-        lambda stats: stats.library.num_reused_blocks,
-    ),
-    _counter(
-        "library_missed_blocks",
-        "KV blocks of prompts that it had to compute.",
-        lambda stats: stats.library.num_missed_blocks,
-    ),
-)
+def _value(family: MetricFamily, stats: EngineStats) -> float:
+    """Return a metric's value, a time in seconds; NaN if it is not known."""
+    path = _PATHS[family]
+    value: float | None = attrgetter(path)(stats)
+    is_state_of_library = path.startswith("library.") and not family.is_counter
+    if value is None or (is_state_of_library and not stats.library.is_known):
+        return math.nan
+    return value / 1e3 if path.endswith("_ms") else value
 
 
 class EngineMetrics:
@@ -141,7 +79,7 @@ class EngineMetrics:
         """
         stats = self._stats()
         for index, (family, metric) in enumerate(zip(FAMILIES, self._metrics, strict=True)):
-            value = family.value(stats)
+            value = _value(family, stats)
             if family.is_counter:
                 metric.increment(value - self._counted[index])
                 self._counted[index] = value
