@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
     Announcement,
@@ -64,13 +66,17 @@ class Detokenizer:
         return delta_to_chunk(item, self._byte_table)
 
     def _detailed_chunk(self, delta: TokenDelta, details: DeltaDetails) -> GenerationChunk:
-        pieces = _cut([self._byte_table[token_id] for token_id in delta.token_ids], delta.num_cut_bytes)
+        chunk = delta_to_chunk(delta, self._byte_table)
+        pieces: list[bytes] = []  # of the text, for log probabilities
+        if details.logprobs:
+            pieces = _cut([self._byte_table[token_id] for token_id in delta.token_ids], delta.num_cut_bytes)
         echo_token_ids = details.prompt_token_ids if details.echo else ()
         token_ids = echo_token_ids + delta.token_ids
         is_listed = details.has_token_ids or bool(details.logprobs)
-        return GenerationChunk(
+        return replace(
+            chunk,
             # Decoded one by one: an unfinished character at the end of the prompt is not part of the completion.
-            text=_decode(details.echo) + _decode(pieces),
+            text=b"".join(details.echo).decode("utf-8", "replace") + chunk.text,
             token_ids=token_ids if is_listed else (),
             logprobs=self._logprobs(token_ids, (*details.echo, *pieces), details.logprobs),
             prompt_logprobs=self._logprobs(
@@ -80,13 +86,9 @@ class Detokenizer:
             ),
             num_prompt_tokens=len(echo_token_ids) if is_listed else 0,
             prompt_token_ids=details.prompt_token_ids if details.has_token_ids else (),
-            finish_reason=delta.finish_reason,
             stop_reason=details.stop_reason,
-            usage=delta.usage,
             cum_logprob=details.cum_logprob,
             timing=details.timing,
-            spans=_in_characters(delta.spans, b"".join(pieces)) if delta.spans else (),
-            num_tokens=len(delta.token_ids),
         )
 
     def _logprobs(
@@ -129,7 +131,3 @@ def _cut(pieces: list[bytes], num_bytes: int) -> list[bytes]:
         pieces[index] = pieces[index][: len(pieces[index]) - num_cut]
         num_bytes -= num_cut
     return pieces
-
-
-def _decode(pieces: Iterable[bytes]) -> str:
-    return b"".join(pieces).decode("utf-8", "replace")
