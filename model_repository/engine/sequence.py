@@ -18,7 +18,7 @@ from model_repository.contract.request import EngineRequest
 from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
-from model_repository.engine.stop_buffer import StopBuffer, ThinkingBorder, border_of
+from model_repository.engine.stop_buffer import StopBuffer, border_of
 
 _PART_SIZE = 512  # log probabilities: their objects take 50 kB here, and the detokenizer a millisecond
 
@@ -58,7 +58,6 @@ class EngineSequence:
         self._stop_token_ids = frozenset(request.params.stop_token_ids)
         has_form = request.params.structured_output is not None
         self._border = None if request.thinking is None else border_of(request.thinking, is_single=has_form)
-        self._num_sent_bytes = 0  # counted for the border only
         self._stop_buffer = StopBuffer(
             byte_table,
             [stop.encode() for stop in request.params.stop],
@@ -194,12 +193,8 @@ class EngineSequence:
             finish_reason=self.finish_reason,
             usage=self._usage() if is_last or is_first or self.request.params.has_usage else None,
             details=details,
-            spans=() if self._border is None else self._next_spans(self._border, token_ids),
+            spans=() if self._border is None else self._border.next_spans(self._byte_table[each] for each in token_ids),
         )
-
-    def _next_spans(self, border: ThinkingBorder, token_ids: Sequence[int]) -> tuple[int, ...]:
-        self._num_sent_bytes += sum(len(self._byte_table[token_id]) for token_id in token_ids)
-        return border.next_spans(self._num_sent_bytes)
 
     def _num_cut_bytes(self) -> int:
         if self._end_token_id is not None:

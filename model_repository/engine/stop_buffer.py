@@ -6,7 +6,7 @@ import codecs
 import functools
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from model_repository.contract.request import Thinking
@@ -195,11 +195,12 @@ class ThinkingBorder:
         """Return the bytes of the answer that the next token would add to the thinking."""
         return b"" if self._tokens else (self._undecided + text).partition(self._end)[2]
 
-    def next_spans(self, end: int) -> tuple[int, ...]:
-        """Return the bytes of thinking and of answer, in turns, from the last call's end to this one; empty: answer.
+    def next_spans(self, pieces: Iterable[bytes]) -> tuple[int, ...]:
+        """Return the sizes of thinking and of answer, in turns, in the next tokens of the text; empty: answer.
 
         An odd number says that the thinking goes on.
         """
+        end = self._num_passed + sum(map(len, pieces))
         sizes = [] if self._was_thinking else [0]
         while self._borders and (self._borders[0] < end or (self._was_thinking and self._borders[0] == end)):
             sizes.append(self._borders[0] - self._num_passed)
