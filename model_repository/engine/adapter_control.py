@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.adapters.root import AdapterRoot
@@ -17,14 +16,8 @@ from model_repository.errors import EngineFailed, InvalidRequest, StageError, Un
 logger = logging.getLogger(__name__)
 
 
-class ReplyTo(Protocol):
-    """The request that ordered a load or an unload."""
-
-    def fail(self, error: Exception) -> None: ...
-
-
 class AdapterControl:
-    """Executes one order at a time, in a thread. An order without effect succeeds.
+    """Executes one order at a time, in a thread; `fail` gets its error. An order without effect succeeds.
 
     Args:
         root: the adapters' folder; None: nothing can be loaded.
@@ -35,18 +28,20 @@ class AdapterControl:
         self._root = root
         self._lock = threading.Lock()
 
-    def load(self, name: str, source: str, done: Callable[[], None], reply_to: ReplyTo) -> None:
+    def load(self, name: str, source: str, done: Callable[[], None], fail: Callable[[Exception], None]) -> None:
         """Load an adapter and offer it under a name; `done` is called when requests can use it.
 
         Its files are read and checked outside the engine's thread.
         """
-        self._start(lambda root: self._load(root, name, source), done, reply_to)
+        self._start(lambda root: self._load(root, name, source), done, fail)
 
-    def unload(self, name: str, done: Callable[[], None], reply_to: ReplyTo) -> None:
+    def unload(self, name: str, done: Callable[[], None], fail: Callable[[Exception], None]) -> None:
         """Offer an adapter no more; `done` is called when new requests cannot use it. Running requests keep it."""
-        self._start(lambda root: self._unload(root, name), done, reply_to)
+        self._start(lambda root: self._unload(root, name), done, fail)
 
-    def _start(self, work: Callable[[AdapterRoot], None], done: Callable[[], None], reply_to: ReplyTo) -> None:
+    def _start(
+        self, work: Callable[[AdapterRoot], None], done: Callable[[], None], fail: Callable[[Exception], None]
+    ) -> None:
         root = self._root
         if root is None:
             raise Unsupported("this model takes no adapters while it runs: rendered without --adapter-root")
@@ -57,7 +52,7 @@ class AdapterControl:
                     work(root)
                 done()
             except Exception as exc:
-                reply_to.fail(exc)
+                fail(exc)
 
         threading.Thread(target=run, name="adapters", daemon=True).start()
 

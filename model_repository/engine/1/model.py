@@ -104,9 +104,9 @@ class TritonPythonModel:
             case {"drain": bool(is_draining)} if len(message) == 1:
                 self.engine.is_draining = is_draining
             case {"load_adapter": str(name), "source": str(source)} if len(message) == 2:
-                return self.adapters.load(name, source, done, responder)
+                return self.adapters.load(name, source, done, responder.fail)
             case {"unload_adapter": str(name)} if len(message) == 1:
-                return self.adapters.unload(name, done, responder)
+                return self.adapters.unload(name, done, responder.fail)
             case {} if message == {}:
                 pass
             case _:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -44,7 +43,7 @@ def control(fake: Fake, folder: Path) -> AdapterControl:
 def outcome_of(order: Callable[..., None], *arguments: str) -> BaseException | None:
     """Wait for the outcome of one order."""
     outcome: Future[None] = Future()
-    order(*arguments, lambda: outcome.set_result(None), SimpleNamespace(fail=outcome.set_exception))
+    order(*arguments, lambda: outcome.set_result(None), outcome.set_exception)
     return outcome.exception(DEADLINE_S)
 
 
