@@ -93,10 +93,7 @@ class MessageParser(OutputParser):
         start = (self._syntax if self._has_head else HEADLESS).marker_start(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
         text = text if self._kind in self._begun else text.lstrip(WHITE)
-        if certain := text.rstrip(WHITE):
-            self._add_text(self._white + certain, self._kind)
-            self._white = ""
-        self._white += text[len(certain) :]
+        self._add_certain(text, self._kind)
         if self._buffer:
             self._step = self._read_end
         return bool(self._buffer)

@@ -57,7 +57,6 @@ class OutputParser:
         self._reasoning_format = reasoning_format
         self._is_thinking = False
         self._held = ""  # text of the thinking that waits
-        self._reasoning_white = ""  # white space behind the reasoning so far
         self._is_behind_thinking = False  # without text of the answer so far
         self._is_quote = False  # the thinking is in a call: its markers are text
         self._begun: set[type] = set()  # kinds of text that go on without an empty line
@@ -66,7 +65,7 @@ class OutputParser:
         self._has_markers = self._syntax.markers is not None  # without markers no call can follow content
         self._buffer = ""
         self._next_size = 0  # of the buffer, when it is read again
-        self._white = ""  # white space before the buffer; content unless a call follows
+        self._white = ""  # white space behind the last text; dropped at the border of a call or of thinking
         self._arguments: ArgumentsReader = ObjectReader("")
         self._deltas: list[OutputDelta] = []
         self._num_calls = self._num_ended = 0
@@ -84,7 +83,7 @@ class OutputParser:
         if chunk.is_text:
             is_plain, part = TextDelta in self._begun and not self._white, "content"
         else:
-            is_plain = chunk.is_thinking and ReasoningDelta in self._begun and not self._reasoning_white + self._held
+            is_plain = chunk.is_thinking and ReasoningDelta in self._begun and not self._white + self._held
             is_plain, part = is_plain and not self._num_end_chars(chunk.text), "reasoning"
         return part if is_plain and chunk.text[-1] not in WHITE else None
 
@@ -174,9 +173,11 @@ class OutputParser:
             start = min(start, len(text) - self._num_end_chars(text))
         while len(text) - start > MAX_HELD:
             start = self._syntax.marker_start(text, start + 1)
-        self._add_reasoning(text[:start])
+        self._add_certain(text[:start], ReasoningDelta)
         self._held = text[start:]
         self._is_behind_thinking = is_closed
+        if is_closed:
+            self._white = ""
 
     def _num_end_chars(self, text: str) -> int:
         """Return the number of last characters that may begin the end marker."""
@@ -192,20 +193,14 @@ class OutputParser:
         if self._buffer:  # text that began like a call
             self._add_text(self._white + self._buffer)
             self._step = self._read_content
-        self._buffer = self._white = self._reasoning_white = ""
+        self._buffer = self._white = ""
         self._begun.clear()
-
-    def _add_reasoning(self, text: str) -> None:
-        if certain := text.rstrip(WHITE):
-            self._add_text(self._reasoning_white + certain, ReasoningDelta)
-            self._reasoning_white = ""
-        self._reasoning_white += text[len(certain) :]
 
     def _finish_thinking(self, *, is_cut: bool) -> None:
         """Read the text that waits: the completion ended before the thinking."""
         start, calls = (len(self._held), []) if is_cut else self._calls_at_end(self._held)
-        self._add_reasoning(self._held[:start])
-        self._held = ""
+        self._add_certain(self._held[:start], ReasoningDelta)
+        self._held = self._white = ""
         self._deltas += [replace(call, index=self._num_calls + call.index) for call in calls]
         num_calls = sum(isinstance(call, CallEnd) for call in calls)
         self._num_calls, self._num_ended = self._num_calls + num_calls, self._num_ended + num_calls
@@ -237,11 +232,7 @@ class OutputParser:
     def _read_content(self) -> bool:
         start = self._syntax.marker_start(self._buffer)
         text, self._buffer = self._buffer[:start], self._buffer[start:]
-        certain = text.rstrip(WHITE) if self._has_markers or self._reasoning_format is not None else text
-        if certain:
-            self._add_text(self._white + certain)
-            self._white = ""
-        self._white += text[len(certain) :]
+        self._add_certain(text)
         if self._buffer:
             self._step = self._read_head
         return bool(self._buffer)
@@ -274,10 +265,8 @@ class OutputParser:
                 return True
         if any(head.is_begun(self._buffer) for head in heads):
             return False
-        rejected, self._buffer = self._white + self._buffer[:num_rejected], self._buffer[num_rejected:]
-        certain = rejected.rstrip(WHITE) if self._has_markers else rejected
-        self._add_text(certain)
-        self._white = rejected[len(certain) :]
+        rejected, self._buffer = self._buffer[:num_rejected], self._buffer[num_rejected:]
+        self._add_certain(rejected)
         self._step = self._read_content
         return True
 
@@ -351,6 +340,14 @@ class OutputParser:
         self._deltas.append(CallEnd(self._num_calls - 1))
         self._num_ended += 1
         self._step = self._read_between
+
+    def _add_certain(self, text: str, kind: type[TextDelta | ReasoningDelta] = TextDelta) -> None:
+        """Add text up to its last white space, which waits if something can follow that drops it."""
+        certain = text.rstrip(WHITE) if self._has_markers or self._reasoning_format is not None else text
+        if certain:
+            self._add_text(self._white + certain, kind)
+            self._white = ""
+        self._white += text[len(certain) :]
 
     def _add_text(self, text: str, kind: type[TextDelta | ReasoningDelta] = TextDelta) -> None:
         if text and kind not in self._begun:
