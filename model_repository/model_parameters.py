@@ -65,10 +65,6 @@ class RequestDefaults:
     presence_penalty: float = _API.presence_penalty
     frequency_penalty: float = _API.frequency_penalty
 
-    def overridden_by(self, defaults: ModelDefaults) -> RequestDefaults:
-        """Return these defaults with a model's own in their place."""
-        return dataclasses.replace(self, **defaults) if defaults else self
-
 
 # The labels of a model that judges a pair by its next token: the scores are log probabilities of these tokens.
 JUDGEMENTS = ("yes", "no")
@@ -91,9 +87,9 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
 
         The chats of a model that thinks have the rest of the window, since the server's limit would cut the thinking.
         """
-        if self.reasoning_format:
-            of_server = dataclasses.replace(of_server, chat_max_tokens=None)
-        return of_server.overridden_by(self.defaults)
+        own: ModelDefaults = {"chat_max_tokens": None} if self.reasoning_format else {}
+        own |= self.defaults
+        return dataclasses.replace(of_server, **own) if own else of_server
 
     @property
     def ensemble(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -101,13 +102,8 @@ def test_parameters_of_another_version_are_to_be_rendered_again(parameters: dict
 
 
 def test_a_models_defaults_go_before_the_frontends() -> None:
-    assert FRONTENDS_OWN.overridden_by({}) == FRONTENDS_OWN
-    assert FRONTENDS_OWN.overridden_by({"chat_max_tokens": None}) == RequestDefaults(
-        completion_max_tokens=16,
-        chat_max_tokens=None,
-        context_length_exceeded_behavior=ContextOverflow.TRUNCATE,
-        include_stop_str_in_output=False,
-    )
+    model = replace(PARAMETERS, defaults={"completion_max_tokens": 9})
+    assert model.request_defaults(FRONTENDS_OWN) == dataclasses.replace(FRONTENDS_OWN, completion_max_tokens=9)
     assert set(RequestDefaults.__dataclass_fields__) == set(PARAMETERS.defaults)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec.structs
@@ -37,11 +38,11 @@ SEED_LIMIT = 2**64
 
 
 def of_completion(name: ModelName = NAME, defaults: ModelDefaults | None = None, **fields: Any) -> list[Any]:
-    return completion_to_requests(completion(**fields), name, DEFAULTS.overridden_by(defaults or {}))
+    return completion_to_requests(completion(**fields), name, dataclasses.replace(DEFAULTS, **(defaults or {})))
 
 
 def of_chat(name: ModelName = NAME, defaults: ModelDefaults | None = None, **fields: Any) -> list[Any]:
-    return chat_to_requests(chat(**fields), name, DEFAULTS.overridden_by(defaults or {}))
+    return chat_to_requests(chat(**fields), name, dataclasses.replace(DEFAULTS, **(defaults or {})))
 
 
 BOTH = pytest.mark.parametrize("translated", [of_chat, of_completion])
