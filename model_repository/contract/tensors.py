@@ -7,8 +7,9 @@ shapes are without the batch dimension, which is always 1: a client sends [1, *s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from model_repository.contract.output import GenerationChunk, VectorChunk
 from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, TextPrompt, TokenPrompt
@@ -93,6 +94,11 @@ class Layout:
     outputs: str  # an ensemble or a stage; a frontend reads all outputs from one call of it
 
 
+def _ensemble(stages: Sequence[str], *tensors: tuple[TensorSpec, ...]) -> dict[str, StageSpec]:
+    """Return the stages of an ensemble. `tensors` are its inputs, those between two stages, and its outputs."""
+    return {stage: StageSpec(*around) for stage, around in zip(stages, pairwise(tensors), strict=True)}
+
+
 _TOKENIZER = StageSpec(
     (*PUBLIC_INPUTS, REQUEST_BATCH, TOKENIZE, DETOKENIZE),
     (ENGINE_REQUESTS, TOKENS, TEXT),
@@ -108,19 +114,11 @@ GENERATOR = Layout(
         "detokenizer": StageSpec((OUTPUT_BATCH,), (*PUBLIC_OUTPUTS, CHUNK_BATCH), is_decoupled=True),
     },
     ensembles={
-        "": {
-            "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
-            "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
-            "detokenizer": StageSpec((OUTPUT_BATCH,), PUBLIC_OUTPUTS),
-        },
-        REQUESTS: {
-            "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
-            "engine": StageSpec((ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
-        },
-        OUTPUTS: {
-            "engine": StageSpec((OPEN_STREAM,), (OUTPUT_BATCH,)),
-            "detokenizer": StageSpec((OUTPUT_BATCH,), (CHUNK_BATCH,)),
-        },
+        "": _ensemble(
+            ("tokenizer", "engine", "detokenizer"), PUBLIC_INPUTS, (ENGINE_REQUESTS,), (OUTPUT_BATCH,), PUBLIC_OUTPUTS
+        ),
+        REQUESTS: _ensemble(("tokenizer", "engine"), (REQUEST_BATCH,), (ENGINE_REQUESTS,), (OUTPUT_BATCH,)),
+        OUTPUTS: _ensemble(("engine", "detokenizer"), (OPEN_STREAM,), (OUTPUT_BATCH,), (CHUNK_BATCH,)),
     },
     outputs=OUTPUTS,
 )
@@ -134,14 +132,8 @@ ENCODER = Layout(
         ),
     },
     ensembles={
-        "": {
-            "tokenizer": StageSpec(PUBLIC_INPUTS, (ENGINE_REQUESTS,)),
-            "engine": StageSpec((ENGINE_REQUESTS,), VECTOR_OUTPUTS),
-        },
-        REQUESTS: {
-            "tokenizer": StageSpec((REQUEST_BATCH,), (ENGINE_REQUESTS,)),
-            "engine": StageSpec((ENGINE_REQUESTS,), (CHUNK_BATCH,)),
-        },
+        "": _ensemble(("tokenizer", "engine"), PUBLIC_INPUTS, (ENGINE_REQUESTS,), VECTOR_OUTPUTS),
+        REQUESTS: _ensemble(("tokenizer", "engine"), (REQUEST_BATCH,), (ENGINE_REQUESTS,), (CHUNK_BATCH,)),
     },
     outputs="engine",
 )
