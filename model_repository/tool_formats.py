@@ -328,28 +328,6 @@ HARMONY = ToolFormat(
     has_messages=True,
     special_tokens=HARMONY_TOKENS,
 )
-TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    tool_format.name: tool_format
-    for tool_format in (
-        *(
-            HERMES,
-            QWEN_XML,
-            GLM,
-            GLM47,
-            MINIMAX_M2,
-            LLAMA3_JSON,
-            LLAMA4,
-            LFM2,
-            GEMMA4,
-            GRANITE,
-            PHI4,
-            NEMOTRON,
-            KIMI_K2,
-        ),
-        *(DEEPSEEK, DEEPSEEK_V31, DEEPSEEK_V32, DEEPSEEK_V4, MISTRAL_V3, MISTRAL_V11, MISTRAL_V13),
-        *(HARMONY, PLAIN),
-    )
-}
 
 # The first format with all its marks in a template is that of the template.
 _TEMPLATE_MARKS = (
@@ -374,6 +352,9 @@ _TEMPLATE_MARKS = (
     (LLAMA4, ("[func_name1(",)),
     (HARMONY, ("<|start|>", "<|channel|>")),
 )
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    each.name: each for each in (*(tool_format for tool_format, _ in _TEMPLATE_MARKS), HERMES, LLAMA3_JSON, PLAIN)
+}
 _HERMES_ARGUMENTS = re.compile(r'\\?"arguments\\?"\s*:')  # other formats have its markers, too
 _LLAMA3_MARKERS = re.compile(r'python_tag|\\?"parameters\\?"\s*:')
 
