@@ -99,18 +99,6 @@ def is_new_message(prompt: Prompt) -> bool:
     return isinstance(prompt, ChatPrompt) and prompt.add_generation_prompt
 
 
-class UnboundedChecker:
-    """Does the work of ConstraintChecker in this process, without its limits."""
-
-    def form(self, request: GenerationRequest, tool_format: ToolFormat) -> Form:
-        """See ConstraintChecker; the memory is not measured."""
-        return form_of(request, tool_format)
-
-    def patterns(self, grammars: InputGrammars) -> Patterns:
-        """See ConstraintChecker."""
-        return input_patterns(grammars)
-
-
 def _run(function: Callable[[], Any]) -> Any:
     os.nice(_NICENESS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # an aborting llguidance prints many lines

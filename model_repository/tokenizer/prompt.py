@@ -236,7 +236,6 @@ class _ImagePromptEncoder:
         tokenizer = Tokenizer.from_str(files.tokenizer.to_str())
         tokenizer.add_special_tokens([AddedToken(IMAGE_MARKER, normalized=False)])  # unless it has it
         self._vocabulary = Vocabulary(tokenizer, num_tokens, frozenset({IMAGE_MARKER}))
-        self._num_tokens = num_tokens
         self.chat = ChatEncoder(files, self._vocabulary, tool_call_format, reasoning_format)
         self._marker_id = self._vocabulary.added_id(IMAGE_MARKER)
 

@@ -38,15 +38,13 @@ from model_repository.model_facts import Task
 from model_repository.model_parameters import ModelParameters
 from model_repository.tokenizer.bounded_cache import BoundedCache
 from model_repository.tokenizer.checks import check_capabilities, check_embedding
-from model_repository.tokenizer.constraint import ConstraintChecker, Form, UnboundedChecker, is_new_message
+from model_repository.tokenizer.constraint import ConstraintChecker, Form, is_new_message
 from model_repository.tokenizer.custom_tools import Patterns, as_functions, input_grammars
 from model_repository.tokenizer.prompt import PromptEncoder, prompt_field
 from model_repository.tokenizer.text_limit import check_num_bytes, longest_token, truncated_limit, window_limit
 from model_repository.tokenizer.token_text import TokenText
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS
-
-_UNBOUNDED = UnboundedChecker()
 
 
 def _num_bytes(found: Form | Patterns | InvalidRequest) -> int:
@@ -69,7 +67,7 @@ class TokenizerStage:
     """Turns a request for a text into a request for the engine, or refuses it.
 
     Args:
-        checker: reads schemas and grammars; those of clients' requests within limits.
+        checker: reads schemas and grammars.
         sign: returns a message for the engine with its signature.
     """
 
@@ -78,7 +76,7 @@ class TokenizerStage:
         files: TokenizerFiles,
         byte_table: Sequence[bytes],
         model: ModelParameters,
-        checker: ConstraintChecker | UnboundedChecker = _UNBOUNDED,
+        checker: ConstraintChecker,
         sign: Callable[[bytes], bytes] = lambda message: message,
     ) -> None:
         self._model = model

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from model_repository.contract.request import ChatPrompt, TokenizeRequest, ToolUse
 from model_repository.contract.rules import check_prompt
 from model_repository.errors import InvalidRequest
-from model_repository.tokenizer.constraint import Form, UnboundedChecker
+from model_repository.tokenizer.constraint import Form
 from model_repository.tokenizer.custom_tools import (
     InputGrammars,
     Patterns,
@@ -21,6 +21,7 @@ from model_repository.tokenizer.custom_tools import (
 from model_repository.tokenizer.stage import GrammarNotChecked, TokenizerStage
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
 from tests.model_repository.tokenizer.test_stage import MODEL, STAGE, TOOL, request
+from tests.model_repository.tokenizer.unbounded_checker import UnboundedChecker
 
 INPUT = {"type": "string"}
 

@@ -26,12 +26,13 @@ from model_repository.contract.request import (
 from model_repository.contract.tensors import CALL_TIMEOUT_S, REQUEST_BATCH, TOKENIZE
 from model_repository.errors import InvalidRequest
 from model_repository.fair_pool import MAX_WAITING, FairPool
-from model_repository.tokenizer.constraint import Form, UnboundedChecker
+from model_repository.tokenizer.constraint import Form
 from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tool_formats import ToolFormat
 from tests.model_repository.python_backend import Request, stage_door
 from tests.model_repository.tokenizer.models import DEMO_BYTES, DEMO_FILES
 from tests.model_repository.tokenizer.test_stage import MODEL, STAGE, request
+from tests.model_repository.tokenizer.unbounded_checker import UnboundedChecker
 from tests.public_tensors import request_to_tensors
 from tests.waiting import DEADLINE_S, wait_until
 

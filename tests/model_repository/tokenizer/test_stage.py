@@ -40,7 +40,7 @@ from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import DETOKENIZE, ENGINE_REQUESTS, REQUEST_BATCH, TEXT, TOKENIZE, TOKENS
 from model_repository.errors import InvalidRequest, PromptTooLong, Unsupported
 from model_repository.reasoning_formats import REASONING_FORMATS
-from model_repository.tokenizer.constraint import Form, UnboundedChecker
+from model_repository.tokenizer.constraint import Form
 from model_repository.tokenizer.stage import TokenizerStage
 from model_repository.tokenizer.vocabulary import Vocabulary
 from model_repository.tool_formats import TOOL_FORMATS, ToolFormat
@@ -55,9 +55,10 @@ from tests.model_repository.tokenizer.models import (
     files,
     sentencepiece,
 )
+from tests.model_repository.tokenizer.unbounded_checker import UnboundedChecker
 
 MODEL = served_model(capabilities=frozenset(Capability) - {Capability.IMAGES}).parameters
-STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL)
+STAGE = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, UnboundedChecker())
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CHAT = ChatPrompt(({"role": "user", "content": "hi"},))
 
@@ -105,7 +106,7 @@ def test_everything_of_a_request_goes_to_the_engine() -> None:
 
 
 def test_the_thinking_of_a_chat_goes_to_the_engine_with_its_budget() -> None:
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"), UnboundedChecker())
     thinking = Thinking(REASONING_FORMATS["think"], is_open=False, budget=5)
     assert stage.encode(request(thinking_budget=5)).thinking == thinking
     assert stage.encode(request(TextPrompt("a"))).thinking is None
@@ -172,7 +173,7 @@ def test_a_conversation_without_its_oldest_turns_has_as_many_tokens_as_are_count
 
 
 def test_a_truncated_prompt_that_ends_inside_the_thinking_still_does() -> None:
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, reasoning_format="think"), UnboundedChecker())
     chat = ChatPrompt(
         (*CHAT.messages, {"role": "assistant", "content": "<think>"}),
         add_generation_prompt=False,
@@ -186,7 +187,7 @@ def test_a_truncated_prompt_that_ends_inside_the_thinking_still_does() -> None:
 def test_a_text_to_truncate_may_be_as_long_as_one_that_fits_or_is_only_tokenized() -> None:
     message = refusal(request(TextPrompt("a" * 600_000), truncate_prompt_tokens=5))
     assert message == "text_input: 600000 bytes: at most 500000 are tokenized"
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, context_window=100_000))
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, replace(MODEL, context_window=100_000), UnboundedChecker())
     assert len(stage.encode(request(TextPrompt("a" * 600_000), truncate_prompt_tokens=5)).prompt_token_ids) == 5
 
 
@@ -234,7 +235,7 @@ def test_no_tenant_gets_a_prompt_sooner_because_another_one_had_it(monkeypatch: 
         return encode_pieces(vocabulary, pieces, owner)
 
     monkeypatch.setattr(Vocabulary, "encode_pieces", recorded)
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL)
+    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, MODEL, UnboundedChecker())
     for _ in range(2):
         for salt, sender in (("a", "s"), ("b", "s"), ("", "s"), ("", "t")):
             stage.encode(request(cache_salt=salt, sender=sender))
@@ -245,7 +246,9 @@ def test_no_tenant_gets_a_prompt_sooner_because_another_one_had_it(monkeypatch: 
 
 @pytest.mark.parametrize("tool_format", sorted(TOOL_FORMATS))
 def test_tools_become_a_structured_output_in_the_models_format(tool_format: str) -> None:
-    stage = TokenizerStage(DEMO_FILES, DEMO_BYTES, msgspec.structs.replace(MODEL, tool_call_format=tool_format))
+    stage = TokenizerStage(
+        DEMO_FILES, DEMO_BYTES, msgspec.structs.replace(MODEL, tool_call_format=tool_format), UnboundedChecker()
+    )
     chat = msgspec.structs.replace(CHAT, tool_use=ToolUse(tools=(TOOL,)))
     encoded = stage.encode(request(chat))
     assert encoded.is_combined and "add" in encoded.grammar
@@ -308,14 +311,14 @@ def test_the_tokens_that_the_tokenizer_adds_can_be_left_out(
     add_special_tokens: bool, expected: tuple[str, ...]
 ) -> None:
     model = files(sentencepiece())
-    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL)
+    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL, UnboundedChecker())
     assert tokenized(TextPrompt("a"), stage, add_special_tokens=add_special_tokens).strings == expected
 
 
 @pytest.mark.parametrize(("has_special_tokens", "expected"), [(True, "<s> a"), (False, " a")])
 def test_a_text_shows_special_tokens_on_request(has_special_tokens: bool, expected: str) -> None:
     model = files(sentencepiece())
-    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL)
+    stage = TokenizerStage(model, byte_table(model.tokenizer), MODEL, UnboundedChecker())
     token_ids = tuple(model.tokenizer.encode("a").ids)
     outputs = stage.answer(DetokenizeRequest(token_ids, has_special_tokens))
     assert payload_of(outputs, TEXT).decode() == expected
@@ -339,7 +342,7 @@ def embedder() -> TokenizerStage:
     """The stage of a BERT, with a window of eight tokens."""
     files_of_bert = files(word_piece_description())
     parameters = replace(MODEL, pooling="mean", context_window=8, capabilities=frozenset({"temperature"}))
-    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters)
+    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters, UnboundedChecker())
 
 
 def pieces(stage: TokenizerStage, text: str, **params: Any) -> list[str]:
@@ -403,7 +406,7 @@ def scorer(**changes: Any) -> TokenizerStage:
     """The stage of a cross-encoder, with a window of eight tokens."""
     files_of_bert = files(cross_encoder_description())
     parameters = replace(MODEL, pooling="rank", context_window=8, capabilities=frozenset({"temperature"}), **changes)
-    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters)
+    return TokenizerStage(files_of_bert, byte_table(files_of_bert.tokenizer), parameters, UnboundedChecker())
 
 
 def pair_pieces(first: str, second: str, **params: Any) -> str:
@@ -424,7 +427,7 @@ def test_the_second_half_of_a_vocabulary_of_two_halves_is_for_the_second_text() 
     files_of_bert = files(cross_encoder_description())
     table = byte_table(files_of_bert.tokenizer)
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}), has_token_types=True)
-    stage = TokenizerStage(files_of_bert, table * 2, parameters)
+    stage = TokenizerStage(files_of_bert, table * 2, parameters, UnboundedChecker())
     ids = stage.encode(request(PairPrompt(("a", "a")))).prompt_token_ids
     assert ids == (2, 5, 3, 5 + len(table), 3 + len(table))
 
@@ -446,7 +449,9 @@ def test_a_number_that_leaves_no_second_text_is_refused_with_the_smallest_that_d
 
 def judge(template: str = JUDGE) -> TokenizerStage:
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
-    return TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=template), DEMO_BYTES, parameters)
+    return TokenizerStage(
+        dataclasses.replace(DEMO_FILES, chat_template=template), DEMO_BYTES, parameters, UnboundedChecker()
+    )
 
 
 def judged(stage: TokenizerStage, second: str, num_tokens: int | None = None) -> str:
@@ -487,7 +492,9 @@ def test_pairs_need_a_model_that_scores(embedder: TokenizerStage) -> None:
 
 def test_a_tokenizer_without_tokens_for_pairs_is_named() -> None:
     parameters = replace(MODEL, pooling="rank", capabilities=frozenset({"temperature"}))
-    stage = TokenizerStage(dataclasses.replace(DEMO_FILES, chat_template=None), DEMO_BYTES, parameters)
+    stage = TokenizerStage(
+        dataclasses.replace(DEMO_FILES, chat_template=None), DEMO_BYTES, parameters, UnboundedChecker()
+    )
     rule = "model: this model's tokenizer has no token between the texts of a pair"
     for text in ("b", " "):
         assert refusal(request(PairPrompt(("a", text))), Unsupported, stage) == rule
