@@ -65,10 +65,8 @@ class ConstraintChecker:
             prompt=ChatPrompt((), tool_use=tool_use, add_generation_prompt=is_new_message(request.prompt)),
             params=Params(structured_output=params.structured_output, ignore_eos=params.ignore_eos),
         )
-        form: Form = self._call(
-            partial(_measured_form, needed, tool_format), "guided_decoding_guide" if tool_use is None else "tools"
-        )
-        return form
+        field = "guided_decoding_guide" if tool_use is None else "tools"
+        return self._call(partial(_measured_form, needed, tool_format), field)
 
     def patterns(self, grammars: InputGrammars) -> Patterns:
         """Return the patterns of custom tools' inputs.
@@ -76,13 +74,13 @@ class ConstraintChecker:
         Raises:
             InvalidRequest: from `input_patterns`, or the work exceeds its limits of time or memory.
         """
-        patterns: Patterns = self._call(partial(input_patterns, grammars), "tools")
-        return patterns
+        return self._call(partial(input_patterns, grammars), "tools")
 
-    def _call(self, function: Callable[[], Any], field: str) -> Any:
+    def _call[Result](self, function: Callable[[], Result], field: str) -> Result:
         process = self._idle.get()
         try:
-            return process.call(function)
+            result: Result = process.call(function)
+            return result
         except TooCostly as exc:
             raise InvalidRequest(f"compilation takes {exc}, which is the limit", field) from exc
         finally:
