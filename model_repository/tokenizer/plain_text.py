@@ -8,6 +8,7 @@ for it: it does not find `</think>` in a content if that is such a token.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ class MarkedText:
             InvalidRequest: a text needs a mark but contains all of them, or a value is nested too deeply.
         """
         try:
-            texts = "".join(_strings(variables))
+            texts = json.dumps(variables, ensure_ascii=False)  # JSON's own characters are no marks
             mark = next((mark for mark in _MARKS if mark not in texts), None)
             marked = {name: self._mark_value(value, mark or _MARKS[0]) for name, value in variables.items()}
             is_marked = marked != variables
@@ -90,18 +91,6 @@ class MarkedText:
 
     def _is_inside(self, text: str) -> bool:
         return 0 < len(text) < self._longest and any(text in token for token in self._tokens)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
-    elif isinstance(value, Sequence):
-        for item in value:
-            yield from _strings(item)
 
 
 def _map_strings(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
