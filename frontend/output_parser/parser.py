@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from frontend.output_parser.arguments import ArgumentsReader, Ending, InputReader, ObjectReader, StringReader
 from frontend.output_parser.deltas import (
@@ -211,7 +211,7 @@ class OutputParser:
         markers = self._syntax.markers.finditer(text) if self._syntax.markers else ()
         starts = [*(marker.start() for marker in markers), len(text)]
         first, calls = 0, list[CallDelta]()
-        for start, end in pairwise([*starts, len(text)]):
+        for start, end in itertools.pairwise([*starts, len(text)]):
             # A call begins at a marker. So each part, up to the next marker, ends a text or is in the calls behind it.
             deltas = parser.push(text[start:end]) if end > start else parser.finish()
             for delta in deltas:
@@ -265,10 +265,11 @@ class OutputParser:
                 return True
         if any(head.is_begun(self._buffer) for head in heads):
             return False
-        rejected, self._buffer = self._buffer[:num_rejected], self._buffer[num_rejected:]
+        end = self._syntax.marker_start(self._buffer, num_rejected) if num_rejected else 0
+        rejected, self._buffer = self._buffer[:end], self._buffer[end:]
         self._add_certain(rejected)
-        self._step = self._read_content
-        return True
+        self._step = self._read_head if num_rejected and self._buffer else self._read_content
+        return bool(self._buffer)
 
     def _may_call(self, head: Form, name: str) -> bool:
         return name in self._schemas or head not in (*self._syntax.bare_heads, *self._syntax.first_heads)
@@ -354,9 +355,7 @@ class OutputParser:
             text = "\n\n" + text if kind in self._written else text
             self._begun.add(kind)
             self._written.add(kind)
-        if self._deltas and isinstance(last := self._deltas[-1], kind):
-            self._deltas[-1] = kind(last.text + text)
-        elif text:
+        if text:
             self._deltas.append(kind(text))
 
     def _add_arguments(self, text: str) -> None:
@@ -366,5 +365,15 @@ class OutputParser:
             self._deltas.append(ArgumentsDelta(self._num_calls - 1, text, self._input is not None))
 
     def _pop_deltas(self) -> list[OutputDelta]:
+        """Return the deltas, neighbours of a kind of text as one."""
         deltas, self._deltas = self._deltas, []
-        return deltas
+        if len(deltas) < 2:
+            return deltas
+        joined: list[OutputDelta] = []
+        for kind, same in itertools.groupby(deltas, type):
+            if issubclass(kind, TextDelta | ReasoningDelta):
+                texts = [cast(TextDelta | ReasoningDelta, each).text for each in same]
+                joined.append(kind("".join(texts)))
+            else:
+                joined += same
+        return joined
