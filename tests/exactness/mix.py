@@ -265,7 +265,7 @@ class Mix:
             self.comparison.compare(name, ask, self._answer_alone(request), client.answer())
 
     def _answer_alone(self, request: EngineRequest) -> Answer:
-        self._alone._runtime._forget_all()  # type: ignore[attr-defined]  # its thread has no work
+        self._alone.runtime._forget_all()  # type: ignore[attr-defined]  # its thread has no work
         ended: queue.SimpleQueue[_Client] = queue.SimpleQueue()
         self._ask(self._alone, Case(request), ended)
         return ended.get(timeout=DEADLINE_S).answer()
