@@ -241,5 +241,7 @@ def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack
         wait_until(lambda: num_finished() > first, "the engine has confirmed all")
         stack.kill_stage(f"{MODEL}__engine")
         answer = posted.result()
-    assert (answer.status, answer.error["code"]) in ((503, "model_not_ready"), (500, "engine_failed"))
+    # Rarely Triton itself ends with its stage.
+    endings = ((503, "model_not_ready"), (500, "engine_failed"), (503, "triton_unreachable"))
+    assert (answer.status, answer.error["code"]) in endings
     wait_until(lambda: post(api).status == 200, "the model embeds again")
