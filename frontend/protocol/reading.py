@@ -18,6 +18,8 @@ from frontend.errors import (
     shown,
 )
 from frontend.protocol.body import Body
+from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.plain_chat import plain_chat
 from frontend.settings import Settings
 
 MAX_VALUES = 2**20  # values of a body: enough for a prompt of a million token ids
@@ -77,6 +79,8 @@ def parse[Request: Body](
     Raises:
         APIError: the body breaks a rule; the error has field, value and rule.
     """
+    if model is ChatCompletionRequest and (chat := plain_chat(body)) is not None:
+        return chat, []  # type: ignore[return-value]
     value = json_object(body)
     if settings.default_model and value.get("model") is None:
         value["model"] = settings.default_model
