@@ -37,22 +37,20 @@ class Capability(StrEnum):
 # OpenAI calls `seed` a best effort: a runtime without this capability ignores the field, and the frontend says so.
 HINTS = frozenset({Capability.SEED})
 
-# Members named like the field that needs them.
-_NEUTRAL_VALUES = {
-    capability: getattr(message, capability)
-    for capability in Capability
+# Capabilities named like the field that needs them, with the field's neutral value.
+_OF_SAMPLING, _OF_PARAMS = (
+    [(each, getattr(message, each)) for each in Capability if hasattr(message, each) and each not in HINTS]
     for message in (SamplingParams(), Params())
-    if hasattr(message, capability)
-}
+)
 
 
 def needed_capabilities(request: GenerationRequest) -> Iterator[Capability]:
     """Yield the capabilities that a runtime must have for a request. Default values and HINTS need no capability."""
     params = request.params
-    for capability, neutral in _NEUTRAL_VALUES.items():
-        message = params.sampling if hasattr(params.sampling, capability) else params
-        if getattr(message, capability) != neutral and capability not in HINTS:
-            yield capability
+    for message, fields in ((params.sampling, _OF_SAMPLING), (params, _OF_PARAMS)):
+        for capability, neutral in fields:
+            if getattr(message, capability) != neutral:
+                yield capability
     if params.has_logprobs or params.num_prompt_logprobs is not None:
         yield Capability.LOGPROBS
     if callable_tools(request.prompt) is not None:

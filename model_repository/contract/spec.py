@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from types import UnionType
@@ -103,15 +102,18 @@ def fields_of(message: type[msgspec.Struct]) -> tuple[TensorField, ...]:
 
 
 @functools.cache
-def _values_of(message: type[msgspec.Struct]) -> Callable[[msgspec.Struct], tuple[Any, ...]]:
-    names = [field.attribute for field in fields_of(message)]
-    return operator.attrgetter(*names) if len(names) > 1 else lambda each: tuple(getattr(each, name) for name in names)
+def _names_and_defaults(message: type[msgspec.Struct]) -> list[tuple[TensorField, str, Any]]:
+    return [(field, field.attribute, field.default) for field in fields_of(message)]
 
 
 def set_fields(message: msgspec.Struct) -> list[tuple[TensorField, Any]]:
     """Return the fields with other values than None and their defaults, with the values."""
-    pairs = zip(fields_of(type(message)), _values_of(type(message))(message), strict=True)
-    return [(field, value) for field, value in pairs if value is not None and value != field.default]
+    found = []
+    for field, name, default in _names_and_defaults(type(message)):
+        value = getattr(message, name)
+        if value is not default and value is not None and value != default:  # most fields have the default itself
+            found.append((field, value))
+    return found
 
 
 @functools.cache
