@@ -32,16 +32,12 @@ class RuntimeEntry:
 
     `max_sending_share` is the share of each core's time for sending tokens (see `Emitter`). It is small if the sending
     cores also compute.
-
-    `max_steps_ahead` is the number of steps that the engine may make while a batch is sent. Then it waits, so that
-    clients get few tokens at once. None: it never waits, since its steps take longer than sending in any case.
     """
 
     target: str  # its class
     capabilities: frozenset[Capability]
     encoder: str = ""  # its class for models that embed; empty: it has none
     max_sending_share: float = 0.25
-    max_steps_ahead: int | None = 7
     # Name to pattern and rule. Empty for tensorrt_llm: its builder checks its options.
     options: Mapping[str, tuple[str, str]] = MappingProxyType({})
     takes_llm_options: bool = False  # those of --llm-option
@@ -49,6 +45,7 @@ class RuntimeEntry:
     unsure: frozenset[Capability] = frozenset()  # capabilities that some models lack: requests for them are hints
     speculative: frozenset[str] = frozenset()  # ways to draft tokens
     library: str = ""  # the Python package that computes
+    has_weights: bool = True  # a step takes time
     prepare: str = ""  # sets variables of the environment before the library is imported
     needs_gpus: bool = False  # each model has its own; builds choose the runtime if its library is installed
     reads_gguf: bool = False  # the weights are GGUF files; a build converts a checkpoint to one
@@ -74,12 +71,12 @@ RUNTIMES = {
         adapter_file=ADAPTER_FILE,
         adapter_writer="build_engines.llama_cpp.lora:write_served",
         max_sending_share=0.002,  # really 1.5 %: beside computing threads a batch costs seven times the emitter's costs
-        max_steps_ahead=None,
     ),
     # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(
         "model_repository.engine.synthetic:SyntheticRuntime",
         frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
+        has_weights=False,
         options={"itl_ms": (r"\d+(\.\d+)?", "a number"), "num_tokens": _WHOLE, "prefill_tokens": _WHOLE},
     ),
     "tensorrt_llm": RuntimeEntry(

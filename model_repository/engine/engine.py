@@ -52,6 +52,10 @@ logger = logging.getLogger(__name__)
 # A hanging step must not keep the process alive.
 CLOSE_TIMEOUT_S = 5.0
 _MAX_SENDER_WAIT_S = 0.04
+# Steps that the engine may make while a batch is sent: then it waits, so that clients get few tokens at once. Fast ones
+# may be more.
+_MAX_STEPS_AHEAD, _MAX_FAST_STEPS_AHEAD = 7, 15
+_FAST_STEP_S = 0.001
 
 
 class Engine:
@@ -61,7 +65,6 @@ class Engine:
 
     Args:
         runtime: owned by the engine's thread from here on; see Runtime for what other threads may call.
-        max_steps_ahead: see RuntimeEntry.
     """
 
     def __init__(
@@ -71,7 +74,6 @@ class Engine:
         byte_table: Sequence[bytes],
         *,
         emitter: Emitter,
-        max_steps_ahead: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -87,8 +89,8 @@ class Engine:
         self._sender = OutputSender(on_failure=lambda number: self.inbox.put(EndStream(number)))
         self._streams = OutputStreams(clock, self._sender)
         self._intake = Intake(runtime, self._streams, self.inbox, clock)
-        self._max_steps_ahead = max_steps_ahead
         self._num_steps_ahead = 0  # since the sender's batch was made
+        self._ahead_since_s = 0.0  # when it was made
         self._is_closing = False
         self.is_draining = False  # set by any thread; new requests are still served
         self._step_started_s: float | None = None
@@ -217,7 +219,7 @@ class Engine:
                     self._is_closing = True
 
     def _step(self) -> Sequence[StepOutput]:
-        if self._max_steps_ahead is not None and self._num_steps_ahead >= self._max_steps_ahead:
+        if self._is_far_ahead():
             self._sender.wait_until_idle(_MAX_SENDER_WAIT_S)
         if self._step_started_s is None:
             self._step_started_s = self._clock()
@@ -233,6 +235,14 @@ class Engine:
         if outputs:
             self._counts.step(outputs)
         return outputs
+
+    def _is_far_ahead(self) -> bool:
+        """Whether the engine has made enough steps since the sender's batch."""
+        num_steps = self._num_steps_ahead
+        if num_steps < _MAX_STEPS_AHEAD:
+            return False
+        is_fast = self._clock() - self._ahead_since_s < num_steps * _FAST_STEP_S
+        return num_steps >= (_MAX_FAST_STEPS_AHEAD if is_fast else _MAX_STEPS_AHEAD)
 
     def _record(self, output: StepOutput) -> None:
         sequence = self._sequences.get(output.sequence)
@@ -250,7 +260,10 @@ class Engine:
         """Move the due tokens to their streams."""
         waiting = [item for sequence in self._sequences.values() if (item := sequence.pending_output()) is not None]
         goes_on = self.runtime.has_work
-        self._num_steps_ahead = self._num_steps_ahead + 1 if goes_on and any(each.is_held for each in waiting) else 0
+        if goes_on and any(each.is_held for each in waiting):
+            self._num_steps_ahead += 1
+        else:
+            self._num_steps_ahead, self._ahead_since_s = 0, self._clock()
         for key in self._emitter.due(waiting, self._clock(), may_hold=goes_on):
             sequence = self._sequences[key]
             output = sequence.vector() or sequence.next_delta()

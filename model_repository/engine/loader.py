@@ -41,8 +41,7 @@ def load_engine(config: EngineConfig) -> Engine:
         except EngineFailed:
             runtime.close()
             raise
-    emitter, max_steps_ahead = make_emitter(config, num_cores()), RUNTIMES[config.runtime].max_steps_ahead
-    return Engine(config, runtime, byte_table, emitter=emitter, max_steps_ahead=max_steps_ahead)
+    return Engine(config, runtime, byte_table, emitter=make_emitter(config, num_cores()))
 
 
 def make_emitter(config: EngineConfig, num_cores: int) -> Emitter:

@@ -267,7 +267,6 @@ class Fake:
             self.runtime,
             BYTE_TABLE,
             emitter=emitter,
-            max_steps_ahead=7,
             clock=time.monotonic if has_real_clock else self.clock,
         )
 

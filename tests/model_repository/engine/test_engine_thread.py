@@ -99,9 +99,13 @@ def test_steps_go_on_while_a_batch_is_sent_and_their_tokens_share_the_next_one()
     assert responder.texts()[0] == "h" and len(responder.texts()[1]) > 1
 
 
-def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a fast engine would give its clients a whole text at once."""
+@pytest.mark.parametrize(("fast_step_s", "at_most"), [(0.001, 16), (0.0, 8)], ids=["fast steps", "slow steps"])
+def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(
+    monkeypatch: pytest.MonkeyPatch, fast_step_s: float, at_most: int
+) -> None:
+    """Otherwise a fast engine would give its clients a whole text at once. The steps of this one take no time."""
     monkeypatch.setattr(engine, "_MAX_SENDER_WAIT_S", DEADLINE_S)
+    monkeypatch.setattr(engine, "_FAST_STEP_S", fast_step_s)
     fake = Fake(b"x" * 45, emitter=Emitter(max_wait_s=DEADLINE_S))
     fake.engine.start()
     responder = SlowResponder()
@@ -111,7 +115,7 @@ def test_an_engine_waits_for_a_batch_that_is_not_sent_after_some_steps(monkeypat
     assert responder.has_ended.wait(DEADLINE_S)
     timer.join()
     fake.engine.close()
-    assert len(responder.texts()[1]) <= 10
+    assert at_most // 2 < len(responder.texts()[1]) <= at_most
 
 
 # --- output streams of frontends --------------------------------------------------------------------------------------
