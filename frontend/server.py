@@ -44,11 +44,17 @@ def run(settings: Settings, *, parent: int | None = None, on_listening: Callable
         on_listening: called once the port is open.
     """
     raise_file_limit()
+    tune_collector()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, parent, on_listening))
+
+
+def tune_collector() -> None:
+    """Have the garbage collector walk over few objects, and seldom: requests leave few cycles."""
     # Modules and classes stay for ever; a walk over them stops the event loop for some 50 ms. Nothing else exists yet:
     # a frozen channel to a Triton that has ended would stay open.
     gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, parent, on_listening))
+    gc.set_threshold(10_000, 20, 20)
 
 
 def app_runner(
