@@ -27,6 +27,7 @@ from frontend.reference.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
     FACTS,
+    GATE,
     IS_PUBLIC,
     MODELS,
     SENDER_LOCKS,
@@ -53,6 +54,7 @@ from frontend.triton.replica import Replica
 
 CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
 
+_CALLERS = {"organization": "OpenAI-Organization", "project": "OpenAI-Project"}
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
 # Paths of other APIs, those of OpenAI's store and Ollama's, to what to use.
 _OTHER_APIS = (
@@ -77,7 +79,7 @@ def create_app(
         tritons: by endpoint; replaces connections to the endpoints of the settings.
         tell_others: called when the drain begins, to drain the other processes on the port.
     """
-    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[log_request, answer_errors])
+    app = web.Application(client_max_size=settings.max_body_bytes, middlewares=[serve_request])
     app[SETTINGS], app[IS_PUBLIC] = settings, True
     app[SENDER_LOCKS] = WeakValueDictionary()
     app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
@@ -119,49 +121,52 @@ def create_app(
 
 async def _observer_lifetime(app: web.Application) -> AsyncIterator[None]:
     tracer = open_tracer(app[SETTINGS].otlp_endpoint)
-    app[OBSERVER] = Observer(app[SETTINGS], tracer)
+    observer = app[OBSERVER] = Observer(app[SETTINGS], tracer)
     yield
+    observer.metrics.flush()
     if tracer is not None:
         await asyncio.to_thread(tracer.close)
 
 
 @web.middleware
-async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write one log line for each request."""
+async def serve_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a request, also one that fails, and write one log line for it."""
     facts = request[FACTS] = RequestFacts(request_id=_request_id(request), started_at=time.monotonic())
     facts.label(_callers(request))
-    observer = request.app[OBSERVER]
+    app = request.app
+    observer, gate = app[OBSERVER], app.get(GATE)
     if observer.tracer is not None:
         observer.tracer.begin(facts, request.headers)
     status = CLIENT_CLOSED_REQUEST
     try:
-        response = await handler(request)
+        try:
+            response = await (handler(request) if gate is None else gate(request, handler))
+        except Exception as exc:
+            response = _failure(request, exc)
         status = response.status if facts.error_code != CLIENT_CLOSED else CLIENT_CLOSED_REQUEST
         return response
     finally:
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
         if facts.num_reserved_bytes:
-            request.app[LARGE_BODIES].release(sender_of(request), facts.num_reserved_bytes)
+            app[LARGE_BODIES].release(sender_of(request), facts.num_reserved_bytes)
         if facts.num_answer_bytes:
-            request.app[LARGE_ANSWERS].release(sender_of(request), facts.num_answer_bytes)
+            app[LARGE_ANSWERS].release(sender_of(request), facts.num_answer_bytes)
         observer.end_request(request, status)
 
 
-@web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer an exception with its status and the error envelope."""
-    try:
-        return await handler(request)
-    except APIError as exc:
-        error = exc
-    except web.RequestPayloadError as exc:
-        error = refusal(exc.__cause__)
-    except web.HTTPException as exc:
-        error = _error_from_http(request, exc)
-    except Exception as exc:
-        error = unexpected(exc, request[FACTS])
+def _failure(request: web.Request, exc: Exception) -> web.Response:
+    """Return the answer to a request that failed: the error envelope, with its status."""
     facts = request[FACTS]
+    match exc:
+        case APIError():
+            error = exc
+        case web.RequestPayloadError():
+            error = refusal(exc.__cause__)
+        case web.HTTPException():
+            error = _error_from_http(request, exc)
+        case _:
+            error = unexpected(exc, facts)
     facts.fail(error)
     if _OF_ANTHROPIC.fullmatch(request.path) or (is_for_anthropic(request) and "/models" in request.path):
         status, headers = message_error_head(error, facts.request_id)
@@ -189,19 +194,19 @@ def _error_from_http(request: web.Request, exc: web.HTTPException) -> APIError:
 
 async def name_request(request: web.Request, response: web.StreamResponse) -> None:
     """Add the headers that every answer has."""
-    response.headers["Server"] = SERVER
-    if FACTS not in request:
+    headers, app, facts = response.headers, request.app, request.get(FACTS)
+    headers["Server"] = SERVER
+    if facts is None:
         return
-    facts = request[FACTS]
-    if is_draining(request.app):
+    if is_draining(app):
         response.force_close()  # the next request must find another server
-        response.headers["Connection"] = "close"  # aiohttp sets this header before the signal
-    if response.keep_alive and response.headers.get("Connection") != "close":
-        response.headers["Keep-Alive"] = f"timeout={int(request.app[SETTINGS].idle_timeout_s)}"
-    response.headers["x-request-id"] = facts.request_id
-    response.headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
+        headers["Connection"] = "close"  # aiohttp sets this header before the signal
+    if response.keep_alive and headers.get("Connection") != "close":
+        headers["Keep-Alive"] = f"timeout={int(app[SETTINGS].idle_timeout_s)}"
+    headers["x-request-id"] = facts.request_id
+    headers["openai-processing-ms"] = f"{(time.monotonic() - facts.started_at) * 1000:.0f}"
     if "organization" in facts.labels:
-        response.headers["openai-organization"] = facts.labels["organization"]
+        headers["openai-organization"] = facts.labels["organization"]
 
 
 def _request_id(request: web.Request) -> str:
@@ -212,5 +217,5 @@ def _request_id(request: web.Request) -> str:
 
 def _callers(request: web.Request) -> dict[str, str]:
     """Return the organization and the project from the headers of OpenAI's clients."""
-    given = {name: request.headers.get(f"OpenAI-{name}", "") for name in ("organization", "project")}
-    return {name: value for name, value in given.items() if _HEADER_WORD.fullmatch(value)}
+    given = {name: request.headers.get(header) for name, header in _CALLERS.items()}
+    return {name: value for name, value in given.items() if value and _HEADER_WORD.fullmatch(value)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import cast
 
@@ -26,7 +26,7 @@ def merged(streams: Iterator[Stream], num_streams: int) -> Stream:
     return next(streams) if num_streams == 1 else aclosing(_merged(streams, min(num_streams, MAX_RUNNING)))
 
 
-async def _merged(streams: Iterator[Stream], num_running: int) -> Chunks:
+async def _merged(streams: Iterator[Stream], num_running: int) -> AsyncGenerator[tuple[int, Chunk], None]:
     queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue(_QUEUED_PER_STREAM * num_running)
     tasks = [asyncio.create_task(_pump(streams, queue)) for _ in range(num_running)]
     try:

@@ -1,6 +1,6 @@
 """Shared by all handlers: the application's keys, and the facts of one request.
 
-`DRAIN`, `KEYS` and `LIMITS` belong to the gateway. An application without a gateway lacks them and serves every
+`GATE`, `DRAIN`, `KEYS` and `LIMITS` belong to the gateway. An application without a gateway lacks them and serves every
 request.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 from weakref import WeakValueDictionary
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from frontend.caller import ANONYMOUS, Caller
 from frontend.errors import (
@@ -43,6 +45,10 @@ TRITON = web.AppKey("triton", ReplicaPool)
 MODELS = web.AppKey("models", ModelDirectory)
 SENDER_LOCKS: web.AppKey[WeakValueDictionary[str, asyncio.Lock]] = web.AppKey("sender_locks")
 IS_PUBLIC = web.AppKey("is_public", bool)  # the API, in contrast to the operations port
+
+
+# Calls the handler of a request that may pass.
+type Gate = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 class DrainControl(Protocol):
@@ -75,33 +81,48 @@ class KeyControl(Protocol):
         """Read the file if it has changed; log a failure and keep the old keys."""
 
 
-type Chunks = AsyncGenerator[tuple[int, Chunk], None]  # each with the index of its completion
+class Chunks(AsyncIterable[tuple[int, Chunk]], Protocol):
+    """Chunks, each with the index of its completion."""
+
+    async def __anext__(self) -> tuple[int, Chunk]: ...
+
+    async def aclose(self) -> None:
+        """Leave them."""
 
 
-class Admitted(NamedTuple):
-    """The completions of a request that may run; entering one waits for its place."""
+class Admitted(Protocol):
+    """A request that may run, until the end of the block."""
 
     generations: Sequence[GenerationRequest]
-    running: Callable[[int, GenerationRequest], AbstractAsyncContextManager[Chunks]]
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
+        """Return the chunks of a completion; entering them waits for its place, and leaving them cancels it."""
 
 
 class LimitControl(Protocol):
     """Applies the limits of keys and models."""
 
-    def generating(
+    async def admit(
         self,
         request: web.Request,
         body: QueuedBody,
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
-    ) -> AbstractAsyncContextManager[Admitted]:
+    ) -> Admitted:
         """Admit the completions of a request, and charge their tokens when it ends."""
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request without completions."""
 
 
+GATE: web.AppKey[Gate] = web.AppKey("gate")
 DRAIN: web.AppKey[DrainControl] = web.AppKey("drain")
 KEYS: web.AppKey[KeyControl] = web.AppKey("keys")  # missing without a key file
 LIMITS: web.AppKey[LimitControl] = web.AppKey("limits")
@@ -121,6 +142,7 @@ class RequestFacts:
     num_reserved_bytes: int = 0  # its share of the memory for large bodies
     num_answer_bytes: int = 0  # its share of the memory for large answers
     num_kept_bytes: int = 0  # of its answer so far
+    is_in_flight: bool = False  # metrics count it so
     is_costly: bool = False  # its body has many bytes or values
     id: str = "-"  # the completion's
     model: str = "-"  # the name that the client used
@@ -169,7 +191,8 @@ def lock_of_sender(request: web.Request) -> asyncio.Lock:
 
 def is_draining(app: web.Application) -> bool:
     """Whether the server refuses new requests because it stops."""
-    return DRAIN in app and app[DRAIN].is_draining
+    drain = app.get(DRAIN)
+    return drain is not None and drain.is_draining
 
 
 async def find_model(request: web.Request, requested: str) -> ModelName:

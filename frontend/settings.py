@@ -88,7 +88,7 @@ def setting[T](default: T, help: str, **declaration: Any) -> T:
     return field(default=default, repr=not declared.is_secret, metadata={"setting": declared})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The configuration of the frontend: read once at the start, checked when it is made, passed as an argument.
 
@@ -351,8 +351,9 @@ class Settings:
         if self.triton_tls_name and not self.triton_tls_ca:
             self._refuse("triton_tls_name", "needs --triton-tls-ca")
 
+    @functools.cached_property
     def request_defaults(self) -> RequestDefaults:
-        """Return the values for fields that a request and its model leave out."""
+        """The values for fields that a request and its model leave out."""
         return RequestDefaults(
             completion_max_tokens=self.completion_max_tokens or None,
             chat_max_tokens=self.chat_max_tokens or None,

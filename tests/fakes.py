@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import msgspec.structs
 
@@ -97,14 +96,44 @@ type Script = Sequence[Chunk | Exception | asyncio.Event]
 
 
 class Playing:
-    """The chunks of a generation, as a ChunkQueue gives them."""
+    """The chunks of a generation, as an Attempt gives them."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
-        self._chunks = chunks
+    def __init__(self, triton: FakeTriton, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> None:
+        self._triton, self._request, self._on_end = triton, request, on_end
+        self._script: Iterator[Chunk | Exception | asyncio.Event] | None = None
 
     async def get(self) -> Chunk:
         """Return the next chunk."""
-        return await anext(self._chunks)
+        if self._script is None:
+            self._script = iter(self._triton.begin(self._request, self._on_end))
+        for item in self._script:
+            match item:
+                case GenerationChunk() | VectorChunk():
+                    if item.finish_reason is not None:
+                        self._on_end(item.usage)
+                    return item
+                case asyncio.Event():
+                    self._triton.waited_for.add(item)
+                    await item.wait()
+                    if self._triton.ending is not None:
+                        raise self._triton.ending
+                case _:
+                    raise item
+        raise AssertionError("the script is over")
+
+    def close(self) -> None:
+        """Leave the chunks."""
+        if self._script is not None:
+            self._script = None
+            self._triton.num_open -= 1
+            if not self._triton.num_open:
+                self._triton.closed.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
 
 
 class FakeTriton(TritonClient):
@@ -154,42 +183,22 @@ class FakeTriton(TritonClient):
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
 
-    @asynccontextmanager
-    async def running(
+    def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
-    ) -> AsyncIterator[Playing]:
+    ) -> Playing:
         """Play the script."""
         self.asked.append(ensemble)
-        async with aclosing(self._play(request, on_end)) as chunks:
-            yield Playing(chunks)
+        return Playing(self, request, on_end)
 
-    async def _play(
-        self, request: GenerationRequest, on_end: Callable[[Usage | None], None]
-    ) -> AsyncGenerator[Chunk, None]:
+    def begin(self, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> Script:
+        """Note a request whose first chunk is read, and return its script."""
         self.requests.append(request)
         self.started.set()
         self.num_open += 1
         last = self.script[-1] if self.is_ahead and isinstance(self.script, list | tuple) else None
         if isinstance(last, GenerationChunk | VectorChunk):
             on_end(last.usage)
-        try:
-            for item in self.script(request) if callable(self.script) else self.script:
-                match item:
-                    case GenerationChunk() | VectorChunk():
-                        if item.finish_reason is not None:
-                            on_end(item.usage)
-                        yield item
-                    case asyncio.Event():
-                        self.waited_for.add(item)
-                        await item.wait()
-                        if self.ending is not None:
-                            raise self.ending
-                    case _:
-                        raise item
-        finally:
-            self.num_open -= 1
-            if not self.num_open:
-                self.closed.set()
+        return self.script(request) if callable(self.script) else self.script
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """Note it."""

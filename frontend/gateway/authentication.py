@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from frontend.caller import ANONYMOUS
 from frontend.endpoints import ENDPOINTS, Access
@@ -30,18 +29,21 @@ def key_ring(settings: Settings) -> KeyRing | None:
     return KeyRing(Path(settings.key_file)) if settings.key_file else None
 
 
-@web.middleware
-async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Note the caller of a request, or refuse the request."""
-    resource, settings = request.match_info.route.resource, request.app[SETTINGS]
-    if KEY_RING not in request.app:
-        if request.app[IS_PUBLIC]:
+def check_caller(request: web.Request) -> None:
+    """Note the caller of a request.
+
+    Raises:
+        APIError: the server does not answer this caller.
+    """
+    app = request.app
+    resource, settings = request.match_info.route.resource, app[SETTINGS]
+    if KEY_RING not in app:
+        if app[IS_PUBLIC]:
             refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
         else:  # no page and no proxy uses the operations port
             refuse_foreign_pages(request, settings.admin_host, (), ())
     if resource is None or resource.canonical not in _OPEN_ROUTES:
         _identify(request)
-    return await handler(request)
 
 
 def _identify(request: web.Request) -> None:
@@ -49,6 +51,8 @@ def _identify(request: web.Request) -> None:
     if KEY_RING in request.app:
         key = request.app[KEY_RING].authenticate(_sent_key(request))
         request[KEY_LIMITS] = key.limits
+    if key is None and not facts.labels:
+        return  # as it was made: anonymous
     organization = _membership(request, "organization", key.organizations if key else ())
     project = _membership(request, "project", key.projects if key else ())
     named = {"organization": organization, "project": project}

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Iterator
-
-from aiohttp import web
-from aiohttp.typedefs import Handler
+from collections.abc import Callable
 
 from frontend.errors import Draining
 
 logger = logging.getLogger(__name__)
 
-_OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # served during a drain
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})  # served during a drain
 _ERROR_EVENTS_S = 2.0  # time to send the error events of ended requests
 
 
@@ -40,9 +36,8 @@ class Drain:
             logger.log(level, "draining: %d requests are in flight, new ones are refused", self._num_requests)
             self._tell_others()
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[None]:
-        """Count a request while it is in flight.
+    def __enter__(self) -> None:
+        """Count a request until the end of the block.
 
         Raises:
             Draining: the drain has begun.
@@ -51,23 +46,11 @@ class Drain:
             raise Draining()
         self._num_requests += 1
         self._is_idle.clear()
-        try:
-            yield
-        finally:
-            self._num_requests -= 1
-            if not self._num_requests:
-                self._is_idle.set()
 
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count a request, or refuse it during the drain."""
-        if request.path in _OPEN_PATHS:
-            return await handler(request)
-        with self.request():
-            response = await handler(request)
-        if self.is_draining:
-            response.force_close()  # the next request of the connection must find another server
-        return response
+    def __exit__(self, *exception: object) -> None:
+        self._num_requests -= 1
+        if not self._num_requests:
+            self._is_idle.set()
 
     async def finish(self, timeout_s: float, hurry: asyncio.Event, end_all: Callable[[Draining], int]) -> None:
         """Begin the drain if necessary, and return when no request is in flight, or soon after the timeout.

@@ -7,18 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from frontend.gateway.authentication import KEY_RING, authenticate, key_ring
+from frontend.gateway.authentication import KEY_RING, check_caller, key_ring
 from frontend.gateway.cors import allow_origins
-from frontend.gateway.drain import Drain
+from frontend.gateway.drain import OPEN_PATHS, Drain
 from frontend.gateway.limited import add_limit_headers, limits_lifetime
-from frontend.request_context import DRAIN, KEYS, SETTINGS
+from frontend.request_context import DRAIN, GATE, KEYS, SETTINGS, Gate, is_draining
 
 KEY_INTERVAL_S = 1.0  # pause between checks of the key file for changes
 
 
 def install_gateway(app: web.Application, tell_others: Callable[[], None] = lambda: None) -> None:
-    """Put keys, limits, drain and CORS before the handlers of the API, and behind the middlewares that it has.
+    """Put keys, limits, drain and CORS before the handlers of the API.
 
     Args:
         app: with its settings.
@@ -28,7 +29,7 @@ def install_gateway(app: web.Application, tell_others: Callable[[], None] = lamb
         KeyFileError: the key file cannot be read, or breaks a rule.
     """
     drain = app[DRAIN] = Drain(tell_others)
-    app.middlewares.extend([drain.middleware, authenticate])
+    app[GATE] = _guard(drain)
     if (keys := key_ring(app[SETTINGS])) is not None:
         app[KEYS] = app[KEY_RING] = keys
         app.cleanup_ctx.append(_keys_lifetime)
@@ -40,9 +41,30 @@ def install_gateway(app: web.Application, tell_others: Callable[[], None] = lamb
 def share_gateway(public: web.Application, app: web.Application) -> None:
     """Use the keys and the drain of the API's application for the operations port."""
     app[DRAIN] = public[DRAIN]
-    app.middlewares.append(authenticate)
+    app[GATE] = _guard(contextlib.nullcontext())
     if KEY_RING in public:
         app[KEYS] = app[KEY_RING] = public[KEY_RING]
+
+
+def _guard(counted: contextlib.AbstractContextManager[None]) -> Gate:
+    """Return what handles the requests of callers that may call, unless the server drains.
+
+    Args:
+        counted: counts a request, or refuses it.
+    """
+
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in OPEN_PATHS:
+            check_caller(request)
+            return await handler(request)
+        with counted:
+            check_caller(request)
+            response = await handler(request)
+        if is_draining(request.app):
+            response.force_close()  # the next request of the connection must find another server
+        return response
+
+    return guarded
 
 
 async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:

@@ -6,7 +6,9 @@ import functools
 import math
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from dataclasses import KW_ONLY, dataclass
+from typing import Self
 
 import orjson
 from aiohttp import web
@@ -17,7 +19,6 @@ from frontend.errors import CannotContinue, UnsupportedValue, shown
 from frontend.gateway.authentication import KEY_LIMITS
 from frontend.gateway.charge import Charge, Outcome
 from frontend.gateway.headers import rate_headers
-from frontend.gateway.key_file import KeyLimits
 from frontend.gateway.limiter import LocalLimiter, local_limiter
 from frontend.gateway.outage import OnFailure, Outage
 from frontend.gateway.policy import Policy
@@ -31,7 +32,6 @@ from frontend.request_context import (
     LIMITS_SOCKET,
     SETTINGS,
     TRITON,
-    Admitted,
     Chunks,
     sender_of,
 )
@@ -78,16 +78,15 @@ class Limits:
         else:
             self.limiter = local_limiter(settings)
 
-    @asynccontextmanager
-    async def generating(
+    async def admit(
         self,
         request: web.Request,
         body: QueuedBody,
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
-    ) -> AsyncIterator[Admitted]:
-        """Charge a request, and hold a place for its first completion.
+    ) -> Limited:
+        """Charge a request, and wait for a place for its first completion.
 
         Each other completion waits for its place when its chunks are first read, and so does the first one if images
         are still to be fetched. A place is free once the engine has no more work for its completion. The real usage is
@@ -100,7 +99,7 @@ class Limits:
         Raises:
             APIError: a limit of the key is reached, or the model has no room.
         """
-        triton, facts, params = request.app[TRITON], request[FACTS], generations[0].params
+        facts = request[FACTS]
         first, nums_prompt_tokens = self._estimate(request, body, name, generations, num_per_prompt)
         has_images = all(generations[0].images)
         # A place does not wait for images to be fetched.
@@ -110,46 +109,26 @@ class Limits:
             num_prompt_tokens=sum(nums_prompt_tokens),
             num_completions=len(generations),
             num_per_prompt=num_per_prompt,
-            is_stream=params.is_stream,
+            is_stream=generations[0].params.is_stream,
             on_settled=functools.partial(self.limiter.release, lease),
         )
+        # One key must not learn from cached tokens, or from the time of an answer, what another key has asked.
+        salt = "" if facts.caller.id == ANONYMOUS.id else facts.caller.id
+        fields = {"priority": _ENGINE_PRIORITIES[first.priority], "sender": first.sender, "cache_salt": salt}
+        return Limited(
+            [replace(each, params=replace(each.params, **fields)) for each in generations],
+            limits=self,
+            request=request,
+            first=first,
+            lease=lease if has_images else None,
+            charge=charge,
+            nums_prompt_tokens=nums_prompt_tokens,
+        )
 
-        @asynccontextmanager
-        async def running(index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
-            def end(usage: Usage | None) -> None:
-                self.limiter.leave(place)
-                if usage is not None:
-                    mean = self._mean_lengths.setdefault(name.model.id, _FIRST_LENGTH)
-                    self._mean_lengths[name.model.id] += _WEIGHT * (usage.num_output_tokens - mean)
-                    charge.used(index, usage)
-
-            place = lease
-            if index or not has_images:
-                num = nums_prompt_tokens[index // num_per_prompt]
-                num_tokens = num + first.num_tokens - first.num_prompt_tokens
-                own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not index)
-                place = await self.limiter.acquire(own)
-            try:
-                async with aclosing(triton.generate(name.model_id, generation, end, index=index)) as chunks:
-                    yield chunks
-            finally:
-                if place is lease:
-                    self.limiter.leave(place)
-                else:
-                    self.limiter.release(place, 0)
-
-        outcome = Outcome.ABANDONED
-        try:
-            # One key must not learn from cached tokens, or from the time of an answer, what another key has asked.
-            salt = "" if facts.caller.id == ANONYMOUS.id else facts.caller.id
-            fields = {"priority": _ENGINE_PRIORITIES[first.priority], "sender": first.sender, "cache_salt": salt}
-            yield Admitted([replace(each, params=replace(each.params, **fields)) for each in generations], running)
-            outcome = Outcome.ANSWERED
-        except Exception as exc:
-            outcome = Outcome.EXHAUSTED if isinstance(exc, CannotContinue) else Outcome.REFUSED
-            raise
-        finally:
-            charge.settle(outcome, facts.stream)
+    def count_length(self, model: str, num_tokens: int) -> None:
+        """Count a completion that has ended for the estimates of others."""
+        mean = self._mean_lengths.get(model, _FIRST_LENGTH)
+        self._mean_lengths[model] = mean + _WEIGHT * (num_tokens - mean)
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request that generates nothing, or raise RateLimited."""
@@ -192,7 +171,9 @@ class Limits:
 
     def _rates(self, request: web.Request) -> RateLimits:
         """Return the rates of the caller's key; the settings are the default for each of them."""
-        own, default = request.get(KEY_LIMITS, KeyLimits()), self._policy.default_rates
+        own, default = request.get(KEY_LIMITS), self._policy.default_rates
+        if own is None:
+            return default
         return RateLimits(
             own.requests_per_minute or default.requests_per_minute,
             own.tokens_per_minute or default.tokens_per_minute,
@@ -201,12 +182,82 @@ class Limits:
 
     def _highest_priority(self, request: web.Request) -> Priority:
         """Return the highest priority that the caller's key allows."""
-        own = request.get(KEY_LIMITS, KeyLimits()).max_priority
+        limits = request.get(KEY_LIMITS)
+        own = None if limits is None else limits.max_priority
         if own is None and self._max_priority:
             return Priority(self._max_priority)
-        is_user = KEY_LIMITS in request and request[FACTS].caller.role is KeyRole.USER
+        is_user = limits is not None and request[FACTS].caller.role is KeyRole.USER
         is_high = not is_user if own is None else own > 0
         return Priority.HIGH if is_high else Priority.NORMAL
+
+
+@dataclass(slots=True, eq=False)
+class Limited:
+    """A request that is charged, and holds a place; see Admitted."""
+
+    generations: Sequence[GenerationRequest]
+    _: KW_ONLY
+    limits: Limits
+    request: web.Request
+    first: AdmissionRequest  # its first completion
+    lease: Lease | None  # that holds the place of the first completion; None: it waits for its place, too
+    charge: Charge
+    nums_prompt_tokens: Sequence[int]  # by prompt
+
+    def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
+        """See Admitted."""
+        return _Placed(self, index, generation)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        match error:
+            case None:
+                outcome = Outcome.ANSWERED
+            case CannotContinue():
+                outcome = Outcome.EXHAUSTED
+            case Exception():
+                outcome = Outcome.REFUSED
+            case _:
+                outcome = Outcome.ABANDONED
+        self.charge.settle(outcome, self.request[FACTS].stream)
+
+
+class _Placed:
+    """The chunks of a completion, which has a place while it runs."""
+
+    def __init__(self, admitted: Limited, index: int, generation: GenerationRequest) -> None:
+        self._admitted, self._index, self._generation = admitted, index, generation
+
+    async def __aenter__(self) -> Chunks:
+        admitted, first, place = self._admitted, self._admitted.first, self._admitted.lease
+        if self._index or place is None:
+            num = admitted.nums_prompt_tokens[self._index // admitted.charge.num_per_prompt]
+            num_tokens = num + first.num_tokens - first.num_prompt_tokens
+            own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)
+            place = await admitted.limits.limiter.acquire(own)
+        self._place = place
+        triton = admitted.request.app[TRITON]
+        self._chunks = triton.generate(first.model, self._generation, self._end, index=self._index)
+        return self._chunks
+
+    async def __aexit__(self, *exception: object) -> None:
+        limiter = self._admitted.limits.limiter
+        try:
+            await self._chunks.aclose()
+        finally:
+            if self._place is self._admitted.lease:
+                limiter.leave(self._place)
+            else:
+                limiter.release(self._place, 0)
+
+    def _end(self, usage: Usage | None) -> None:
+        limits = self._admitted.limits
+        limits.limiter.leave(self._place)
+        if usage is not None:
+            limits.count_length(self._admitted.first.model, usage.num_output_tokens)
+            self._admitted.charge.used(self._index, usage)
 
 
 def _num_places(parameters: ModelParameters) -> int:

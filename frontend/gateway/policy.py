@@ -28,6 +28,9 @@ class ModelLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 MAX_IN_FLIGHT_PROMPT_TOKENS = 4 * 2**20  # estimate for each replica of a model without its own limit
 
 
+_NO_LIMITS = RateLimits()
+
+
 class Policy:
     """The limits of each key and model.
 
@@ -42,6 +45,7 @@ class Policy:
             queue_wait_s=settings.max_queue_wait_s,
         )
         self._by_model = dict(self._parse(text) for text in settings.model_limits)
+        self._rates = {name: RateLimits(each.rpm, each.tpm, each.concurrent) for name, each in self._by_model.items()}
         self.default_rates = RateLimits(
             settings.requests_per_minute, settings.tokens_per_minute, settings.max_concurrent
         )
@@ -54,9 +58,10 @@ class Policy:
 
     def scopes(self, key: str, rates: RateLimits, model: str) -> tuple[Scope, ...]:
         """Return the scopes with limits that a request of a key counts in."""
-        limits = self._by_model.get(model, self._default)
-        scopes = Scope(key, "", rates), Scope(key, model, RateLimits(limits.rpm, limits.tpm, limits.concurrent))
-        return tuple(scope for scope in scopes if scope.limits != RateLimits())
+        of_model = self._rates.get(model, _NO_LIMITS)
+        return tuple(
+            [Scope(key, named, each) for named, each in (("", rates), (model, of_model)) if each != _NO_LIMITS]
+        )
 
     def _parse(self, text: str) -> tuple[str, ModelLimits]:
         model, _, values = text.rpartition(":")  # a model's name may have a colon

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from frontend.errors import APIError, InvalidRequest
 from frontend.handlers.bodies import LARGE_BYTES, work_on_body
 from frontend.handlers.call import Call
-from frontend.handlers.generation import Generation, admitted_to
+from frontend.handlers.generation import Generation, admit
 from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.large_answers import LARGE_ANSWERS, write
@@ -48,6 +47,7 @@ class EventStream(web.StreamResponse):
     """A stream whose head leaves in one packet with the first events."""
 
     _send_headers_immediately = False  # aiohttp has no public name for it, and its `Response` streams no body
+    unwritten = b""  # events
 
 
 _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the largest size
@@ -67,8 +67,8 @@ async def answer_chat(
         max_prompt_tokens: see ChatPrompt.
     """
     generations = await chat_generations(call, max_prompt_tokens)
-    async with admitted_to(call, generations, len(generations)) as admitted:
-        admitted = await _with_images(call.request, call.body, admitted)
+    async with await admit(call, generations, len(generations)) as admitted:
+        await _fetch_images(call.request, call.body, admitted)
         return await Completion(call, admitted, reply).answer()
 
 
@@ -113,7 +113,7 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
     _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(call), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
-    async with admitted_to(call, generations, num_per_prompt) as admitted:
+    async with await admit(call, generations, num_per_prompt) as admitted:
         num_chars = await _prompt_lengths(request, completion, name)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
@@ -130,45 +130,17 @@ class Completion(Generation[Reply]):
         return await (self._stream() if self._record.is_stream else self.whole())
 
     async def _stream(self) -> web.StreamResponse:
-        """Write the events of a stream. Those of the last chunk and the end are one write: each write is a packet.
+        """Answer event by event.
 
         Raises:
             Exception: an error before the first byte.
         """
-        request, record, memory = self._request, self._record, self._request.app[LARGE_ANSWERS]
-        encoder, unwritten = sse.EventEncoder(self._reply), b""
+        request, encoder = self._request, sse.EventEncoder(self._reply)
         response = EventStream(headers={**sse.HEADERS, **self._headers})
-        num_running, has_begun = len(record.completions), False
         async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
             try:
-                async with self._within_time(), self._chunks() as chunks:
-                    async for index, chunk in chunks:
-                        if isinstance(chunk, Announced):
-                            await keepalive.add_headers(self._new_headers(chunk))
-                            continue
-                        assert isinstance(chunk, GenerationChunk), "a vector has no stream"
-                        record.add(index, chunk)
-                        if self._reply.is_numbered:  # its last event repeats the whole answer
-                            memory.count(request, self._call.name, chunk)
-                        if has_begun and (plain := encoder.plain(index, chunk)) is not None:
-                            unwritten += plain
-                        else:
-                            opening: Iterator[bytes] = iter(())
-                            if not has_begun:
-                                has_begun = True
-                                await keepalive.prepare()
-                                opening = encoder.opening(chunk)
-                            slices = sliced(itertools.chain(opening, encoder.encode(index, chunk)), LARGE_BYTES)
-                            unwritten += next(slices)
-                            if len(unwritten) >= LARGE_BYTES:
-                                async for made in memory.in_turn(request, slices):
-                                    await write(response, unwritten)
-                                    unwritten = made
-                        num_running -= chunk.finish_reason is not None
-                        if unwritten and num_running:
-                            events, unwritten = unwritten, b""
-                            await response.write(events)
-                await response.write_eof(unwritten + encoder.end)
+                await self._within_time(self._write_events(response, encoder, keepalive))
+                await response.write_eof(response.unwritten + encoder.end)
             except ConnectionResetError:
                 self._facts.error_code = CLIENT_CLOSED
             except Exception as exc:
@@ -179,24 +151,57 @@ class Completion(Generation[Reply]):
                 self._call.places.blame(error)
                 self._facts.fail(error)
                 try:
-                    await response.write_eof(unwritten + encoder.failure(error))
+                    await response.write_eof(response.unwritten + encoder.failure(error))
                 except ConnectionResetError:
                     self._facts.error_code = CLIENT_CLOSED
         return response
 
+    async def _write_events(self, response: EventStream, encoder: sse.EventEncoder, keepalive: Keepalive) -> None:
+        """Write the events of all chunks but the last one, whose events stay unwritten: each write is a packet."""
+        request, record, memory = self._request, self._record, self._request.app[LARGE_ANSWERS]
+        num_running, has_begun, unwritten = len(record.completions), False, b""
+        async with self._chunks() as chunks:
+            async for index, chunk in chunks:
+                if isinstance(chunk, Announced):
+                    await keepalive.add_headers(self._new_headers(chunk))
+                    continue
+                assert isinstance(chunk, GenerationChunk), "a vector has no stream"
+                record.add(index, chunk)
+                if self._reply.is_numbered:  # its last event repeats the whole answer
+                    memory.count(request, self._call.name, chunk)
+                if not has_begun:
+                    has_begun = True
+                    await keepalive.prepare()
+                events = encoder.encode(index, chunk)
+                if isinstance(events, bytes):
+                    unwritten += events
+                else:
+                    slices = sliced(events, LARGE_BYTES)
+                    unwritten += next(slices)
+                    if len(unwritten) >= LARGE_BYTES:
+                        async for made in memory.in_turn(request, slices):
+                            await write(response, unwritten)
+                            unwritten = made
+                num_running -= chunk.finish_reason is not None
+                if not num_running:
+                    response.unwritten = unwritten
+                elif unwritten:
+                    await write(response, unwritten)
+                    unwritten = b""
 
-async def _with_images(request: web.Request, chat: ChatCompletionRequest, admitted: Admitted) -> Admitted:
+
+async def _fetch_images(request: web.Request, chat: ChatCompletionRequest, admitted: Admitted) -> None:
     """Fetch the images that a chat names by URL."""
     images = admitted.generations[0].images
     if all(images):
-        return admitted
+        return
     images = await fetched_images(request, chat, images)
     _refuse_too_many(request, 1, chat.n or 1)
-    return admitted._replace(generations=[replace(each, images=images) for each in admitted.generations])
+    admitted.generations = [replace(each, images=images) for each in admitted.generations]
 
 
 def _defaults(call: Call[Any]) -> RequestDefaults:
-    return call.name.model.parameters.request_defaults(call.request.app[SETTINGS].request_defaults())
+    return call.name.model.parameters.request_defaults(call.request.app[SETTINGS].request_defaults)
 
 
 def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from frontend.handlers.call import Call
-from frontend.handlers.generation import Generation, admitted_to
+from frontend.handlers.generation import Generation, admit
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.protocol.embeddings import EncoderBody
 from frontend.request_context import FACTS
@@ -27,7 +27,7 @@ def encoding[Request: EncoderBody](
         request, body, name = call.request, call.body, call.name
         # The requests are larger than the body, so they have memory first.
         await request.app[LARGE_ANSWERS].expect_vectors(request, name, body.num_prompts)
-        async with admitted_to(call, to_requests(body, name, request[FACTS].request_id)) as admitted:
+        async with await admit(call, to_requests(body, name, request[FACTS].request_id)) as admitted:
             return await Generation(call, admitted, reply(body, name)).whole()
 
     return answer

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -27,15 +28,31 @@ from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
+from frontend.triton.pool import ReplicaPool
 from model_repository.contract.output import Chunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_facts import Task
 
 
-@asynccontextmanager
-async def admitted_to(
-    call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1
-) -> AsyncIterator[Admitted]:
+@dataclass(slots=True, eq=False)
+class _Unlimited:
+    """A request that a server without a gateway admits; see Admitted."""
+
+    generations: Sequence[GenerationRequest]
+    triton: ReplicaPool
+    model_id: str
+
+    def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
+        """See Admitted."""
+        return aclosing(self.triton.generate(self.model_id, generation, index=index))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None: ...
+
+
+async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1) -> Admitted:
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     The memory of its answer is reserved first: a place of the model does not wait for readers.
@@ -46,17 +63,12 @@ async def admitted_to(
     request, model_id = call.request, call.name.model_id
     triton, limits = request.app[TRITON], request.app.get(LIMITS)
     triton.require_available(model_id)
-    with request.app[OBSERVER].in_flight(model_id):
-        if call.name.model.parameters.task is Task.GENERATE:
-            await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
-        if limits is None:
-            yield Admitted(
-                generations,
-                lambda index, generation: aclosing(triton.generate(model_id, generation, index=index)),
-            )
-            return
-        async with limits.generating(request, call.body, call.name, generations, num_per_prompt) as admitted:
-            yield admitted
+    request.app[OBSERVER].begin_generation(request[FACTS])
+    if call.name.model.parameters.task is Task.GENERATE:
+        await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
+    if limits is None:
+        return _Unlimited(generations, triton, model_id)
+    return await limits.admit(request, call.body, call.name, generations, num_per_prompt)
 
 
 class Generation[Writer: WholeReply[Any]]:
@@ -72,11 +84,9 @@ class Generation[Writer: WholeReply[Any]]:
         self._record = reply.record = StreamRecord(admitted.generations, reply.num_per_prompt)
         self._facts.id, self._facts.stream = reply.id, self._record
 
-    @asynccontextmanager
-    async def _chunks(self) -> AsyncIterator[Chunks]:
-        generations, running = self._admitted
-        async with merged(itertools.starmap(running, enumerate(generations)), len(generations)) as chunks:
-            yield chunks
+    def _chunks(self) -> AbstractAsyncContextManager[Chunks]:
+        generations = self._admitted.generations
+        return merged(itertools.starmap(self._admitted.running, enumerate(generations)), len(generations))
 
     def _new_headers(self, announced: Announced) -> Mapping[str, str]:
         """Return the header of ignored places, complete now; empty if another completion has brought it.
@@ -99,16 +109,16 @@ class Generation[Writer: WholeReply[Any]]:
         Raises:
             Overloaded: the answer is larger than expected, and the memory of its sender is full.
         """
-        body = await self._whole()
+        body = await self._within_time(self._collected())
         timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
         memory = self._request.app[LARGE_ANSWERS]
         return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
 
-    async def _whole(self) -> Event:
+    async def _collected(self) -> Event:
         collected: dict[int, Chunk] = {}
         memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
         try:
-            async with self._within_time(), self._chunks() as chunks:
+            async with self._chunks() as chunks:
                 async for index, chunk in chunks:
                     if isinstance(chunk, Announced):
                         self._new_headers(chunk)
@@ -124,18 +134,19 @@ class Generation[Writer: WholeReply[Any]]:
         assert self._record.num_finished == num_completions, "a generation ends with a finish reason or an error"
         return self._reply.whole([collected[index] for index in range(num_completions)])
 
-    @asynccontextmanager
-    async def _within_time(self) -> AsyncIterator[None]:
-        """Stop a block at the request's deadline, if there is one.
+    async def _within_time[Result](self, work: Awaitable[Result]) -> Result:
+        """Return the result of work, which is stopped at the request's deadline, if there is one.
 
         Raises:
             GenerationTimeout: the request took longer than `request_timeout_s`.
         """
         limit_s = self._request.app[SETTINGS].request_timeout_s
+        if not limit_s:
+            return await work
         passed_s = time.monotonic() - self._facts.started_at
         try:
-            async with asyncio.timeout(max(limit_s - passed_s, 0) if limit_s else None) as limit:
-                yield
+            async with asyncio.timeout(max(limit_s - passed_s, 0)) as limit:
+                return await work
         except TimeoutError as exc:
             if not limit.expired():
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from frontend.app import answer_errors, log_request, name_request
+from frontend.app import name_request, serve_request
 from frontend.gateway.install import share_gateway
 from frontend.handlers import models, pages
 from frontend.operations import admin
@@ -26,7 +26,7 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
         public: the started application of the API. Both share Triton, models, metrics and the gateway.
         supervisor: sends signals to all workers.
     """
-    app = web.Application(middlewares=[log_request, answer_errors])
+    app = web.Application(middlewares=[serve_request])
     app[SETTINGS], app[TRITON] = public[SETTINGS], public[TRITON]
     app[MODELS], app[OBSERVER] = public[MODELS], public[OBSERVER]
     app[IS_PUBLIC] = False

@@ -136,9 +136,9 @@ def _needs(model: type[QueuedBody], body: Mapping[str, Any]) -> frozenset[Capabi
 def _requests(model: type[QueuedBody], body: Mapping[str, Any]) -> list[GenerationRequest]:
     request = model.model_validate(body)
     if isinstance(request, ChatCompletionRequest):
-        return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+        return chat_to_requests(request, _SOME_MODEL, Settings().request_defaults)
     if isinstance(request, CompletionRequest):
-        return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults())
+        return completion_to_requests(request, _SOME_MODEL, Settings().request_defaults)
     return []  # of an encoder, which needs no capability
 
 

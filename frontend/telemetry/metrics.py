@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,28 +39,73 @@ def forget_worker(pid: int | None) -> None:
     mark_process_dead(pid, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
 
 
-class BulkHistogram(Histogram):
-    """A histogram for many observations at once. prometheus_client has public names only for single ones."""
+class Sum:
+    """A counter or a gauge. What is added counts at the next flush: prometheus_client takes a lock for each number."""
 
-    def observe(self, amount: float, exemplar: Any = None) -> None:
-        """Add an observation; prometheus_client itself compares with every bucket."""
-        self._buckets[bisect_left(self._upper_bounds, amount)].inc(1)
-        self._sum.inc(amount)
+    __slots__ = ("_added", "_changed", "_exported")
 
-    def observe_all(self, amounts: Sequence[float]) -> None:
-        """Add observations one by one, but each bucket once."""
-        counts = [0] * len(self._buckets)
-        for amount in amounts:
-            counts[bisect_left(self._upper_bounds, amount)] += 1
-        self.add(counts, sum(amounts))
+    def __init__(self, exported: Any, changed: list[Sum | Distribution]) -> None:
+        self._exported, self._changed = exported, changed
+        self._added = 0.0
+
+    def inc(self, amount: float = 1) -> None:
+        """Add to it."""
+        if not self._added:
+            self._changed.append(self)
+        self._added += amount
+
+    def set(self, value: float) -> None:
+        """Set a gauge, which nothing is added to."""
+        self._exported.set(value)
+
+    def flush(self) -> None:
+        """Count what was added."""
+        self._exported.inc(self._added)
+        self._added = 0
+
+
+class Distribution:
+    """A histogram. What is observed counts at the next flush."""
+
+    __slots__ = ("_bounds", "_changed", "_counts", "_exported", "_sum")
+
+    def __init__(self, exported: Any, changed: list[Sum | Distribution], bounds: Sequence[float]) -> None:
+        self._exported, self._changed, self._bounds = exported, changed, bounds
+        self._counts: list[int] = []
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add an observation."""
+        self._begun()[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations.
+        """Add observations that are counted.
 
         Args:
             counts: by bucket, not cumulative; the last one is for values above all bounds.
             total: the sum of the observed values.
         """
+        self._counts = [old + new for old, new in zip(self._begun(), counts, strict=True)]
+        self._sum += total
+
+    def _begun(self) -> list[int]:
+        if not self._counts:
+            self._counts = [0] * (len(self._bounds) + 1)
+            self._changed.append(self)
+        return self._counts
+
+    def flush(self) -> None:
+        """Count what was observed."""
+        self._exported.add(self._counts, self._sum)
+        self._counts, self._sum = [], 0.0
+
+
+class BulkHistogram(Histogram):
+    """A histogram for many observations at once. prometheus_client has public names only for single ones."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add observations; see Distribution."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -68,23 +113,44 @@ class BulkHistogram(Histogram):
 
 
 class Metrics:
-    """The metrics of one process."""
+    """The metrics of one process. They count when they are flushed."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._families = {
             metric.name: _unless_full(metric, partial(_family, metric, self._registry)) for metric in METRICS
         }
-        self._children: dict[tuple[str, ...], Any] = {}
+        self._series: dict[tuple[str, ...], Any] = {}
+        self._changed: list[Sum | Distribution] = []
+        self._is_shared = SHARED_FOLDER in os.environ
+        self._is_scheduled = False
 
     def series(self, metric: Metric, *labels: str) -> Any:
-        """Return prometheus_client's counter, gauge or histogram with these labels; it is exported from now on."""
+        """Return the counter, gauge or histogram with these labels; it is exported from now on."""
         key = (metric.name, *labels)
-        child = self._children.get(key)
-        if child is None:  # a lookup in prometheus_client takes a lock each time
+        series = self._series.get(key)
+        if series is None:
             family = self._families[metric.name]
-            child = self._children[key] = _unless_full(metric, lambda: family.labels(*labels) if labels else family)
-        return child
+            exported = _unless_full(metric, lambda: family.labels(*labels) if labels else family)
+            if metric.kind is Kind.HISTOGRAM:
+                series = Distribution(exported, self._changed, metric.buckets)
+            else:
+                series = Sum(exported, self._changed)
+            self._series[key] = series
+        return series
+
+    def flush(self) -> None:
+        """Count what was added since the last flush."""
+        self._is_scheduled = False
+        for series in self._changed:
+            series.flush()
+        self._changed.clear()
+
+    def flush_soon(self) -> None:
+        """Count a worker's numbers after this turn of the event loop, in the folder that any worker exports."""
+        if self._is_shared and not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
 
     def exposition(self, accept: str, *, has_vllm_names: bool) -> tuple[bytes, str]:
         """Return the metrics of all workers for Prometheus, and their content type. It may read many files.
@@ -94,7 +160,7 @@ class Metrics:
             has_vllm_names: add copies under vLLM's names.
         """
         registry = self._registry
-        if SHARED_FOLDER in os.environ:
+        if self._is_shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         encode, content_type = choose_encoder(accept)
@@ -111,10 +177,7 @@ class _Nowhere:
 
     def inc(self, *arguments: object) -> None: ...
 
-    set = observe = observe_all = add = inc
-
-    def track_inprogress(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    set = add = inc
 
 
 def _unless_full(metric: Metric, make: Callable[[], Any]) -> Any:

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections import Counter
-from contextlib import AbstractContextManager
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -42,6 +41,17 @@ _SHED_CODES = sorted(
 _CANCELLED, _ERROR = "cancelled", "error"  # outcomes of a completion without a finish reason
 
 
+_OF_TOKENS = definitions.REQUEST_MAX_TOKENS, definitions.REQUEST_INPUT_TOKENS, definitions.REQUEST_OUTPUT_TOKENS
+_OF_PHASES = (
+    definitions.TOKENIZATION,
+    definitions.QUEUE,
+    definitions.PREFILL,
+    definitions.DECODE,
+    definitions.INFERENCE,
+    definitions.TIME_PER_OUTPUT_TOKEN,
+)
+
+
 class Observer:
     """The metrics, log lines and traces of an application.
 
@@ -59,10 +69,11 @@ class Observer:
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
 
-    def in_flight(self, model: str) -> AbstractContextManager[None]:
-        """Count a request as in flight within the block."""
-        tracker: AbstractContextManager[None] = self.metrics.series(definitions.IN_FLIGHT, model).track_inprogress()
-        return tracker
+    def begin_generation(self, facts: RequestFacts) -> None:
+        """Count a request as in flight until its end."""
+        facts.is_in_flight = True
+        self.metrics.series(definitions.IN_FLIGHT, facts.served_model).inc()
+        self.metrics.flush_soon()
 
     def end_request(self, request: web.Request, status: int) -> None:
         """Count, trace and log a request; `status` is 499 if the client hung up."""
@@ -70,13 +81,17 @@ class Observer:
         endpoint = UNKNOWN if resource is None else resource.canonical
         total_s = time.monotonic() - facts.started_at
         self._count(facts, endpoint, status)
+        if facts.is_in_flight:
+            self.metrics.series(definitions.IN_FLIGHT, facts.served_model).inc(-1)
         if facts.stream is not None:
             self._count_stream(facts, facts.stream, total_s)
+        self.metrics.flush_soon()
         if self.tracer is not None:
             self.tracer.end(facts, method=request.method, endpoint=endpoint, status=status)
         level = _level(request, status if facts.error is None else facts.error.status)
         if logger.isEnabledFor(level):
-            _log(level, request, status, total_s)
+            of_request = request, status, total_s
+            log_fields(logger, level, functools.partial(_text, *of_request), functools.partial(_fields, *of_request))
 
     def note_engine(self, endpoint: str, ensemble: str, result: EngineStats | APIError) -> None:
         """Set the gauges of an engine at an endpoint, from the result of a health check."""
@@ -158,37 +173,35 @@ class Observer:
 
     def _count_completions(self, facts: RequestFacts, record: StreamRecord) -> None:
         """Count the completions of a request. A body may have thousands of inputs, so each metric is looked up once."""
-        series, model, completions = self.metrics.series, facts.served_model, record.completions
-        for outcome, number in Counter(_outcome(facts, each.finish_reason) for each in completions).items():
+        model = facts.served_model
+        completions, series = record.completions, self.metrics.series
+        max_tokens, input_tokens, output_tokens = (series(each, model) for each in _OF_TOKENS)
+        tokenization, queue, prefill, decode, inference, per_token = (series(each, model) for each in _OF_PHASES)
+        num_output_tokens = num_input_tokens = num_cached_tokens = 0
+        for index, each in enumerate(completions):
+            max_tokens.observe(each.request.params.max_tokens)
+            usage, phases = each.usage, each.phases
+            if usage is not None:
+                num_output_tokens += usage.num_output_tokens
+                if index % record.num_per_prompt == 0:  # the completions of one prompt count it once, as for the client
+                    num_input_tokens += usage.num_input_tokens
+                    num_cached_tokens += usage.num_cached_tokens
+                if each.finish_reason is not None:
+                    input_tokens.observe(usage.num_input_tokens)
+                    output_tokens.observe(usage.num_output_tokens)
+            if phases is not None:
+                tokenization.observe(phases.tokenization_s)
+                queue.observe(phases.queue_s)
+                prefill.observe(phases.prefill_s)
+                decode.observe(phases.decode_s)
+                inference.observe(phases.prefill_s + phases.decode_s)
+                if usage is not None and usage.num_output_tokens > 1:
+                    per_token.observe(phases.decode_s / (usage.num_output_tokens - 1))
+        for outcome, number in Counter([_outcome(facts, each.finish_reason) for each in completions]).items():
             series(definitions.COMPLETIONS, model, outcome).inc(number)
-        usages = [each.usage for each in completions if each.usage is not None]
-        # The completions of one prompt count it once, as in the client's usage.
-        of_prompts = [each.usage for each in completions[:: record.num_per_prompt] if each.usage is not None]
-        if usages:
-            series(definitions.OUTPUT_TOKENS, model).inc(sum(each.num_output_tokens for each in usages))
-            series(definitions.INPUT_TOKENS, model).inc(sum(each.num_input_tokens for each in of_prompts))
-            series(definitions.CACHED_TOKENS, model).inc(sum(each.num_cached_tokens for each in of_prompts))
-        finished = [each for each in completions if each.finish_reason is not None]
-        ends = [each.usage for each in finished if each.usage is not None]
-        phases = [each.phases for each in completions if each.phases is not None]
-        observed: dict[Metric, list[float]] = {
-            definitions.REQUEST_MAX_TOKENS: [each.request.params.max_tokens for each in completions],
-            definitions.REQUEST_INPUT_TOKENS: [each.num_input_tokens for each in ends],
-            definitions.REQUEST_OUTPUT_TOKENS: [each.num_output_tokens for each in ends],
-            definitions.TOKENIZATION: [each.tokenization_s for each in phases],
-            definitions.QUEUE: [each.queue_s for each in phases],
-            definitions.PREFILL: [each.prefill_s for each in phases],
-            definitions.DECODE: [each.decode_s for each in phases],
-            definitions.INFERENCE: [each.prefill_s + each.decode_s for each in phases],
-            definitions.TIME_PER_OUTPUT_TOKEN: [
-                each.phases.decode_s / (each.usage.num_output_tokens - 1)
-                for each in completions
-                if each.phases is not None and each.usage is not None and each.usage.num_output_tokens > 1
-            ],
-        }
-        for metric, values in observed.items():
-            if values:
-                series(metric, model).observe_all(values)
+        series(definitions.OUTPUT_TOKENS, model).inc(num_output_tokens)
+        series(definitions.INPUT_TOKENS, model).inc(num_input_tokens)
+        series(definitions.CACHED_TOKENS, model).inc(num_cached_tokens)
 
 
 def _kv_cache_usage(stats: EngineStats) -> float:
@@ -205,28 +218,17 @@ def _level(request: web.Request, status: int) -> int:
     return logging.WARNING if is_failure else logging.INFO
 
 
-def _log(level: int, request: web.Request, status: int, total_s: float) -> None:
+def _text(request: web.Request, status: int, total_s: float) -> str:
+    """Return a request's log line for people."""
     facts = request[FACTS]
-    record = facts.stream
-    log_fields(
-        logger,
-        level,
-        functools.partial(_fields, request, status, total_s),
-        "%s %s request_id=%s id=%s key=%s model=%s status=%d error=%s"
-        " input_tokens=%d output_tokens=%d ttft_ms=%s ms=%.0f%s",
-        request.method,
-        request.rel_url.raw_path,
-        facts.request_id,
-        facts.id,
-        _quoted(facts.caller.name),
-        _quoted(facts.model[:_MAX_SHOWN_MODEL]),
-        status,
-        facts.error_code or "-",
-        0 if record is None else record.num_input_tokens,
-        0 if record is None else record.num_output_tokens,
-        "-" if facts.ttft_s is None else f"{facts.ttft_s * 1000:.0f}",
-        total_s * 1000,
-        labels_text(facts.labels),
+    record, ttft_s = facts.stream, facts.ttft_s
+    num_input, num_output = (0, 0) if record is None else (record.num_input_tokens, record.num_output_tokens)
+    return (
+        f"{request.method} {request.rel_url.raw_path} request_id={facts.request_id} id={facts.id}"
+        f" key={_quoted(facts.caller.name)} model={_quoted(facts.model[:_MAX_SHOWN_MODEL])} status={status}"
+        f" error={facts.error_code or '-'} input_tokens={num_input} output_tokens={num_output}"
+        f" ttft_ms={'-' if ttft_s is None else f'{ttft_s * 1000:.0f}'} ms={total_s * 1000:.0f}"
+        f"{labels_text(facts.labels)}"
     )
 
 

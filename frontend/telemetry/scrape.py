@@ -14,6 +14,7 @@ async def metrics(request: web.Request) -> web.Response:
     """GET /metrics. The numbers are about all clients: they belong on a port that is not public."""
     observer = request.config_dict[OBSERVER]
     observer.metrics.series(definitions.TASKS).set(len(asyncio.all_tasks()))
+    observer.metrics.flush()
     body, content_type = await asyncio.to_thread(  # several workers share files, which it reads
         observer.metrics.exposition, request.headers.get("Accept", ""), has_vllm_names=observer.has_vllm_names
     )

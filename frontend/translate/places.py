@@ -27,19 +27,28 @@ _PLACE = re.compile(r"[^:\s]+(?=: )")
 class Places:
     """The places of parts in the client's body, by their places in the chat that it means, or by the stages' names.
 
-    A translation of a body to a chat writes the places of its parts. Other places are the same in both.
+    A translation of a body to a chat writes the places of its parts. Other places are the same in both. The parts are
+    listed when the first place is asked for: few requests fail.
     """
 
     def __init__(self, body: ModelBody) -> None:
-        self._places: dict[str, str] = {}
-        self.add(body)
+        self._unlisted: ModelBody | None = body
+        self._listed: dict[str, str] = {}
+
+    @property
+    def _places(self) -> dict[str, str]:
+        if (body := self._unlisted) is not None:
+            self._unlisted = None
+            self._listed |= [(ours, self.of(place)) for ours, place in _stages_names(body)]
+        return self._listed
 
     def __setitem__(self, ours: str, theirs: str) -> None:
         self._places[ours] = theirs
 
     def add(self, body: ModelBody) -> None:
         """Add the stages' names of a body's parts; the places of a translated one are known."""
-        self._places |= [(ours, self.of(place)) for ours, place in _stages_names(body)]
+        assert self._places is not None, "lists the parts of the body before"
+        self._unlisted = body
 
     def of(self, place: str) -> str:
         """Return the client's place of a part."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -89,20 +88,23 @@ def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usag
         usages: by the number of the completion. Completions of one prompt have consecutive numbers.
         num_per_prompt: completions of each prompt.
     """
-    prompts = defaultdict[int, list[output.Usage]](list)
+    prompts, cached = dict[int, int](), dict[int, int]()  # by number of the prompt
+    completion_tokens = reasoning_tokens = 0
     for index, usage in usages.items():
-        prompts[index // num_per_prompt].append(usage)
-    prompt_tokens = sum(same[0].num_input_tokens for same in prompts.values())
-    completion_tokens = sum(each.num_output_tokens for each in usages.values())
-    # Completions of one prompt reuse each other's KV tokens: the smallest count is from before the request.
-    cached_tokens = sum(min(each.num_cached_tokens for each in same) for same in prompts.values())
+        prompt = index // num_per_prompt
+        prompts[prompt] = usage.num_input_tokens
+        # Completions of one prompt reuse each other's KV tokens: the smallest count is from before the request.
+        cached[prompt] = min(usage.num_cached_tokens, cached.get(prompt, usage.num_cached_tokens))
+        completion_tokens += usage.num_output_tokens
+        reasoning_tokens += usage.num_reasoning_tokens
+    prompt_tokens = sum(prompts.values())
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": sum(cached.values()), "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(each.num_reasoning_tokens for each in usages.values()),
+            "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
             "audio_tokens": 0,

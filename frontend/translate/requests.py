@@ -267,13 +267,12 @@ def _params(
 
 def _repeated(request: GenerationRequest, num_drawn: int) -> list[GenerationRequest]:
     """Return a request for each choice. Choice i draws with `seed + i`. The prompt's log probabilities come once."""
-    params, sampling = request.params, request.params.sampling
-    requests = []
+    params, requests = request.params, []
     for index in range(num_drawn):
-        own_sampling = replace(sampling, seed=(sampling.seed + index) & _UINT64)
-        own = replace(params, cancel_key=secrets.token_hex(16), sampling=own_sampling)
+        own = replace(params, cancel_key=secrets.token_hex(16))
         if index:
-            own = replace(own, num_prompt_logprobs=None)
+            sampling = replace(params.sampling, seed=(params.sampling.seed + index) & _UINT64)
+            own = replace(own, sampling=sampling, num_prompt_logprobs=None)
         requests.append(replace(request, params=own))
     return requests
 

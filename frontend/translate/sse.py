@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import orjson
 
 from frontend.errors import APIError
 from frontend.json_pieces import json_bytes, json_pieces
@@ -19,7 +22,8 @@ HEADERS: Mapping[str, str] = {
 DONE = b"data: [DONE]\n\n"
 
 _NUMBER = "sequence_number"  # the last field of an event
-_NUMBER_END = b"}\n\n"
+_END = b"\n\n"
+_NUMBER_END = b"}" + _END
 
 # Some clients split lines at these characters too. JSON may escape any character.
 _LINE_BREAKS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\u0085\u2028\u2029"}
@@ -32,16 +36,25 @@ class EventEncoder:
         self._reply = reply
         self._frames: dict[tuple[int, str], list[bytes]] = {}  # bytes around the text, by choice and part
         self._num_events = 0
+        self._has_begun = False
         self.end = DONE if reply.has_done else b""  # the stream's end, also after an error
 
-    def opening(self, first: GenerationChunk) -> Iterator[bytes]:
-        """Yield the pieces of the events before the first chunk of all."""
-        return self._pieces(self._reply.opening(first))
+    def encode(self, index: int, chunk: GenerationChunk) -> bytes | Iterator[bytes]:
+        """Return the events of a chunk, in pieces if they have long lists; nothing while a parser holds the text back.
 
-    def encode(self, index: int, chunk: GenerationChunk) -> Iterator[bytes]:
-        """Yield the pieces of a chunk's events; none while a parser holds the text back."""
+        The events that open the stream precede those of the first chunk of all.
+        """
+        opening = b""
+        if not self._has_begun:
+            self._has_begun = True
+            opening = b"".join(self._pieces(self._reply.opening(chunk)))
         plain = self.plain(index, chunk)
-        return self._pieces(self._reply.events(index, chunk)) if plain is None else iter((plain,))
+        if plain is not None:
+            return opening + plain
+        pieces = self._pieces(self._reply.events(index, chunk))
+        if isinstance(pieces, list):
+            return b"".join([opening, *pieces])
+        return itertools.chain([opening], pieces)
 
     def plain(self, index: int, chunk: GenerationChunk) -> bytes | None:
         """Return the event of a chunk that extends the text alone; None: it does not."""
@@ -66,25 +79,29 @@ class EventEncoder:
         mark = secrets.token_hex(16)  # occurs nowhere else in the event
         sample = GenerationChunk(text=mark, spans=(len(mark),) if is_thinking else ())
         [event] = self._reply.plain_events(index, sample)
-        encoded = b"".join(self._event({**event, _NUMBER: 0} if self._reply.is_numbered else event))
+        numbered = {**event, _NUMBER: 0} if self._reply.is_numbered else event
+        encoded = self._lead(event) + _json(numbered) + _END
         return encoded.removesuffix(b"0" + _NUMBER_END).split(_json(mark))
 
-    def _pieces(self, events: Iterable[Event]) -> Iterator[bytes]:
-        for each in events:
-            if self._reply.is_numbered:
-                each = {**each, _NUMBER: self._num_events}
-                self._num_events += 1
-            yield from self._event(each)
+    def _pieces(self, events: Sequence[Event]) -> Iterable[bytes]:
+        """Return the events one by one, or the pieces of events with lazy lists."""
+        if self._reply.is_numbered:
+            events = [{**each, _NUMBER: number} for number, each in enumerate(events, self._num_events)]
+            self._num_events += len(events)
+        try:
+            return [self._lead(each) + _on_one_line(orjson.dumps(each)) + _END for each in events]
+        except orjson.JSONEncodeError:
+            return itertools.chain.from_iterable(event(each, self._lead(each)) for each in events)
 
-    def _event(self, payload: Event) -> Iterator[bytes]:
-        return event(payload, payload["type"] if self._reply.has_names else "")
+    def _lead(self, event: Event) -> bytes:
+        return b"event: %b\ndata: " % event["type"].encode() if self._reply.has_names else b"data: "
 
 
-def event(payload: Event, name: str = "") -> Iterator[bytes]:
+def event(payload: Event, lead: bytes = b"data: ") -> Iterator[bytes]:
     """Yield the pieces of one event with a JSON object."""
-    yield (b"event: %b\n" % name.encode() if name else b"") + b"data: "
+    yield lead
     yield from map(_on_one_line, json_pieces(payload))
-    yield b"\n\n"
+    yield _END
 
 
 def _json(value: object) -> bytes:

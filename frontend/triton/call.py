@@ -20,7 +20,7 @@ from frontend.triton.chunk_queue import ChunkQueue, UnreadBytes
 from frontend.triton.failures import error_from_message, error_from_rpc
 from frontend.triton.messages import infer_request, payload_of
 from model_repository.contract.codec import pack, pack_batch, unpack
-from model_repository.contract.output import ChunkBatch, Usage
+from model_repository.contract.output import ChunkBatch, GenerationChunk, Timing, Usage, VectorChunk
 from model_repository.contract.request import MAX_BATCH_REQUESTS, ChatPrompt, GenerationRequest
 from model_repository.contract.tensors import (
     CHUNK_BATCH,
@@ -47,6 +47,9 @@ _OPENING_ID = "outputs"  # the request that opens the stream; a batch's id has i
 _CANCEL_ID = "cancel"  # a message that cancels requests
 _SLOW_BYTES = 8_000  # a larger request takes long to encode
 MAX_HELD_S = 0.05  # of requests, until the engine has told of the last message
+MAX_PAUSE_S = 0.008  # between two messages while many requests run
+_MANY = 8  # requests
+_WEIGHT = 0.1  # of the last completion in the mean length of a step
 
 
 class MultiplexedCall:
@@ -63,6 +66,7 @@ class MultiplexedCall:
         stub: of Triton's gRPC service.
         ensemble: the model's.
         outputs: the stage or ensemble at which the output stream is opened.
+        has_weights: the engine's steps take time.
         on_end: called with this object once it takes no more requests, and the cancel keys of those that run.
         fetch_epoch: returns the engine's epoch; None: it did not answer.
         unread: counts the memory of unread chunks.
@@ -74,6 +78,7 @@ class MultiplexedCall:
         ensemble: str,
         *,
         outputs: str,
+        has_weights: bool,
         on_end: Callable[[MultiplexedCall, list[str]], None],
         fetch_epoch: Callable[[], Awaitable[int | None]],
         unread: UnreadBytes,
@@ -94,9 +99,11 @@ class MultiplexedCall:
         self._unsent: dict[int, _Packed] = {}
         self._awaited: set[int] = set()  # numbers in the last message, until the engine tells of one of them
         self._sent_s = 0.0  # when it was sent
+        self._pause_s = 0.0 if has_weights else MAX_PAUSE_S
+        self._has_weights = has_weights
         self._unsent_cancels: list[str] = []
         self._is_cancelling = False  # a message has no answer yet
-        self._wakes_sender = asyncio.Event()  # there is something to send, or the call has ended
+        self._sender: asyncio.Future[bool] | None = None  # waits for something to send, or for the end of the call
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # grpc reads the messages of each, and half-closes it after the last.
         self._calls = (stub.ModelStreamInfer(self._opening()), stub.ModelStreamInfer(self._messages()))
@@ -117,7 +124,8 @@ class MultiplexedCall:
         Raises:
             APIError: it could not be opened.
         """
-        await asyncio.shield(self._opened)
+        if not self._opened.done():
+            await asyncio.shield(self._opened)
 
     def send(self, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> ChunkQueue:
         """Send a request; return the queue of its chunks, which its reader must close.
@@ -132,7 +140,7 @@ class MultiplexedCall:
             raise self._error
         number = next(self._numbers)
         self._unsent[number] = _Packed.of(number, request)
-        self._wakes_sender.set()
+        self._wake_sender()
         queue = self._queues[number] = ChunkQueue(
             request.params.cancel_key,
             is_stream=request.params.is_stream,
@@ -182,7 +190,9 @@ class MultiplexedCall:
         """Yield batches of requests, each with those that came since the last one was sent, and of cancels.
 
         A message costs about as much for one request as for ten. So the next one waits until the engine has announced
-        a request of the last one: under load, requests gather meanwhile, and a lone request waits for nothing.
+        a request of the last one: under load, requests gather meanwhile, and a lone request waits for nothing. While
+        many run, messages also have a pause between them, not longer than a step of the engine: what comes during a
+        step has to wait for its end anyway.
         """
         while self._error is None or self._unsent_cancels:
             if self._unsent_cancels and (not self._is_cancelling or self._error is not None):
@@ -190,6 +200,12 @@ class MultiplexedCall:
                 message = json.dumps({"cancel_keys": self._unsent_cancels}).encode()
                 self._unsent_cancels.clear()
                 yield infer_request(stage_name(self._ensemble, "engine"), CONTROL, message, _CANCEL_ID)
+            elif (
+                self._unsent
+                and len(self._queues) >= _MANY
+                and (wait_s := self._sent_s + self._pause_s - time.monotonic()) > 0
+            ):
+                await asyncio.sleep(wait_s)
             elif (batch := self._next_batch()) or await self._is_silent():
                 payload = pack_batch(self._key, [(each.number, each.payload) for each in batch])
                 numbers = f"{batch[0].number}-{batch[-1].number}" if batch else _NO_NUMBERS
@@ -201,14 +217,23 @@ class MultiplexedCall:
         It keeps the stream open for requests that are still in the tokenizer: the engine knows nothing of them, and
         ends an unused stream.
         """
-        self._wakes_sender.clear()
+        loop = asyncio.get_running_loop()
         timeout_s = self._sent_s + MAX_HELD_S - time.monotonic() if self._unsent else KEEPALIVE_INTERVAL_S
+        self._sender = loop.create_future()
+        timer = loop.call_later(timeout_s, self._wake_sender, True)
         try:
-            await asyncio.wait_for(self._wakes_sender.wait(), timeout_s)
-        except TimeoutError:
+            is_time_over = await self._sender
+        finally:
+            timer.cancel()
+            self._sender = None
+        if is_time_over:
             self._awaited.clear()
             return not self._unsent and any(queue.is_waiting for queue in self._queues.values())
         return False
+
+    def _wake_sender(self, is_time_over: bool = False) -> None:
+        if self._sender is not None and not self._sender.done():
+            self._sender.set_result(is_time_over)
 
     def _next_batch(self) -> list[_Packed]:
         """Return the unsent requests that can share a message; none while the last message holds them back."""
@@ -234,7 +259,7 @@ class MultiplexedCall:
         """Have the engine cancel a request. After the end of the call there is nothing to cancel."""
         if self._error is None:
             self._unsent_cancels.append(cancel_key)
-            self._wakes_sender.set()
+            self._wake_sender()
 
     def _close_queue(self, number: int, *, is_cancelled: bool) -> None:
         """Forget a number, and ignore later chunks for it. A call that needs rotation ends with its last number."""
@@ -250,6 +275,15 @@ class MultiplexedCall:
         elif self.needs_rotation and self._error is None and not self._queues and not self._cancel_keys_left:
             self._end(errors.OutputStreamNotOpen())  # the engine ends the stream, which it finds unused
 
+    def _note_step(self, timing: Timing, usage: Usage | None) -> None:
+        """Learn how long a step takes, from a completion that has ended."""
+        num_later = 0 if usage is None else usage.num_output_tokens - 1
+        if num_later > 0:
+            step_s = (timing.last_token_time_ns - timing.first_token_time_ns) / num_later * 1e-9
+        else:
+            step_s = (timing.first_token_time_ns - timing.first_scheduled_time_ns) * 1e-9
+        self._pause_s += _WEIGHT * (min(step_s, MAX_PAUSE_S) - self._pause_s)
+
     def _end(self, error: APIError, *, is_engine_lost: bool = False) -> int:
         """Take no more requests, and fail the present ones; return how many there were."""
         if self._error is not None:
@@ -260,7 +294,7 @@ class MultiplexedCall:
         is_over = is_engine_lost or isinstance(error, errors.OutputStreamNotOpen)  # no sequence runs
         self._on_end(self, [] if is_over else running)
         self._unsent.clear()
-        self._wakes_sender.set()  # the sending task must not wait for ever
+        self._wake_sender()  # the sending task must not wait for ever
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # marks the error as seen for asyncio
@@ -288,7 +322,7 @@ class MultiplexedCall:
             answer = response.infer_response
             if answer.id == _CANCEL_ID:
                 self._is_cancelling = False
-                self._wakes_sender.set()
+                self._wake_sender()
             elif response.error_message:
                 self._fail_batch(answer.id, error_from_message(response.error_message))
             else:
@@ -322,7 +356,7 @@ class MultiplexedCall:
         """Let the next message go if the engine has told of a request of the last one."""
         if self._awaited and not self._awaited.isdisjoint(numbers):
             self._awaited.clear()
-            self._wakes_sender.set()
+            self._wake_sender()
 
     def _half_close(self) -> None:
         """Let the calls end, now that the output stream has: the engine had no sequences left."""
@@ -340,14 +374,17 @@ class MultiplexedCall:
         self._last_batch_s = time.monotonic()
         if not self._opened.done():
             self._opened.set_result(None)
-        self._hear(number for number, _ in batch.items + batch.vectors)
-        for number, item in batch.items + batch.vectors:
+        items = batch.items + batch.vectors if batch.vectors else batch.items
+        self._hear([number for number, _ in items])
+        for number, item in items:
             if queue := self._queues.get(number):
                 queue.is_waiting = False
                 if isinstance(item, str):
                     queue.fail(error_from_message(item))
-                else:
-                    queue.put(item)
+                    continue
+                queue.put(item)
+                if self._has_weights and isinstance(item, GenerationChunk | VectorChunk) and item.timing is not None:
+                    self._note_step(item.timing, item.usage)
             elif number in self._cancel_keys_left:
                 self._cancel(self._cancel_keys_left.pop(number))
 

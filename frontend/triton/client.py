@@ -48,6 +48,7 @@ from model_repository.contract.tensors import (
     TOKENS,
     stage_name,
 )
+from model_repository.model_parameters import ModelParameters
 
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
@@ -77,9 +78,9 @@ class TritonClient:
         self._connection = TritonChannel(endpoint, credentials, server_name, key)
         self.repository = Repository(self._connection, ModelFilter() if offered is None else offered)
         self._adapters: dict[str, tuple[str, ...]] = {}  # names from the engine's last answer, by ensemble
-        self._outputs: dict[str, str] = {}  # ensemble to the stage or ensemble of its outputs; see Layout
+        self._parameters: dict[str, ModelParameters] = {}  # by ensemble
         self.generations = Generations(
-            self._connection, cancel=self._cancel, fetch_epoch=self._epoch, outputs=self._outputs
+            self._connection, cancel=self._cancel, fetch_epoch=self._epoch, parameters=self._parameters
         )
 
     async def snapshot(self) -> ModelSnapshot:
@@ -89,7 +90,7 @@ class TritonClient:
             APIError: Triton did not answer.
         """
         snapshot = await self.repository.snapshot(self._adapters)
-        self._outputs |= {name: model.parameters.layout.outputs for name, model in snapshot.by_ensemble.items()}
+        self._parameters |= {name: model.parameters for name, model in snapshot.by_ensemble.items()}
         return snapshot
 
     async def check(self, ensemble: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:

@@ -5,22 +5,72 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Self
 
 from frontend import errors
 from frontend.errors import APIError
 from frontend.triton.call import MultiplexedCall
 from frontend.triton.channel import TritonChannel
 from frontend.triton.chunk_queue import ChunkQueue, UnreadBytes
-from model_repository.contract.output import Usage
+from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest
 from model_repository.contract.tensors import OUTPUTS, ensemble_of_stage, stage_name
+from model_repository.model_parameters import ModelParameters
+from model_repository.runtimes import RUNTIMES
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
+
+
+class Attempt:
+    """The chunks of one completion at one engine. Its reader must close it: early, that cancels the engine's sequence.
+
+    Args:
+        send: sends the request, and returns the queue of the chunks.
+    """
+
+    __slots__ = ("_is_over", "_queue", "_send", "_was_reopened")
+
+    def __init__(self, send: Callable[[], Awaitable[ChunkQueue]]) -> None:
+        self._send = send
+        self._queue: ChunkQueue | None = None
+        self._was_reopened = self._is_over = False
+
+    async def get(self) -> Chunk:
+        """Return the next chunk; see `ChunkQueue.get`.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+        try:
+            if self._queue is None:
+                self._queue = await self._send()
+            return await self._queue.get()
+        except APIError as exc:
+            if isinstance(exc, errors.OutputStreamNotOpen) and not self._was_reopened:
+                # The engine was reloaded. No chunk has come, so nothing is lost.
+                self._was_reopened = True
+                if self._queue is not None:
+                    self._queue.close(False)
+                    self._queue = None
+                return await self.get()
+            self._is_over = exc.is_over
+            if isinstance(exc, errors.TritonUnreachable) and (self._queue is None or self._queue.is_waiting):
+                raise errors.NotTaken() from exc
+            raise
+
+    def close(self) -> None:
+        """Leave the chunks."""
+        if self._queue is not None:
+            self._queue.close(not (self._is_over or self._queue.is_finished))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
 
 
 class Generations:
@@ -30,7 +80,7 @@ class Generations:
         connection: to Triton.
         cancel: tells the engine of an ensemble to cancel the sequences with these cancel keys.
         fetch_epoch: returns the epoch of an ensemble's engine; None: it did not answer.
-        outputs: ensemble to the stage or ensemble of its outputs; a live mapping.
+        parameters: of the models, by ensemble; a live mapping.
     """
 
     def __init__(
@@ -39,48 +89,26 @@ class Generations:
         *,
         cancel: Callable[[str, list[str]], Awaitable[object]],
         fetch_epoch: Callable[[str], Awaitable[int | None]],
-        outputs: Mapping[str, str],
+        parameters: Mapping[str, ModelParameters],
     ) -> None:
         self._connection = connection
         self._cancel = cancel
         self._fetch_epoch = fetch_epoch
-        self._outputs = outputs
+        self._parameters = parameters
         self._calls: dict[str, list[MultiplexedCall]] = {}  # ensemble to calls; the last one gets the next request
         self._unread = UnreadBytes()
         self._background: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def running(
+    def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
-    ) -> AsyncIterator[ChunkQueue]:
-        """Send a request, and yield the chunks of its completion. Leaving them early cancels the engine's sequence.
+    ) -> Attempt:
+        """Return the chunks of a completion at an engine. The request is sent when the first one is read.
 
         Args:
             on_end: called once the engine has no more work for it, with what it used; None: it was cancelled. It is not
                 called when the reader leaves or gets an error.
-
-        Raises:
-            APIError: the request was refused, or failed.
         """
-        queue: ChunkQueue | None = None
-        is_generating = True
-        try:
-            try:
-                queue = await self._send(ensemble, request, on_end)
-                await queue.ready()
-            except errors.OutputStreamNotOpen:  # the engine was reloaded; no chunk has come, so nothing is lost
-                if queue is not None:
-                    queue.close(False)
-                queue = await self._send(ensemble, request, on_end)
-            yield queue
-        except APIError as exc:
-            is_generating = not exc.is_over
-            if isinstance(exc, errors.TritonUnreachable) and (queue is None or queue.is_waiting):
-                raise errors.NotTaken() from exc
-            raise
-        finally:
-            if queue is not None:
-                queue.close(is_generating and not queue.is_finished)
+        return Attempt(functools.partial(self._send, ensemble, request, on_end))
 
     def abort(self, stage: str, error: APIError, *, spared_epoch: int | None = None) -> int:
         """End the running generations that need a lost stage, by its Triton name; return how many there were.
@@ -126,10 +154,13 @@ class Generations:
         """
         calls = self._calls.setdefault(ensemble, [])
         if not calls or calls[-1].needs_rotation:
+            parameters = self._parameters.get(ensemble)
+            runtime = None if parameters is None else RUNTIMES.get(parameters.runtime)
             call = MultiplexedCall(
                 self._connection.stub,
                 ensemble,
-                outputs=self._outputs.get(ensemble, OUTPUTS),
+                outputs=OUTPUTS if parameters is None else parameters.layout.outputs,
+                has_weights=runtime is None or runtime.has_weights,
                 on_end=functools.partial(self._forget_call, ensemble),
                 fetch_epoch=functools.partial(self._fetch_epoch, ensemble),
                 unread=self._unread,

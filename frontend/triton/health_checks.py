@@ -119,8 +119,8 @@ async def _generate_one_token(triton: TritonClient, ensemble: str, *, deadline_s
     )
 
     async def generate() -> None:
-        async with triton.generations.running(ensemble, request) as chunks:
-            while (await chunks.get()).finish_reason is None:
+        async with triton.generations.running(ensemble, request) as attempt:
+            while (await attempt.get()).finish_reason is None:
                 pass
 
     try:

@@ -96,7 +96,14 @@ class ModelSnapshot:
 
     def replicas_of(self, model_id: str) -> list[str]:
         """Return the ensembles of a model's ready replicas."""
-        return [ensemble for ensemble, model in self.by_ensemble.items() if model.id == model_id]
+        return self._by_model.get(model_id, [])
+
+    @cached_property
+    def _by_model(self) -> Mapping[str, list[str]]:
+        ensembles: dict[str, list[str]] = {}
+        for ensemble, model in self.by_ensemble.items():
+            ensembles.setdefault(model.id, []).append(ensemble)
+        return ensembles
 
     def names(self) -> dict[str, ModelName]:
         """Return all names that clients may use. An id wins over an equal alias or adapter name."""

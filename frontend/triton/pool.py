@@ -10,8 +10,8 @@ import contextlib
 import logging
 import random
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
@@ -182,50 +182,21 @@ class ReplicaPool:
         if state != "ready":
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
-    async def generate(
+    def generate(
         self,
         model_id: str,
         request: GenerationRequest,
         on_end: Callable[[Usage | None], None] = lambda _: None,
         *,
         index: int = 0,
-    ) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Yield the chunks of a completion; the last one carries the finish reason. Leaving it cancels the generation.
+    ) -> Generating:
+        """Return the chunks of a completion, which is sent when the first one is read.
 
         Args:
             on_end: see `Generations.running`.
             index: of the completion in its request, for the reader: it comes with each chunk, and with the error.
-
-        Raises:
-            APIError: the request was refused, or failed.
         """
-        if self._end_error is not None:  # the request may have waited in a queue until now
-            raise self._end_error
-        self._budget.count_request()
-        place = self._choose(model_id, request.params.lora_name)
-        has_begun = is_second = False
-        while True:
-            replica, ensemble = place
-            try:
-                with replica.serving(ensemble) as state:
-                    async with replica.triton.generations.running(ensemble, request, on_end) as queue:
-                        is_last = False
-                        while not is_last:
-                            chunk = await queue.get()
-                            has_begun, is_last = not isinstance(chunk, Announced), chunk.finish_reason is not None
-                            if is_last:
-                                state.succeeded()
-                            yield index, chunk
-                return
-            except APIError as exc:
-                may_retry = not (has_begun or is_second)
-                other = self._second(model_id, request.params.lora_name, place, exc) if may_retry else None
-                if other is None:
-                    exc.index = index
-                    raise
-                place, is_second = other, True
-                # The cancellation of the first attempt may still be on its way.
-                request = replace(request, params=replace(request.params, cancel_key=secrets.token_hex(16)))
+        return Generating(self, model_id, request, on_end, index)
 
     def serves(self, name: ModelName) -> bool:
         """Whether a replica is ready for this model and adapter."""
@@ -305,12 +276,12 @@ class ReplicaPool:
 
     async def _call[Answer](self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
-        place = self._choose(model_id)
+        place = self.choose(model_id)
         try:
             with place.replica.serving(place.ensemble):
                 return await call(place.replica.triton, place.ensemble)
         except APIError as exc:
-            other = self._second(model_id, "", place, exc)
+            other = self.second(model_id, "", place, exc)
             if other is None:
                 raise
         with other.replica.serving(other.ensemble):
@@ -325,7 +296,14 @@ class ReplicaPool:
         places = self._places(model_id)
         return [place for place in places if place.replica.state_of(place.ensemble, lora_name) == "ready"]
 
-    def _choose(self, model_id: str, lora_name: str = "", *, other_than: _Place | None = None) -> _Place:
+    def first(self, model_id: str, lora_name: str) -> _Place:
+        """Return the replica for the first attempt of a completion; see `choose`."""
+        if self._end_error is not None:  # the request may have waited in a queue until now
+            raise self._end_error
+        self._budget.count_request()
+        return self.choose(model_id, lora_name)
+
+    def choose(self, model_id: str, lora_name: str = "", *, other_than: _Place | None = None) -> _Place:
         """Return the replica for a request.
 
         Args:
@@ -343,12 +321,12 @@ class ReplicaPool:
         self.require_available(model_id)
         raise ModelNotReady(f"The adapter {lora_name} is not ready at any endpoint now.")
 
-    def _second(self, model_id: str, lora_name: str, first: _Place, exc: APIError) -> _Place | None:
+    def second(self, model_id: str, lora_name: str, first: _Place, exc: APIError) -> _Place | None:
         """Return the replica for a second attempt after a failure before the first chunk; None: no second attempt."""
         if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
             return None  # it was ended on purpose, or every replica would refuse it
         try:
-            other = self._choose(model_id, lora_name, other_than=first)
+            other = self.choose(model_id, lora_name, other_than=first)
         except APIError:
             if not isinstance(exc, NotTaken):
                 return None
@@ -358,3 +336,79 @@ class ReplicaPool:
             return None
         logger.info("a request failed at %s, sent again to %s: %s", first, other, exc.code)
         return other
+
+
+class Generating:
+    """The chunks of one completion, from a replica, or after its failure before the first chunk from another one.
+
+    The last chunk carries the finish reason. The reader must close it: early, that cancels the generation.
+
+    Args:
+        pool: of the replicas.
+        model_id: the model's.
+        request: the completion.
+        on_end: see `Generations.running`.
+        index: see `ReplicaPool.generate`.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        model_id: str,
+        request: GenerationRequest,
+        on_end: Callable[[Usage | None], None],
+        index: int,
+    ) -> None:
+        self._pool, self._model_id, self._request, self._on_end, self._index = pool, model_id, request, on_end, index
+        self._is_running = self._has_begun = self._is_last = self._is_second = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Chunk]:
+        """Return the index and the next chunk.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+        if self._is_last:
+            raise StopAsyncIteration
+        pool, lora_name = self._pool, self._request.params.lora_name
+        if not self._is_running:
+            self._begin_at(pool.first(self._model_id, lora_name))
+        while True:
+            try:
+                chunk = await self._attempt.get()
+            except APIError as exc:
+                self._leave(exc)
+                may_retry = not (self._has_begun or self._is_second)
+                other = pool.second(self._model_id, lora_name, self._place, exc) if may_retry else None
+                if other is None:
+                    exc.index = self._index
+                    raise
+                self._is_second = True
+                # The cancellation of the first attempt may still be on its way.
+                params = replace(self._request.params, cancel_key=secrets.token_hex(16))
+                self._request = replace(self._request, params=params)
+                self._begin_at(other)
+                continue
+            self._has_begun, self._is_last = not isinstance(chunk, Announced), chunk.finish_reason is not None
+            if self._is_last:
+                self._serving.succeeded()
+            return self._index, chunk
+
+    async def aclose(self) -> None:
+        """Leave the chunks."""
+        if self._is_running:
+            self._leave()
+
+    def _begin_at(self, place: _Place) -> None:
+        replica, ensemble = self._place = place
+        self._serving = replica.serving(ensemble)
+        self._attempt = replica.triton.generations.running(ensemble, self._request, self._on_end)
+        self._is_running = True
+
+    def _leave(self, error: APIError | None = None) -> None:
+        self._is_running = False
+        self._attempt.close()
+        self._serving.end(error)

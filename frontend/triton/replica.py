@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Self
 
 from frontend.errors import APIError
 from frontend.settings import Settings
@@ -14,7 +14,7 @@ from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_monitor import HealthMonitor
 from frontend.triton.models import ModelDirectory
-from frontend.triton.replica_state import ReplicaState, State
+from frontend.triton.replica_state import State
 from model_repository.contract.output import EngineStats
 from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
@@ -71,22 +71,43 @@ class Replica:
             place[ensemble_to_model_id(ensemble)] = self.state_of(ensemble) or State.RECOVERING
         return states
 
-    @contextlib.contextmanager
-    def serving(self, ensemble: str) -> Iterator[ReplicaState]:
-        """Count a request while it runs, and let its failure count for the state of the replica, which is yielded."""
-        started_at = self._clock()
+    def serving(self, ensemble: str) -> Serving:
+        """Count a request to an ensemble from now on; see Serving."""
         self.num_in_flight[ensemble] += 1
         self._is_idle.clear()
-        try:
-            yield self.monitor.states[ensemble]
-        except APIError as exc:
-            self.monitor.request_failed(ensemble, exc, started_at)
-            raise
-        finally:
-            self.num_in_flight[ensemble] -= 1
-            if not self.num_in_flight.total():
-                self._is_idle.set()
+        return Serving(self, ensemble, self._clock())
+
+    def served(self, ensemble: str) -> None:
+        """Count a request no more."""
+        self.num_in_flight[ensemble] -= 1
+        if not self.num_in_flight.total():
+            self._is_idle.set()
 
     async def until_idle(self) -> None:
         """Return when no request runs."""
         await self._is_idle.wait()
+
+
+class Serving:
+    """A request at a replica, which counts it until the end. Its failure counts for the state of the replica."""
+
+    __slots__ = ("_ensemble", "_replica", "_started_at")
+
+    def __init__(self, replica: Replica, ensemble: str, started_at: float) -> None:
+        self._replica, self._ensemble, self._started_at = replica, ensemble, started_at
+
+    def succeeded(self) -> None:
+        """Note a completion that came to its end."""
+        self._replica.monitor.states[self._ensemble].succeeded()
+
+    def end(self, error: BaseException | None) -> None:
+        """End it, after an error or without one."""
+        if isinstance(error, APIError):
+            self._replica.monitor.request_failed(self._ensemble, error, self._started_at)
+        self._replica.served(self._ensemble)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self.end(error)

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
-_SECONDS, _MILLISECONDS = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+
+@functools.lru_cache(maxsize=1)
+def _second_text(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def time_text(seconds: float) -> str:
     """Format the seconds since 1970."""
-    return _MILLISECONDS % (time.strftime(_SECONDS, time.gmtime(seconds)), int(seconds % 1 * 1000))
+    return f"{_second_text(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def text_line(seconds: float, level: int, name: str, message: str) -> str:
+    """Return the line of a message of a logger."""
+    return f"{time_text(seconds)} {logging.getLevelName(level)} {name}: {message}"
 
 
 class TimedFormatter(logging.Formatter):
     """Writes a record as a line of text with its time."""
 
-    converter = staticmethod(time.gmtime)
-    default_time_format = _SECONDS
-    default_msec_format = _MILLISECONDS
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return text_line(record.created, record.levelno, record.name, record.message)

@@ -78,7 +78,7 @@ def test_the_name_in_tritons_certificates_is_a_name_alone(name: str) -> None:
 
 
 def test_request_defaults_are_the_settings_and_zero_fills_the_window() -> None:
-    assert Settings().request_defaults() == RequestDefaults(
+    assert Settings().request_defaults == RequestDefaults(
         completion_max_tokens=16,
         chat_max_tokens=256,
         context_length_exceeded_behavior=ContextOverflow.TRUNCATE,
@@ -90,7 +90,7 @@ def test_request_defaults_are_the_settings_and_zero_fills_the_window() -> None:
         context_length_exceeded_behavior="error",
         include_stop_str_in_output=True,
     )
-    assert settings.request_defaults() == RequestDefaults(
+    assert settings.request_defaults == RequestDefaults(
         completion_max_tokens=None,
         chat_max_tokens=None,
         context_length_exceeded_behavior=ContextOverflow.ERROR,

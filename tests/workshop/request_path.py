@@ -90,7 +90,6 @@ TEXT_HAND_OVERS = (
     "model_repository/engine/emitter.py:Emitter.due",
     "model_repository/detokenizer/text.py:delta_to_chunk",
     "frontend/translate/sse.py:EventEncoder.encode",
-    "frontend/translate/sse.py:event",
 )
 MESSAGES = (
     "frontend/protocol/chat.py:ChatCompletionRequest",

@@ -39,5 +39,5 @@ async def test_a_drain_without_requests_ends_at_once_and_notifies_the_others_onc
     await asyncio.wait_for(drain.finish(60.0, asyncio.Event(), lambda error: 0), DEADLINE_S)
     drain.begin()
     assert calls == ["drain"]
-    with pytest.raises(Draining), drain.request():
+    with pytest.raises(Draining), drain:
         pass

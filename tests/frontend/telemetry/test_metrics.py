@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from frontend.errors import EngineFailed
 from frontend.settings import Settings
 from frontend.telemetry.definitions import METRICS
-from frontend.telemetry.log_lines import JsonFormatter
+from frontend.telemetry.log_lines import REQUEST_LOGGER, JsonFormatter
 from frontend.telemetry.observer import Observer
 from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks, served_model, stats
@@ -114,7 +114,7 @@ async def test_the_line_of_a_request_in_json_has_sizes_and_times_but_no_prompt(
     http = await serve(FakeTriton(chunks("an answer")))
     await http.post("/v1/completions", json=BODY, headers={"x-request-id": "r1", "Authorization": "Bearer k"})
     await http.get("/health/live")  # has no line
-    (record,) = caplog.records
+    [record] = [each for each in caplog.records if each.name == REQUEST_LOGGER]
     line = json.loads(JsonFormatter().format(record))
     assert line["request_id"] == "r1"
     assert (line["status"], line["model"], line["error"]) == (200, "org/demo", None)

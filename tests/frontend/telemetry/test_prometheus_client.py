@@ -16,18 +16,23 @@ from frontend.telemetry.definitions import METRICS, Kind
 VALUES = (0.5, 1.0, 1.5, 2.0, 9.0)  # below, at and above the bounds
 
 
-@pytest.mark.parametrize("is_bulk", [False, True])
-def test_a_bulk_histogram_counts_as_prometheus_client_does(is_bulk: bool) -> None:
-    samples = []
-    for kind in (Histogram, metrics.BulkHistogram):
-        made = kind("x", "text", buckets=(1.0, 2.0), registry=CollectorRegistry())
-        if is_bulk and isinstance(made, metrics.BulkHistogram):
-            made.observe_all(VALUES)
-        else:
-            for value in VALUES:
-                made.observe(value)
-        samples.append([each for family in made.collect() for each in family.samples])
-    assert samples[0] == samples[1]
+def test_what_a_distribution_observes_counts_as_in_prometheus_clients_histogram() -> None:
+    histogram, bulk = (
+        kind("x", "text", buckets=(1.0, 2.0), registry=CollectorRegistry())
+        for kind in (Histogram, metrics.BulkHistogram)
+    )
+    distribution = metrics.Distribution(bulk, [], (1.0, 2.0))
+    for value in VALUES:
+        histogram.observe(value)
+        distribution.observe(value)
+        if value == 1.5:
+            distribution.flush()
+    distribution.add([1, 1, 0], 2.5)
+    for value in (0.5, 2.0):
+        histogram.observe(value)
+    distribution.flush()
+    counted, expected = ([each for family in kind.collect() for each in family.samples] for kind in (bulk, histogram))
+    assert counted == expected
 
 
 def test_a_full_file_of_a_worker_grows_before_prometheus_client_writes(

@@ -38,14 +38,14 @@ def of_messages(name: ModelName = THINKER, *, has_billing_header: bool = False, 
     places = Places(body)
     try:
         translated = messages_to_chat(body, name, has_billing_header, places)
-        return only(chat_to_requests(translated, name, Settings().request_defaults()))
+        return only(chat_to_requests(translated, name, Settings().request_defaults))
     except APIError as exc:
         places.blame(exc)
         raise
 
 
 def of_chat(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
-    return only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults()))
+    return only(chat_to_requests(chat(**{"max_tokens": 9} | fields), name, Settings().request_defaults))
 
 
 def only(requests: list[GenerationRequest]) -> GenerationRequest:
@@ -201,7 +201,7 @@ def test_a_field_means_that_of_the_chat(fields: dict[str, Any], chat_fields: dic
 
 def test_the_stop_sequence_is_left_out_whatever_the_servers_default() -> None:
     body = read(MessagesRequest, MESSAGE)[0]
-    defaults = Settings(include_stop_str_in_output=True).request_defaults()
+    defaults = Settings(include_stop_str_in_output=True).request_defaults
     [request] = chat_to_requests(messages_to_chat(body, PLAIN, False, Places(body)), PLAIN, defaults)
     assert not request.params.include_stop
 

@@ -33,7 +33,7 @@ from tests.frontend.bodies import TIME, USER, WEATHER, chat, completion, read
 from tests.frontend.protocol.test_tools import allowed
 
 NAME = ModelName(requested=DEMO.id, model=DEMO)
-DEFAULTS = Settings().request_defaults()
+DEFAULTS = Settings().request_defaults
 SEED_LIMIT = 2**64
 
 

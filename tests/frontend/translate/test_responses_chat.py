@@ -43,7 +43,7 @@ def of_responses(name: ModelName = THINKER, **fields: Any) -> GenerationRequest:
     body = read(ResponsesRequest, RESPONSE | {"max_output_tokens": 9} | fields)[0]
     places = Places(body)
     try:
-        return only(chat_to_requests(responses_to_chat(body, name, places), name, Settings().request_defaults()))
+        return only(chat_to_requests(responses_to_chat(body, name, places), name, Settings().request_defaults))
     except APIError as exc:
         places.blame(exc)
         raise

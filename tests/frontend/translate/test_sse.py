@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ def completion_reply(**fields: Any) -> CompletionReply:
 
 def encoded(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
     encoder = sse.EventEncoder(reply)
-    opening = b"".join(encoder.opening(GenerationChunk(text="")))
-    return opening + b"".join(piece for each in chunks for piece in encoder.encode(*each))
+    pieces = (encoder.encode(*each) for each in chunks)
+    return b"".join(each if isinstance(each, bytes) else b"".join(each) for each in pieces)
 
 
 def responses_reply() -> ResponsesReply:
@@ -49,11 +50,12 @@ def responses_reply() -> ResponsesReply:
 
 
 def events_of(reply: Reply, chunks: Sequence[tuple[int, GenerationChunk]]) -> bytes:
-    opening = reply.opening(GenerationChunk(text=""))
+    opening = reply.opening(chunks[0][1])
     events = [*opening, *(event for each in chunks for event in reply.events(*each))]
     if reply.is_numbered:
         events = [{**event, "sequence_number": number} for number, event in enumerate(events)]
-    return b"".join(piece for each in events for piece in sse.event(each, each["type"] if reply.has_names else ""))
+    leads = (f"event: {event['type']}\ndata: ".encode() if reply.has_names else b"data: " for event in events)
+    return b"".join(itertools.chain.from_iterable(map(sse.event, events, leads)))
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ async def generated(
     client: TritonClient, request: GenerationRequest = REQUEST, ensemble: str = "demo"
 ) -> AsyncGenerator[GenerationChunk, None]:
     """Yield the chunks of a completion."""
-    async with client.generations.running(ensemble, request) as queue:
+    async with client.generations.running(ensemble, request) as attempt:
         is_last = False
         while not is_last:
-            chunk = await queue.get()
+            chunk = await attempt.get()
             assert isinstance(chunk, GenerationChunk)
             is_last = chunk.finish_reason is not None
             yield chunk

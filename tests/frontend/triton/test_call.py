@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from frontend import errors
 from frontend.triton import call
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.client import TritonClient
-from model_repository.contract.output import Announcement, GenerationChunk
+from model_repository.contract.output import Announcement, FinishReason, GenerationChunk, Timing, Usage
 from model_repository.contract.request import (
     ChatPrompt,
     GenerationRequest,
@@ -23,7 +24,7 @@ from model_repository.contract.request import (
     ToolUse,
 )
 from model_repository.errors import InvalidRequest, Overloaded, Unloading
-from tests.fakes import chunks
+from tests.fakes import chunks, served_model
 from tests.frontend.bodies import USER, WEATHER
 from tests.frontend.triton.generating import (
     CANCEL,
@@ -181,6 +182,55 @@ async def test_no_request_waits_long_for_the_last_message(
         await asyncio.to_thread(wait_until, lambda: len(server.batches) == 2, "the second message comes")
     for task in tasks:
         task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("runtime", "num_running", "numbers"),
+    [("synthetic", 7, [8, 9]), ("synthetic", 6, [7]), ("llama_cpp", 7, [8])],
+    ids=["many", "few", "no step is known"],
+)
+async def test_while_many_run_a_message_waits_for_others(
+    server: FakeTritonServer,
+    client: TritonClient,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime: str,
+    num_running: int,
+    numbers: list[int],
+) -> None:
+    server.configs = {"demo": ("ensemble", served_model("demo", runtime=runtime).parameters.to_config())}
+    await client.snapshot()
+    async with running(server, client, num_running):
+        [opened] = client.generations._calls["demo"]
+        monkeypatch.setattr(opened, "_pause_s", opened._pause_s and 0.5)
+        opened._sent_s = time.monotonic()
+        tasks = []
+        for _ in range(2):
+            tasks.append(asyncio.create_task(completion_of(client)))
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, lambda: len(server.batches) > num_running, "the message comes")
+        assert server.batches[num_running].numbers == numbers
+        client.generations.end_all(errors.EngineFailed("over"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("step_ms", "num_tokens"), [(2, 5), (2, 1), (50, 5)])
+async def test_the_pause_between_messages_is_no_longer_than_a_step(
+    server: FakeTritonServer, client: TritonClient, step_ms: int, num_tokens: int
+) -> None:
+    step_ns, start_ns = step_ms * 1_000_000, 10**9
+    timing = Timing(
+        arrival_time_ns=start_ns,
+        first_scheduled_time_ns=start_ns,
+        first_token_time_ns=start_ns + step_ns,
+        last_token_time_ns=start_ns + num_tokens * step_ns,
+    )
+    usage = Usage(num_input_tokens=1, num_output_tokens=num_tokens)
+    server.script = [GenerationChunk(text="a", finish_reason=FinishReason.STOP, usage=usage, timing=timing)]
+    for _ in range(20):
+        await completion_of(client)
+    longest_s = min(step_ms / 1000, call.MAX_PAUSE_S)
+    [opened] = client.generations._calls["demo"]
+    assert 0.8 * longest_s < opened._pause_s <= longest_s
 
 
 async def test_a_message_has_a_largest_number_of_requests(

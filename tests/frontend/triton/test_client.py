@@ -286,8 +286,8 @@ async def test_vectors_come_from_the_engine_itself(server: FakeTritonServer, cli
     await client.snapshot()
     vector = VectorChunk(embedding=bytes(8), usage=Usage(num_input_tokens=1, num_output_tokens=0))
     server.script = [GenerationChunk(text=""), vector]
-    async with client.generations.running("demo", REQUEST) as queue:
-        assert await queue.get() == vector
+    async with client.generations.running("demo", REQUEST) as attempt:
+        assert await attempt.get() == vector
     assert set().union(*server.models_called) == {"demo__engine", "demo__requests"}
 
 
