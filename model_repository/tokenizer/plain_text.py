@@ -44,15 +44,16 @@ class MarkedText:
             InvalidRequest: a text needs a mark but contains all of them, or a value is nested too deeply.
         """
         try:
+            marked = self._marked(variables, _MARKS[0])
+            if marked == variables:
+                return marked, None
             texts = json.dumps(variables, ensure_ascii=False)  # JSON's own characters are no marks
             mark = next((mark for mark in _MARKS if mark not in texts), None)
-            marked = {name: self._mark_value(value, mark or _MARKS[0]) for name, value in variables.items()}
-            is_marked = marked != variables
+            if mark is None:
+                raise InvalidRequest("the text holds all of U+FDD0 to U+FDEF, which are no characters", "messages")
+            return (marked if mark == _MARKS[0] else self._marked(variables, mark)), mark
         except RecursionError as exc:
             raise InvalidRequest("nested too deeply", "messages") from exc
-        if is_marked and mark is None:
-            raise InvalidRequest("the text holds all of U+FDD0 to U+FDEF, which are no characters", "messages")
-        return marked, mark if is_marked else None
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
         """Yield the parts of a rendered text in order, each with whether it is an added token of the template's own."""
@@ -65,6 +66,9 @@ class MarkedText:
             end = match.end()
         if end < len(rendered):
             yield rendered[end:].replace(mark, ""), False
+
+    def _marked(self, variables: Mapping[str, Any], mark: str) -> dict[str, Any]:
+        return {name: self._mark_value(value, mark) for name, value in variables.items()}
 
     def _mark_value(self, value: Any, mark: str) -> Any:
         def mark_text(text: str, key: str) -> str:

@@ -32,6 +32,7 @@ from model_repository.tokenizer.stage import GrammarNotChecked, Message, Tokeniz
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _SHORT_BYTES = 4_096  # up to four milliseconds' work
+_REQUEST_BYTES = 256  # a request beside its text
 _MAX_WAITING, _MAX_WAITING_BYTES = 1_000, 64 << 20  # one sender's inputs
 _MAX_WAIT_S = 0.8 * CALL_TIMEOUT_S  # the answer must reach a caller that still waits
 _SWITCH_INTERVAL_S = 0.0005  # the thread that distributes waits no longer for Python's lock
@@ -81,8 +82,8 @@ class TritonPythonModel:
         answers = []
         for read in map(self._read, requests):
             if isinstance(read, _Call):
-                is_short = read.size <= room
-                room -= is_short * read.size
+                is_short = read.num_text_bytes <= room
+                room -= is_short * read.num_text_bytes
                 answers.append(self._serve(read, is_short=is_short))
             else:
                 answers.append(read)
@@ -171,6 +172,11 @@ class _Call(NamedTuple):
     request: Any  # Triton's
     size: int  # bytes
     arrived_s: float  # time.monotonic
+
+    @property
+    def num_text_bytes(self) -> int:
+        """About the bytes to encode."""
+        return max(1, self.size - _REQUEST_BYTES * len(self.params))
 
     @property
     def params(self) -> list[Params]:

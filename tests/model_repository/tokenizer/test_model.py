@@ -131,6 +131,15 @@ def test_short_requests_are_answered_at_once_if_none_can_wait_behind_them(
     assert answers_of(asked) == [""] * (number - num_at_once)
 
 
+def test_a_message_of_many_short_requests_is_answered_at_once(model: Any) -> None:
+    """A request takes some hundred bytes beside its text."""
+    many = batched(*(request(TextPrompt(f"{number}"), cancel_key=f"{number:032}") for number in range(60)))
+    [tensor] = many.inputs()
+    assert len(tensor.as_numpy().item()) > 4096
+    [answered] = model.execute([many])
+    assert answered is not None
+
+
 def test_a_short_count_does_not_wait_for_a_large_text_of_its_own_sender(model: Any, texts: SlowTexts) -> None:
     """An agent counts before each turn, also while it generates."""
     model.execute([large("a0", "a"), large("a1", "a")])
