@@ -27,6 +27,20 @@ MAX_HELD = 65_536  # characters of the thinking that wait
 _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
+class TextParser:
+    """Takes a completion without thinking and calls as it is."""
+
+    has_called = False
+
+    def plain_part(self, chunk: GenerationChunk) -> str | None:
+        """See OutputParser."""
+        return "content" if chunk.is_text else None
+
+    def read(self, chunk: GenerationChunk) -> list[OutputDelta]:
+        """See OutputParser."""
+        return [TextDelta(chunk.text)] if chunk.text else []
+
+
 class OutputParser:
     """Finds the thinking and the calls in one completion; the borders of chunks make no difference.
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from frontend.errors import APIError
 from frontend.output_parser.messages import output_parser
-from frontend.output_parser.parser import OutputParser
+from frontend.output_parser.parser import OutputParser, TextParser
 from frontend.protocol.answers import Timing, Usage
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.stream_record import StreamRecord
@@ -69,12 +69,15 @@ class Reply(WholeReply[GenerationChunk], Protocol):
         return (error.envelope(),)
 
 
-def chat_parsers(chat: ChatCompletionRequest, name: ModelName, number: int = 1) -> list[OutputParser]:
+def chat_parsers(chat: ChatCompletionRequest, name: ModelName, number: int = 1) -> list[OutputParser | TextParser]:
     """Return parsers of as many answers to a chat. They share the schemas of its tools."""
     parameters = name.model.parameters
-    schemas = {tool.name: tool.parameters or {} for tool in chat.offered_tools()}
     tool_format = parameters.tool_call_format if chat.may_call() else ""
-    reasoning_format, custom_names = REASONING_FORMATS.get(parameters.reasoning_format), chat.custom_names()
+    reasoning_format = REASONING_FORMATS.get(parameters.reasoning_format)
+    if not tool_format and reasoning_format is None:
+        only_text: OutputParser | TextParser = TextParser()
+        return [only_text] * number
+    schemas, custom_names = {tool.name: tool.parameters or {} for tool in chat.offered_tools()}, chat.custom_names()
     return [output_parser(tool_format, reasoning_format, schemas, custom_names) for _ in range(number)]
 
 
