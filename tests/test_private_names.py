@@ -15,7 +15,7 @@ DOCUMENTED = {"_replace", "_asdict", "_fields", "_exit"}  # of named tuples, and
 # Each module says why it needs the names.
 ALLOWED = {
     "frontend.handlers.completions": {"_send_headers_immediately"},
-    "frontend.telemetry.metrics": {"_buckets", "_sum", "_upper_bounds"},
+    "frontend.telemetry.metrics": {"_buckets", "_sum"},
     "model_repository.system.command_parser": {"_AppendAction", "_actions", "_check_value"},
     "build_engines.llama_cpp.gguf_header": {"_build_tensors", "_get", "_get_field_parts"},
 }
