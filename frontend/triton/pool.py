@@ -178,8 +178,8 @@ class ReplicaPool:
         Raises:
             ModelNotReady: no replica of the model is ready.
         """
-        state = self.state_of(model_id)
-        if state != "ready":
+        if not self._ready(model_id):
+            state = self.state_of(model_id)
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
     def generate(
@@ -293,8 +293,12 @@ class ReplicaPool:
 
     def _ready(self, model_id: str, lora_name: str = "") -> list[_Place]:
         """Return the replicas of a model that may get a request, for an adapter if one is named."""
-        places = self._places(model_id)
-        return [place for place in places if place.replica.state_of(place.ensemble, lora_name) == "ready"]
+        return [
+            _Place(replica, name)
+            for replica in self.replicas
+            for name in replica.models.latest.replicas_of(model_id)
+            if replica.state_of(name, lora_name) == "ready"
+        ]
 
     def first(self, model_id: str, lora_name: str) -> _Place:
         """Return the replica for the first attempt of a completion; see `choose`."""
@@ -315,6 +319,8 @@ class ReplicaPool:
         able = [place for place in self._ready(model_id, lora_name) if place != other_than]
         if other_than is not None:
             able = [place for place in able if place.replica is not other_than.replica] or able
+        if len(able) == 1:
+            return able[0]
         if able:
             least = min(place.load for place in able)
             return random.choice([place for place in able if place.load == least])
