@@ -41,15 +41,23 @@ _SHED_CODES = sorted(
 _CANCELLED, _ERROR = "cancelled", "error"  # outcomes of a completion without a finish reason
 
 
-_OF_TOKENS = definitions.REQUEST_MAX_TOKENS, definitions.REQUEST_INPUT_TOKENS, definitions.REQUEST_OUTPUT_TOKENS
-_OF_PHASES = (
-    definitions.TOKENIZATION,
-    definitions.QUEUE,
-    definitions.PREFILL,
-    definitions.DECODE,
-    definitions.INFERENCE,
-    definitions.TIME_PER_OUTPUT_TOKEN,
-)
+class _OfModel:
+    """The series of a model's completions, looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        def series(metric: Metric) -> Any:
+            return metrics.series(metric, model)
+
+        self.request, self.choices = series(definitions.REQUEST), series(definitions.REQUEST_CHOICES)
+        self.gaps, self.ttft = series(definitions.INTER_TOKEN_LATENCY), series(definitions.TTFT)
+        self.max_tokens = series(definitions.REQUEST_MAX_TOKENS)
+        self.request_input_tokens = series(definitions.REQUEST_INPUT_TOKENS)
+        self.request_output_tokens = series(definitions.REQUEST_OUTPUT_TOKENS)
+        self.tokenization, self.queue = series(definitions.TOKENIZATION), series(definitions.QUEUE)
+        self.prefill, self.decode = series(definitions.PREFILL), series(definitions.DECODE)
+        self.inference, self.per_token = series(definitions.INFERENCE), series(definitions.TIME_PER_OUTPUT_TOKEN)
+        self.output_tokens, self.input_tokens = series(definitions.OUTPUT_TOKENS), series(definitions.INPUT_TOKENS)
+        self.cached_tokens = series(definitions.CACHED_TOKENS)
 
 
 class Observer:
@@ -65,6 +73,7 @@ class Observer:
         self.tracer = tracer
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
+        self._of_models: dict[str, _OfModel] = {}
         self._ensembles: dict[str, dict[str, str]] = {}  # by endpoint: ensembles with their last value of ENGINE_UP
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
@@ -159,27 +168,21 @@ class Observer:
                 series(definitions.KEY_OUTPUT_TOKENS, facts.caller.name).inc(facts.stream.num_output_tokens)
 
     def _count_stream(self, facts: RequestFacts, record: StreamRecord, total_s: float) -> None:
-        series, model = self.metrics.series, facts.served_model
-        series(definitions.REQUEST, model).observe(total_s)
-        series(definitions.REQUEST_CHOICES, model).observe(record.num_per_prompt)
+        model = facts.served_model
+        if (series := self._of_models.get(model)) is None:
+            series = self._of_models[model] = _OfModel(self.metrics, model)
+        series.request.observe(total_s)
+        series.choices.observe(record.num_per_prompt)
         if record.gaps_s:
-            series(definitions.INTER_TOKEN_LATENCY, model).add(record.gap_counts, record.gaps_s)
+            series.gaps.add(record.gap_counts, record.gaps_s)
         if facts.ttft_s is not None:
             # Without a stream the first chunk comes with the last token: decoding does not count.
             phases = record.completions[0].phases
             decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
-            series(definitions.TTFT, model).observe(max(0.0, facts.ttft_s - decode_s))
-        self._count_completions(facts, record)
-
-    def _count_completions(self, facts: RequestFacts, record: StreamRecord) -> None:
-        """Count the completions of a request. A body may have thousands of inputs, so each metric is looked up once."""
-        model = facts.served_model
-        completions, series = record.completions, self.metrics.series
-        max_tokens, input_tokens, output_tokens = (series(each, model) for each in _OF_TOKENS)
-        tokenization, queue, prefill, decode, inference, per_token = (series(each, model) for each in _OF_PHASES)
+            series.ttft.observe(max(0.0, facts.ttft_s - decode_s))
         num_output_tokens = num_input_tokens = num_cached_tokens = 0
-        for index, each in enumerate(completions):
-            max_tokens.observe(each.request.params.max_tokens)
+        for index, each in enumerate(record.completions):
+            series.max_tokens.observe(each.request.params.max_tokens)
             usage, phases = each.usage, each.phases
             if usage is not None:
                 num_output_tokens += usage.num_output_tokens
@@ -187,21 +190,21 @@ class Observer:
                     num_input_tokens += usage.num_input_tokens
                     num_cached_tokens += usage.num_cached_tokens
                 if each.finish_reason is not None:
-                    input_tokens.observe(usage.num_input_tokens)
-                    output_tokens.observe(usage.num_output_tokens)
+                    series.request_input_tokens.observe(usage.num_input_tokens)
+                    series.request_output_tokens.observe(usage.num_output_tokens)
             if phases is not None:
-                tokenization.observe(phases.tokenization_s)
-                queue.observe(phases.queue_s)
-                prefill.observe(phases.prefill_s)
-                decode.observe(phases.decode_s)
-                inference.observe(phases.prefill_s + phases.decode_s)
+                series.tokenization.observe(phases.tokenization_s)
+                series.queue.observe(phases.queue_s)
+                series.prefill.observe(phases.prefill_s)
+                series.decode.observe(phases.decode_s)
+                series.inference.observe(phases.prefill_s + phases.decode_s)
                 if usage is not None and usage.num_output_tokens > 1:
-                    per_token.observe(phases.decode_s / (usage.num_output_tokens - 1))
-        for outcome, number in Counter([_outcome(facts, each.finish_reason) for each in completions]).items():
-            series(definitions.COMPLETIONS, model, outcome).inc(number)
-        series(definitions.OUTPUT_TOKENS, model).inc(num_output_tokens)
-        series(definitions.INPUT_TOKENS, model).inc(num_input_tokens)
-        series(definitions.CACHED_TOKENS, model).inc(num_cached_tokens)
+                    series.per_token.observe(phases.decode_s / (usage.num_output_tokens - 1))
+        series.output_tokens.inc(num_output_tokens)
+        series.input_tokens.inc(num_input_tokens)
+        series.cached_tokens.inc(num_cached_tokens)
+        for outcome, number in Counter([_outcome(facts, each.finish_reason) for each in record.completions]).items():
+            self.metrics.series(definitions.COMPLETIONS, model, outcome).inc(number)
 
 
 def _kv_cache_usage(stats: EngineStats) -> float:

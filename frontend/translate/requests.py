@@ -66,7 +66,7 @@ def chat_to_requests(
     max_tokens = _max_tokens(chat, defaults.chat_max_tokens, name)
     num_logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
-    prompt = replace(_chat_prompt(chat, chat.messages, _tool_use(chat), name), max_prompt_tokens=max_prompt_tokens)
+    prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name, max_prompt_tokens)
     if chat.truncate_prompt_tokens is None and max_prompt_tokens is None:
         _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
     request = GenerationRequest(
@@ -173,6 +173,7 @@ def _chat_prompt(
     messages: Sequence[ChatMessage],
     tool_use: ToolUse | None,
     name: ModelName,
+    max_prompt_tokens: int | None = None,
 ) -> ChatPrompt:
     fields = name.model.parameters.template_fields
     kwargs = body.chat_template_kwargs or {}
@@ -186,6 +187,7 @@ def _chat_prompt(
         template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
+        max_prompt_tokens=max_prompt_tokens,
     )
 
 
