@@ -25,7 +25,8 @@ def real_embedder() -> Path:
 
 def _package(name: str) -> Path:
     found = importlib.util.find_spec(name)
-    assert found is not None and found.origin is not None, "`make test` and `make bench` install tests/real_model.txt"
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"no package {name}: `make test` and `make bench` install tests/real_model.txt")
     return Path(found.origin).parent
 
 

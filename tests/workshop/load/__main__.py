@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def _suite(options: Options, factory: ServerFactory, console: Console) -> int:
     tables_path.write_text(markdown(outcomes))
     for path in (results, tables_path, *write_plots(options.output, outcomes, note)):
         console.print(f"wrote {path}", markup=False)
-    return 1 if any(outcome.num_failed for outcome in outcomes) else 0
+    return 1 if any(outcome.num_failed or not outcome.points for outcome in outcomes) else 0
 
 
 def _outcomes(options: Options, factory: ServerFactory, console: Console) -> Iterator[ScenarioOutcome]:
@@ -75,7 +75,13 @@ def _outcomes(options: Options, factory: ServerFactory, console: Console) -> Ite
     setups = setups_of(options.scenarios)
     runs: dict[str, list[Run]] = {scenario.name: [] for scenario in options.scenarios}
     for number, setup in enumerate(setups, 1):
-        with _running(options, factory, setup) as servers:
+        with ExitStack() as stack:
+            servers: dict[str, Server] = {}
+            try:
+                servers = stack.enter_context(_running(options, factory, setup))
+            except ModuleNotFoundError as exc:
+                names = [each.name for each in options.scenarios if any(point.setup == setup for point in each.points)]
+                console.print(f"left out: {', '.join(names)}: {exc}", markup=False)
             for scenario in options.scenarios:
                 points = [point for point in scenario.points if point.setup == setup and point.server in servers]
                 num_repeats = min(options.num_repeats, scenario.max_repeats)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice, pairwise, takewhile
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.raw_model import RawModel, real_model
+from tests.workshop.load import __main__ as command
 from tests.workshop.load import dynamo, runs
 from tests.workshop.load.accounting import Processes, ProcessUse, Sample, cpu_between
 from tests.workshop.load.http_stream import Exchange
@@ -31,8 +33,8 @@ from tests.workshop.load.measures import (
     token_arrivals,
 )
 from tests.workshop.load.runs import Run, Window, run_points
-from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, SUITE, quick, setups_of
-from tests.workshop.load.servers import Server
+from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, SUITE, Point, Setup, quick, setups_of
+from tests.workshop.load.servers import Server, ServerFactory
 from tests.workshop.load.stream_record import StreamRecord, read_embeddings, read_stream, timed_events
 from tests.workshop.load.wide_vocabulary import write_wide_model
 
@@ -155,6 +157,34 @@ def test_tokens_are_ungathered_by_a_field_that_only_our_server_knows() -> None:
     assert ours == replace(peer, fields={**peer.fields, "stream_interval_ms": 0})
 
 
+def run_of(point: str) -> Run:
+    """Return a run of a point without requests."""
+    result = summarize(Load(), Target(url="http://a", model="m"), [], 0.0)
+    return Run(
+        scenario="", point=point, repeat=1, result=result, window_s=1, cpu_s={}, generator_cpu_s=0, memory={},
+        added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
+    )  # fmt: skip
+
+
+def test_a_missing_package_leaves_out_the_scenarios_that_need_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def running(factory: ServerFactory, setup: Setup) -> AbstractContextManager[dict[str, Server]]:
+        if setup.weights == "minilm":
+            raise ModuleNotFoundError("no package x")
+        return nullcontext({OURS: Server(target=Target(url="http://127.0.0.1:1", model="m"))})
+
+    def run(name: str, points: Sequence[Point], servers: object, num_repeats: int) -> Iterator[Run]:
+        return (run_of(point.label) for point in points)
+
+    monkeypatch.setattr(ServerFactory, "running", running)
+    monkeypatch.setattr(command, "run_points", run)
+    monkeypatch.setattr(sys, "argv", ["load", "--scenario=embeddings", "--scenario=unpaced", f"--output={tmp_path}"])
+    assert command.main() == 1
+    assert "left out: embeddings: no package x" in capsys.readouterr().out
+    assert "unpaced" in (tmp_path / "results.json").read_text(encoding="utf-8")
+
+
 def test_a_new_pin_replaces_an_installed_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pins = tmp_path / "dynamo.txt"
     monkeypatch.setattr(dynamo, "PINS", pins)
@@ -176,11 +206,8 @@ def test_bounds_and_tables_use_metrics_of_a_run() -> None:
     for scenario in SUITE:
         labels = [point.label for point in scenario.points]
         assert all(bound.point in labels for bound in scenario.bounds), scenario.name
-    result = summarize(Load(), Target(url="http://a", model="m"), [], 0.0)
-    metrics = Run(
-        scenario="", point="", repeat=1, result=result, window_s=1, cpu_s={}, generator_cpu_s=0, memory={},
-        added_token_ms=result.ttft_ms, engine_call_ms=math.nan,
-    ).metrics().keys() | {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer", "ttft_ratio_to_peer"}  # fmt: skip
+    ratios = {"cost_to_first", "ratio_to_peer", "cpu_ratio_to_peer", "ttft_ratio_to_peer"}
+    metrics = run_of("").metrics().keys() | ratios
     assert {name for scenario in SUITE for name in scenario.metrics} <= metrics
     assert len(setups_of(quick(SUITE))) <= 7
 
