@@ -47,7 +47,7 @@ def share_gateway(public: web.Application, app: web.Application) -> None:
 
 
 def _guard(counted: contextlib.AbstractContextManager[None]) -> Gate:
-    """Return what handles the requests of callers that may call, unless the server drains.
+    """Return the function that handles requests of known callers, unless the server drains.
 
     Args:
         counted: counts a request, or refuses it.

@@ -157,7 +157,7 @@ class Completion(Generation[Reply]):
         return response
 
     async def _write_events(self, response: EventStream, encoder: sse.EventEncoder, keepalive: Keepalive) -> None:
-        """Write the events of all chunks but the last one, whose events stay unwritten: each write is a packet."""
+        """Write the events of all chunks but the last one. Its events stay unwritten: each write is a packet."""
         request, record, memory = self._request, self._record, self._request.app[LARGE_ANSWERS]
         num_running, has_begun, unwritten = len(record.completions), False, b""
         async with self._chunks() as chunks:

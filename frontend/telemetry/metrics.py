@@ -40,7 +40,7 @@ def forget_worker(pid: int | None) -> None:
 
 
 class Sum:
-    """A counter or a gauge. What is added counts at the next flush: prometheus_client takes a lock for each number."""
+    """A counter or a gauge. Additions count at the next flush: prometheus_client takes a lock for each number."""
 
     __slots__ = ("_added", "_changed", "_exported")
 
@@ -59,13 +59,13 @@ class Sum:
         self._exported.set(value)
 
     def flush(self) -> None:
-        """Count what was added."""
+        """Count the additions."""
         self._exported.inc(self._added)
         self._added = 0
 
 
 class Distribution:
-    """A histogram. What is observed counts at the next flush."""
+    """A histogram. Observations count at the next flush."""
 
     __slots__ = ("_bounds", "_changed", "_counts", "_exported", "_sum")
 
@@ -96,7 +96,7 @@ class Distribution:
         return self._counts
 
     def flush(self) -> None:
-        """Count what was observed."""
+        """Count the observations."""
         self._exported.add(self._counts, self._sum)
         self._counts, self._sum = [], 0.0
 
@@ -140,7 +140,7 @@ class Metrics:
         return series
 
     def flush(self) -> None:
-        """Count what was added since the last flush."""
+        """Count all additions and observations since the last flush."""
         self._is_scheduled = False
         for series in self._changed:
             series.flush()

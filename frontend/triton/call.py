@@ -191,8 +191,8 @@ class MultiplexedCall:
 
         A message costs about as much for one request as for ten. So the next one waits until the engine has announced
         a request of the last one: under load, requests gather meanwhile, and a lone request waits for nothing. While
-        many run, messages also have a pause between them, not longer than a step of the engine: what comes during a
-        step has to wait for its end anyway.
+        many run, messages also have a pause between them, not longer than a step of the engine: a request that
+        comes during a step has to wait for its end anyway.
         """
         while self._error is None or self._unsent_cancels:
             if self._unsent_cancels and (not self._is_cancelling or self._error is not None):
