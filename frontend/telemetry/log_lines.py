@@ -45,7 +45,7 @@ class GatheringHandler(logging.StreamHandler[TextIO]):
         self.setFormatter(JsonFormatter() if is_json else TimedFormatter())
         self._is_json = is_json
         self._lines: list[str] = []
-        self._is_scheduled = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that will write them
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line of a record, now or at the end of this turn."""
@@ -72,19 +72,20 @@ class GatheringHandler(logging.StreamHandler[TextIO]):
     def flush(self) -> None:
         """Write the lines, also those at the end of the process."""
         with self.lock or contextlib.nullcontext():
-            self._is_scheduled = False
+            self._loop = None
             if self._lines:
                 self.stream.write("".join(self._lines))
                 self._lines.clear()
             super().flush()
 
     def _has_scheduled(self) -> bool:
-        if not self._is_scheduled:
-            try:
-                asyncio.get_running_loop().call_soon(self.flush)
-            except RuntimeError:  # this thread has no event loop
-                return False
-            self._is_scheduled = True
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # this thread has no event loop
+            return False
+        if self._loop is not loop:  # none, or one that has ended
+            self._loop = loop
+            loop.call_soon(self.flush)
         return True
 
 
