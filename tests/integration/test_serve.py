@@ -156,6 +156,7 @@ async def test_answers_end_whole_when_every_process_gets_sigterm(paced_repositor
 async def test_the_second_signal_ends_running_answers(paced_repository: Path, tmp_path: Path) -> None:
     with serving(paced_repository, tmp_path, "--workers=2") as serve:
         url = (await asyncio.to_thread(printed_curl, serve))[1].partition("/v1/")[0]
+        await until(lambda: serve.log.count(" listens on ") == 2, "both workers listen")
         async with streaming(url, 1900, 8) as streams:
             await until(lambda: all(stream.text for stream in streams), "the streams have begun")
             serve.process.send_signal(signal.SIGTERM)
