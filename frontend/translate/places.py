@@ -37,17 +37,20 @@ class Places:
 
     @property
     def _places(self) -> dict[str, str]:
+        self._list()
+        return self._listed
+
+    def _list(self) -> None:
         if (body := self._unlisted) is not None:
             self._unlisted = None
             self._listed |= [(ours, self.of(place)) for ours, place in _stages_names(body)]
-        return self._listed
 
     def __setitem__(self, ours: str, theirs: str) -> None:
         self._places[ours] = theirs
 
     def add(self, body: ModelBody) -> None:
         """Add the stages' names of a body's parts; the places of a translated one are known."""
-        assert self._places is not None, "lists the parts of the body before"
+        self._list()
         self._unlisted = body
 
     def of(self, place: str) -> str:
