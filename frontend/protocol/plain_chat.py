@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, defstruct
 
-from frontend.protocol.body import Body
 from frontend.protocol.chat import MAX_MESSAGES, ChatCompletionRequest, ChatMessage, ContentPart
 from frontend.protocol.fields import StreamOptions
 
@@ -43,12 +42,12 @@ _BOUNDS = {
     "minLength": "min_length",
     "maxLength": "max_length",
 }
+_SCHEMAS = ChatCompletionRequest.model_json_schema()["properties"]
 
 
-def _declared(model: type[Body], name: str) -> Any:
+def _declared(name: str) -> Any:
     """Return the type of a field with its bounds, from the model's JSON schema."""
-    schema = model.model_json_schema()["properties"][name]
-    kind, *others = schema.get("anyOf", [schema])
+    kind, *others = _SCHEMAS[name].get("anyOf", [_SCHEMAS[name]])
     assert others in ([], [{"type": "null"}]), name
     bounds = {ours: kind[theirs] for theirs, ours in _BOUNDS.items() if theirs in kind}
     declared = _TYPES[kind["type"]]
@@ -66,9 +65,9 @@ _StreamOptions = defstruct(
 _Chat = defstruct(
     "_Chat",
     [
-        ("model", _declared(ChatCompletionRequest, "model")),
+        ("model", _declared("model")),
         ("messages", Annotated[list[_Message], Meta(min_length=1, max_length=MAX_MESSAGES)]),
-        *[(name, _declared(ChatCompletionRequest, name) | None, None) for name in _FIELDS if name != "model"],
+        *[(name, _declared(name) | None, None) for name in _FIELDS if name != "model"],
         ("stream_options", _StreamOptions | None, None),
     ],
     forbid_unknown_fields=True,
