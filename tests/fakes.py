@@ -191,7 +191,7 @@ class FakeTriton(TritonClient):
         return Playing(self, request, on_end)
 
     def begin(self, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> Script:
-        """Note a request whose first chunk is read, and return its script."""
+        """Note a request, and return its script."""
         self.requests.append(request)
         self.started.set()
         self.num_open += 1

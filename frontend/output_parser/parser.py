@@ -28,7 +28,7 @@ _PIECE_SIZE = 4096  # the work on a piece may grow faster than its size
 
 
 class TextParser:
-    """Takes a completion without thinking and calls as it is."""
+    """Passes on the text of a completion that has neither thinking nor calls."""
 
     has_called = False
 

@@ -40,7 +40,8 @@ class EncoderBody(QueuedBody):
     }
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"cache_salt": ()}  # no KV tokens are kept
 
-    prompts: ClassVar[str] = "input"  # the field whose items are the prompts, or the second texts of pairs
+    # The name of the field with the prompts; with pairs, of the field with the second texts.
+    prompts: ClassVar[str] = "input"
 
     model: Annotated[str, Field(min_length=1, description="a model's id or an alias")]
 
