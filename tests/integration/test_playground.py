@@ -56,7 +56,12 @@ def test_a_killed_engine_is_an_error_and_the_retry_an_answer(pair: list[Stack]) 
         assert browser.one(".assistant .error").text
         assert browser.one(".assistant .text").text
         one_token = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1}
-        wait_until(lambda: Api(stack.url).post(COMPLETIONS, one_token).status == 200, "the engine is loaded again")
+
+        def answers() -> bool:
+            stack.start_again_if_ended()
+            return Api(stack.url).post(COMPLETIONS, one_token).status == 200
+
+        wait_until(answers, "the engine is loaded again")
         browser.run("document.getElementById('max_tokens').value = 5")
         browser.press("Retry")
         browser.one(".assistant .figures", "5 tokens")

@@ -244,4 +244,9 @@ def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack
     # Rarely Triton itself ends with its stage.
     endings = ((503, "model_not_ready"), (500, "engine_failed"), (503, "triton_unreachable"))
     assert (answer.status, answer.error["code"]) in endings
-    wait_until(lambda: post(api).status == 200, "the model embeds again")
+
+    def embeds() -> bool:
+        stack.start_again_if_ended()
+        return post(api).status == 200
+
+    wait_until(embeds, "the model embeds again")

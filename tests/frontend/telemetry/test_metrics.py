@@ -10,6 +10,7 @@ import re
 import signal
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from model_repository.contract.output import GenerationChunk
 from tests.fakes import FakeTriton, chunks, served_model, stats
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import two_workers
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -146,9 +148,12 @@ def test_metrics_cover_all_workers_and_a_dead_one_leaves_only_its_counters(tmp_p
                 families = list(text_string_to_metric_families(answer.read().decode()))
             return value(families, "conch_requests_total", endpoint="/health/live")
 
-        for number in range(40):  # the kernel deals them out
-            assert total() == number
+        def is_total(number: int) -> bool:
+            return total() == number
+
+        for number in range(1, 41):  # the kernel deals them out
             urllib.request.urlopen(f"{url}/health/live", timeout=10).close()
+            wait_until(partial(is_total, number), "the worker has counted the request")
         counted_by = {path.name for path in folder.glob("counter_*.db")}
         assert len(counted_by) == 2
         os.kill(workers[0], signal.SIGKILL)
