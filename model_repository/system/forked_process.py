@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -92,6 +93,7 @@ def _run(connection: Connection, main: Callable[[Connection], None]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in (connection.fileno(), null):
             os.dup2(null, int(name), inheritable=False)
+    gc.freeze()  # a collection would walk through the parent's objects, and so copy their memory
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal: the parent ends this process
     try:
         main(connection)
