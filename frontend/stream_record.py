@@ -89,12 +89,13 @@ class StreamRecord:
     @property
     def num_input_tokens(self) -> int:
         """Prompt tokens. The completions of one prompt count it once."""
-        return sum(each.usage.num_input_tokens for each in self.completions[:: self.num_per_prompt] if each.usage)
+        prompts = self.completions[:: self.num_per_prompt]
+        return sum([usage.num_input_tokens for each in prompts if (usage := each.usage)])
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens of the completions, as far as they have come."""
-        return sum(each.usage.num_output_tokens for each in self.completions if each.usage)
+        return sum([usage.num_output_tokens for each in self.completions if (usage := each.usage)])
 
     @property
     def slowest(self) -> Phases | None:

@@ -18,7 +18,7 @@ from frontend.request_context import FACTS, IS_PUBLIC, SETTINGS
 from frontend.settings import Settings
 
 KEY_RING = web.AppKey("key_ring", KeyRing)  # missing without a key file
-KEY_LIMITS = web.RequestKey("key_limits", KeyLimits)  # the caller's; missing without a key file
+KEY_LIMITS: web.RequestKey[KeyLimits | None] = web.RequestKey("key_limits")  # the caller's; None without a key file
 
 # Health checks and Prometheus send no key. Only the operations port has metrics then.
 _OPEN_ROUTES = {endpoint.path for endpoint in ENDPOINTS if endpoint.access is Access.EVERYBODY} | {"/metrics"}
@@ -37,20 +37,19 @@ def check_caller(request: web.Request) -> None:
     """
     app = request.app
     resource, settings = request.match_info.route.resource, app[SETTINGS]
-    if KEY_RING not in app:
+    ring = app.get(KEY_RING)
+    if ring is None:
         if app[IS_PUBLIC]:
             refuse_foreign_pages(request, settings.host, settings.cors_origins, settings.allow_hosts)
         else:  # no page and no proxy uses the operations port
             refuse_foreign_pages(request, settings.admin_host, (), ())
     if resource is None or resource.canonical not in _OPEN_ROUTES:
-        _identify(request)
+        _identify(request, ring)
 
 
-def _identify(request: web.Request) -> None:
-    facts, key = request[FACTS], None
-    if KEY_RING in request.app:
-        key = request.app[KEY_RING].authenticate(_sent_key(request))
-        request[KEY_LIMITS] = key.limits
+def _identify(request: web.Request, ring: KeyRing | None) -> None:
+    facts, key = request[FACTS], None if ring is None else ring.authenticate(_sent_key(request))
+    request[KEY_LIMITS] = None if key is None else key.limits
     if key is None and not facts.labels:
         return  # as it was made: anonymous
     organization = _membership(request, "organization", key.organizations if key else ())

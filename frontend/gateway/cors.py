@@ -19,6 +19,7 @@ _EXPOSED_HEADERS = (
     "x-ratelimit-limit-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-requests, "
     "x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens"
 )
+_PORT = re.compile(r":\d*$")
 _MAX_AGE_S = 600  # a browser remembers a preflight for this time
 
 
@@ -47,7 +48,7 @@ def refuse_foreign_pages(request: web.Request, address: str, origins: Collection
     """
     host, origin = request.headers.get(hdrs.HOST), request.headers.get(hdrs.ORIGIN)
     if host is not None and is_loopback(address) and "*" not in hosts:
-        name = re.sub(r":\d*$", "", host.lower()).strip("[]")
+        name = _PORT.sub("", host.lower()).strip("[]")
         if not is_loopback(name) and name not in map(str.lower, hosts):
             rule = "without API keys this server answers to localhost and loopback addresses"
             raise PermissionDenied(f"Host: {shown(host)}: {rule}; --allow-host NAME adds a name")

@@ -41,7 +41,6 @@ from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, Prompt, TextPrompt, TokenPrompt
 from model_repository.contract.rules import num_kept_tokens
 from model_repository.model_facts import Task
-from model_repository.model_parameters import ModelParameters
 
 _LEASE = web.RequestKey("lease", Lease)
 
@@ -147,31 +146,33 @@ class Limits:
         num_per_prompt: int,
     ) -> tuple[AdmissionRequest, list[int]]:
         """Return the first completion as the limits see it, and the number of tokens of each prompt."""
-        parameters = name.model.parameters
+        parameters, model = name.model.parameters, name.model_id
         window, max_tokens = parameters.context_window, generations[0].params.max_tokens
         if max_tokens >= window:  # no limit: few completions are as long
-            max_tokens = min(window, math.ceil(self._mean_lengths.get(name.model.id, _FIRST_LENGTH)))
+            max_tokens = min(window, math.ceil(self._mean_lengths.get(model, _FIRST_LENGTH)))
         nums_prompt_tokens = [
             num_kept_tokens(each.params, _num_tokens(each.prompt, window), window)
             for each in generations[::num_per_prompt]
         ]
+        is_generation = parameters.task is Task.GENERATE
         first = AdmissionRequest(
             sender=sender_of(request),
-            scopes=self._policy.scopes(request[FACTS].caller.id, self._rates(request), name.model.id),
+            scopes=self._policy.scopes(request[FACTS].caller.id, self._rates(request), model),
             num_charged_tokens=sum(nums_prompt_tokens) + len(generations) * max_tokens,
-            num_completions=len(generations) if parameters.task is Task.GENERATE else 1,
-            model=name.model.id,
+            num_completions=len(generations) if is_generation else 1,
+            model=model,
             num_tokens=nums_prompt_tokens[0] + max_tokens,
             num_prompt_tokens=nums_prompt_tokens[0],
-            num_replicas=max(1, request.app[TRITON].num_ready(name.model_id)),
-            max_sequences=_num_places(parameters),
+            num_replicas=max(1, request.app[TRITON].num_ready(model)),
+            # Without two steps of requests, a model that ends each with its step would wait between two steps.
+            max_sequences=parameters.max_sequences * (1 if is_generation else 2),
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
         return first, nums_prompt_tokens
 
     def _rates(self, request: web.Request) -> RateLimits:
         """Return the rates of the caller's key; the settings are the default for each of them."""
-        own, default = request.get(KEY_LIMITS), self._policy.default_rates
+        own, default = request[KEY_LIMITS], self._policy.default_rates
         if own is None:
             return default
         return RateLimits(
@@ -182,7 +183,7 @@ class Limits:
 
     def _highest_priority(self, request: web.Request) -> Priority:
         """Return the highest priority that the caller's key allows."""
-        limits = request.get(KEY_LIMITS)
+        limits = request[KEY_LIMITS]
         own = None if limits is None else limits.max_priority
         if own is None and self._max_priority:
             return Priority(self._max_priority)
@@ -258,14 +259,6 @@ class _Placed:
         if usage is not None:
             limits.count_length(self._admitted.first.model, usage.num_output_tokens)
             self._admitted.charge.used(self._index, usage)
-
-
-def _num_places(parameters: ModelParameters) -> int:
-    """Return the number of requests that a replica gets at a time: twice those of a step, if a step ends each.
-
-    Otherwise such a model would have nothing to do between two steps.
-    """
-    return parameters.max_sequences * (1 if parameters.task is Task.GENERATE else 2)
 
 
 def _allowed_priority(body: QueuedBody, highest: Priority) -> Priority:

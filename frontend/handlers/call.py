@@ -28,12 +28,14 @@ class Call[Request: ModelBody]:
     """A call of a model.
 
     Args:
+        app: `request.app`, which aiohttp finds anew each time.
         headers: for the answer.
         ignored: the places of fields without effect. Keywords of schemas come later, from the tokenizer stage.
         places: of the body's parts, for errors.
     """
 
     request: web.Request
+    app: web.Application
     body: Request
     name: ModelName
     headers: Mapping[str, str]
@@ -58,6 +60,7 @@ async def answer_call[Request: ModelBody](
         UnsupportedValue: the model has another task.
         APIError: the body breaks a rule, the key does not allow the model, or the key has reached its limit.
     """
+    app = request.app
     body, ignored = await read_body(request, model)
     request[FACTS].label(body.bookkeeping())
     name = await find_model(request, body.model)
@@ -66,11 +69,11 @@ async def answer_call[Request: ModelBody](
         rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
         raise UnsupportedValue(f"model={shown(body.model)}: {rule}", param="model")
     ignored += ignored_fields(body, name)
-    refuse_ignored(request, ignored)
+    refuse_ignored(app, ignored)
     headers = ignored_header(ignored)
-    if is_counted and (limits := request.app.get(LIMITS)) is not None:
+    if is_counted and (limits := app.get(LIMITS)) is not None:
         await limits.count_request(request, name.model.id)
-    call = Call(request, body, name, headers, ignored, Places(body))
+    call = Call(request, app, body, name, headers, ignored, Places(body))
     try:
         return await handler(call)
     except APIError as exc:
@@ -78,13 +81,13 @@ async def answer_call[Request: ModelBody](
         raise
 
 
-def refuse_ignored(request: web.Request, places: Sequence[str]) -> None:
+def refuse_ignored(app: web.Application, places: Sequence[str]) -> None:
     """Refuse ignored parts of a body if the server is told to.
 
     Raises:
         InvalidRequest: there is one.
     """
-    if places and request.app[SETTINGS].strict_extra:
+    if places and app[SETTINGS].strict_extra:
         rule = "unknown, or without effect on this model; this server refuses such fields (--strict-extra)"
         raise InvalidRequest(f"{places[0]}: {rule}", param=places[0], code="unknown_parameter")
 

@@ -68,7 +68,7 @@ async def answer_chat(
     """
     generations = await chat_generations(call, max_prompt_tokens)
     async with await admit(call, generations, len(generations)) as admitted:
-        await _fetch_images(call.request, call.body, admitted)
+        await _fetch_images(call, admitted)
         return await Completion(call, admitted, reply).answer()
 
 
@@ -84,10 +84,10 @@ async def chat_generations(
         APIError: a rule of chats is broken.
     """
     chat, request = call.body, call.request
-    _refuse_too_many(request, 1, chat.n or 1)
+    _refuse_too_many(call, 1, chat.n or 1)
     defaults, request_id = _defaults(call), request[FACTS].request_id
     return await work_on_body(
-        request, chat_to_requests, chat, call.name, defaults, request_id, may_fetch(request), max_prompt_tokens
+        request, chat_to_requests, chat, call.name, defaults, request_id, may_fetch(call.app), max_prompt_tokens
     )
 
 
@@ -101,7 +101,7 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
     [generation, *_] = await chat_generations(call, max_prompt_tokens)
-    answered = await call.request.app[TRITON].tokenize(
+    answered = await call.app[TRITON].tokenize(
         call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
     )
     return len(answered.token_ids)
@@ -110,7 +110,7 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens
 async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
     """POST /v1/completions."""
     completion, request, name = call.body, call.request, call.name
-    _refuse_too_many(request, len(completion.prompt), completion.best_of or completion.n or 1)
+    _refuse_too_many(call, len(completion.prompt), completion.best_of or completion.n or 1)
     generations = completion_to_requests(completion, name, _defaults(call), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
     async with await admit(call, generations, num_per_prompt) as admitted:
@@ -118,7 +118,7 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
             numbered = list(enumerate(admitted.generations))
-            await request.app[TRITON].check(name.model_id, numbered[::num_per_prompt])
+            await call.app[TRITON].check(name.model_id, numbered[::num_per_prompt])
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
 
 
@@ -137,7 +137,7 @@ class Completion(Generation[Reply]):
         """
         request, encoder = self._request, sse.EventEncoder(self._reply)
         response = EventStream(headers={**sse.HEADERS, **self._headers})
-        async with Keepalive(request, response, request.app[SETTINGS].stream_keepalive_s) as keepalive:
+        async with Keepalive(request, response, self._app[SETTINGS].stream_keepalive_s) as keepalive:
             try:
                 await self._within_time(self._write_events(response, encoder, keepalive))
                 await response.write_eof(response.unwritten + encoder.end)
@@ -158,7 +158,7 @@ class Completion(Generation[Reply]):
 
     async def _write_events(self, response: EventStream, encoder: sse.EventEncoder, keepalive: Keepalive) -> None:
         """Write the events of all chunks but the last one. Its events stay unwritten: each write is a packet."""
-        request, record, memory = self._request, self._record, self._request.app[LARGE_ANSWERS]
+        request, record, memory = self._request, self._record, self._app[LARGE_ANSWERS]
         num_running, has_begun, unwritten = len(record.completions), False, b""
         async with self._chunks() as chunks:
             async for index, chunk in chunks:
@@ -190,30 +190,29 @@ class Completion(Generation[Reply]):
                     unwritten = b""
 
 
-async def _fetch_images(request: web.Request, chat: ChatCompletionRequest, admitted: Admitted) -> None:
+async def _fetch_images(call: Call[ChatCompletionRequest], admitted: Admitted) -> None:
     """Fetch the images that a chat names by URL."""
     images = admitted.generations[0].images
     if all(images):
         return
-    images = await fetched_images(request, chat, images)
-    _refuse_too_many(request, 1, chat.n or 1)
+    images = await fetched_images(call.request, call.body, images)
+    _refuse_too_many(call, 1, call.body.n or 1)
     admitted.generations = [replace(each, images=images) for each in admitted.generations]
 
 
 def _defaults(call: Call[Any]) -> RequestDefaults:
-    return call.name.model.parameters.request_defaults(call.request.app[SETTINGS].request_defaults)
+    return call.name.model.parameters.request_defaults(call.app[SETTINGS].request_defaults)
 
 
-def _refuse_too_many(request: web.Request, num_prompts: int, num_per_prompt: int) -> None:
+def _refuse_too_many(call: Call[Any], num_prompts: int, num_per_prompt: int) -> None:
     """Refuse a request with too many completions, or with too many bytes for Triton."""
-    settings = request.app[SETTINGS]
     num_choices = num_prompts * num_per_prompt
     if num_choices > MAX_CHOICES:
         rule = f"{num_choices} completions: one request may have {MAX_CHOICES}"
         param = "prompt" if num_prompts > 1 else "n"
         raise InvalidRequest(f"{param}: {rule}", param=param)
-    num_bytes = request[FACTS].num_body_bytes * num_per_prompt  # each completion sends the prompt
-    limit = _MAX_BODIES * settings.max_body_bytes
+    num_bytes = call.request[FACTS].num_body_bytes * num_per_prompt  # each completion sends the prompt
+    limit = _MAX_BODIES * call.app[SETTINGS].max_body_bytes
     if num_bytes > limit:
         raise InvalidRequest(f"n: {num_bytes} bytes for all completions of a prompt exceed {limit}", param="n")
 

@@ -26,7 +26,7 @@ def encoding[Request: EncoderBody](
     async def answer(call: Call[Request]) -> web.StreamResponse:
         request, body, name = call.request, call.body, call.name
         # The requests are larger than the body, so they have memory first.
-        await request.app[LARGE_ANSWERS].expect_vectors(request, name, body.num_prompts)
+        await call.app[LARGE_ANSWERS].expect_vectors(request, name, body.num_prompts)
         async with await admit(call, to_requests(body, name, request[FACTS].request_id)) as admitted:
             return await Generation(call, admitted, reply(body, name)).whole()
 

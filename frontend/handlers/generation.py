@@ -60,12 +60,12 @@ async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_p
     Raises:
         APIError: the model is full or not ready, or the key has reached a limit.
     """
-    request, model_id = call.request, call.name.model_id
-    triton, limits = request.app[TRITON], request.app.get(LIMITS)
+    request, app, model_id = call.request, call.app, call.name.model_id
+    triton, limits = app[TRITON], app.get(LIMITS)
     triton.require_available(model_id)
-    request.app[OBSERVER].begin_generation(request[FACTS])
+    app[OBSERVER].begin_generation(request[FACTS])
     if call.name.model.parameters.task is Task.GENERATE:
-        await request.app[LARGE_ANSWERS].expect(request, call.name, generations)
+        await app[LARGE_ANSWERS].expect(request, call.name, generations)
     if limits is None:
         return _Unlimited(generations, triton, model_id)
     return await limits.admit(request, call.body, call.name, generations, num_per_prompt)
@@ -75,7 +75,7 @@ class Generation[Writer: WholeReply[Any]]:
     """A request that generates: its completions, its reply, and its record in figures."""
 
     def __init__(self, call: Call[Any], admitted: Admitted, reply: Writer) -> None:
-        self._call, self._request = call, call.request
+        self._call, self._request, self._app = call, call.request, call.app
         self._headers = {**call.headers}
         self._has_keywords = False  # the headers have the keywords that the tokenizer stage has found
         self._admitted = admitted
@@ -97,7 +97,7 @@ class Generation[Writer: WholeReply[Any]]:
         if self._has_keywords:
             return {}
         self._has_keywords = True
-        refuse_ignored(self._request, announced.ignored_keywords)
+        refuse_ignored(self._app, announced.ignored_keywords)
         keywords = map(self._call.places.of, announced.ignored_keywords)
         complete = ignored_header([*self._call.ignored, *keywords])
         self._headers |= complete
@@ -111,12 +111,12 @@ class Generation[Writer: WholeReply[Any]]:
         """
         body = await self._within_time(self._collected())
         timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
-        memory = self._request.app[LARGE_ANSWERS]
+        memory = self._app[LARGE_ANSWERS]
         return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
 
     async def _collected(self) -> Event:
         collected: dict[int, Chunk] = {}
-        memory, num_completions = self._request.app[LARGE_ANSWERS], len(self._record.completions)
+        memory, num_completions = self._app[LARGE_ANSWERS], len(self._record.completions)
         try:
             async with self._chunks() as chunks:
                 async for index, chunk in chunks:
@@ -140,7 +140,7 @@ class Generation[Writer: WholeReply[Any]]:
         Raises:
             GenerationTimeout: the request took longer than `request_timeout_s`.
         """
-        limit_s = self._request.app[SETTINGS].request_timeout_s
+        limit_s = self._app[SETTINGS].request_timeout_s
         if not limit_s:
             return await work
         passed_s = time.monotonic() - self._facts.started_at

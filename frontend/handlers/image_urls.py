@@ -137,9 +137,9 @@ async def image_fetcher(app: web.Application) -> AsyncIterator[None]:
     await app[IMAGE_FETCHER].close()
 
 
-def may_fetch(request: web.Request) -> bool:
+def may_fetch(app: web.Application) -> bool:
     """Whether the server fetches images at all."""
-    return IMAGE_FETCHER in request.app
+    return app.get(IMAGE_FETCHER) is not None
 
 
 async def fetched_images(

@@ -30,7 +30,7 @@ async def count_tokens(call: Call[CountTokensRequest]) -> web.Response:
 
 async def _chat_call(call: Call[CountTokensRequest] | Call[MessagesRequest]) -> Call[ChatCompletionRequest]:
     request = call.request
-    has_billing_header = request.app[SETTINGS].keep_billing_header
+    has_billing_header = call.app[SETTINGS].keep_billing_header
     chat = await work_on_body(request, messages_to_chat, call.body, call.name, has_billing_header, call.places)
     headers = {**call.headers, "request-id": request[FACTS].request_id}
-    return Call(request, chat, call.name, headers, call.ignored, call.places)
+    return Call(request, call.app, chat, call.name, headers, call.ignored, call.places)

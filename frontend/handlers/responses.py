@@ -36,7 +36,7 @@ async def count_input_tokens(call: Call[InputTokensRequest]) -> web.Response:
 
 async def _chat_call(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> Call[ChatCompletionRequest]:
     chat = await work_on_body(call.request, responses_to_chat, call.body, call.name, call.places)
-    return Call(call.request, chat, call.name, call.headers, call.ignored, call.places)
+    return Call(call.request, call.app, chat, call.name, call.headers, call.ignored, call.places)
 
 
 def _max_prompt_tokens(call: Call[InputTokensRequest] | Call[ResponsesRequest]) -> int | None:

@@ -16,9 +16,9 @@ from frontend.translate.requests import check_num_tokens, tokenize_to_prompt
 
 async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
     """POST /tokenize."""
-    body, model, memory = call.body, call.name.model, call.request.app[LARGE_ANSWERS]
+    body, model, memory = call.body, call.name.model, call.app[LARGE_ANSWERS]
     await memory.expect_tokens(call.request, has_strings=bool(body.return_token_strs))
-    answered = await call.request.app[TRITON].tokenize(
+    answered = await call.app[TRITON].tokenize(
         model.id,
         tokenize_to_prompt(body, call.name),
         add_special_tokens=body.add_special_tokens is not False,
@@ -39,7 +39,7 @@ async def detokenize(call: Call[DetokenizeRequest]) -> web.StreamResponse:
     tokens, model = call.body.tokens, call.name.model
     check_num_tokens(len(tokens), "tokens", model)
     answer: Detokenization = {"prompt": await detokenized(call.request, model.id, tokens, has_special_tokens=True)}
-    return await call.request.app[LARGE_ANSWERS].answer(call.request, answer, call.headers)
+    return await call.app[LARGE_ANSWERS].answer(call.request, answer, call.headers)
 
 
 async def detokenized(

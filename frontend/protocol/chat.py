@@ -290,7 +290,7 @@ class ChatCompletionRequest(GenerationBody):
 
     def offered_tools(self) -> list[ToolDefinition]:
         """Return the tools in `tools` or `functions`."""
-        return [*(tool.definition for tool in self.tools or ()), *(self.functions or ())]
+        return [*[tool.definition for tool in self.tools or ()], *(self.functions or ())]
 
     def named_tools(self) -> list[tuple[int, ToolDefinition]]:
         """Return the tools that the prompt names, each with its number in `tools` or `functions`."""

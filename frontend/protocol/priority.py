@@ -14,5 +14,7 @@ class Priority(StrEnum):
 
     def is_above(self, other: Priority) -> bool:
         """Whether this priority is higher than another."""
-        order = tuple(Priority)
-        return order.index(self) > order.index(other)
+        return _RANKS[self] > _RANKS[other]
+
+
+_RANKS = {priority: rank for rank, priority in enumerate(Priority)}

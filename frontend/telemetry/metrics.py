@@ -76,7 +76,8 @@ class Distribution:
 
     def observe(self, value: float) -> None:
         """Add an observation."""
-        self._begun()[bisect_left(self._bounds, value)] += 1
+        counts = self._counts or self._begun()
+        counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def add(self, counts: Sequence[int], total: float) -> None:

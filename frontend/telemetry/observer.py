@@ -6,7 +6,6 @@ import functools
 import logging
 import math
 import time
-from collections import Counter
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -175,15 +174,16 @@ class Observer:
         series.choices.observe(record.num_per_prompt)
         if record.gaps_s:
             series.gaps.add(record.gap_counts, record.gaps_s)
-        if facts.ttft_s is not None:
+        if (ttft_s := facts.ttft_s) is not None:
             # Without a stream the first chunk comes with the last token: decoding does not count.
             phases = record.completions[0].phases
             decode_s = 0.0 if record.is_stream or phases is None else phases.decode_s
-            series.ttft.observe(max(0.0, facts.ttft_s - decode_s))
+            series.ttft.observe(max(0.0, ttft_s - decode_s))
         num_output_tokens = num_input_tokens = num_cached_tokens = 0
         for index, each in enumerate(record.completions):
             series.max_tokens.observe(each.request.params.max_tokens)
             usage, phases = each.usage, each.phases
+            self.metrics.series(definitions.COMPLETIONS, model, _outcome(facts, each.finish_reason)).inc()
             if usage is not None:
                 num_output_tokens += usage.num_output_tokens
                 if index % record.num_per_prompt == 0:  # the completions of one prompt count it once, as for the client
@@ -203,8 +203,6 @@ class Observer:
         series.output_tokens.inc(num_output_tokens)
         series.input_tokens.inc(num_input_tokens)
         series.cached_tokens.inc(num_cached_tokens)
-        for outcome, number in Counter([_outcome(facts, each.finish_reason) for each in record.completions]).items():
-            self.metrics.series(definitions.COMPLETIONS, model, outcome).inc(number)
 
 
 def _kv_cache_usage(stats: EngineStats) -> float:

@@ -68,7 +68,7 @@ def chat_to_requests(
     params = _params(chat, name, defaults, max_tokens=max_tokens, num_logprobs=num_logprobs)
     prompt = _chat_prompt(chat, chat.messages, _tool_use(chat), name, max_prompt_tokens)
     if chat.truncate_prompt_tokens is None and max_prompt_tokens is None:
-        _check_num_chars(sum(len(message["content"]) for message in prompt.messages), "messages", name.model)
+        _check_num_chars(sum([len(message["content"]) for message in prompt.messages]), "messages", name.model)
     request = GenerationRequest(
         prompt=prompt, params=params, images=_images(chat, name, may_fetch), request_id=request_id
     )
@@ -182,7 +182,7 @@ def _chat_prompt(
     if "lora_name" in fields:
         kwargs = {**kwargs, "lora_name": name.lora_name}  # what a template allows may depend on the adapter
     return ChatPrompt(
-        messages=tuple(message_for_template(message, fields) for message in messages),
+        messages=tuple([message_for_template(message, fields) for message in messages]),
         tool_use=tool_use,
         template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,

@@ -251,7 +251,7 @@ class MultiplexedCall:
         for packed in batch:
             del self._unsent[packed.number]
         if batch and not batch[0].is_slow:
-            self._awaited.update(packed.number for packed in batch)
+            self._awaited.update([packed.number for packed in batch])
             self._sent_s = time.monotonic()
         return batch
 

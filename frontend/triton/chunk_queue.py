@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
@@ -25,19 +25,20 @@ class UnreadBytes:
     """The memory of all unread chunks from a Triton, by sender."""
 
     def __init__(self) -> None:
-        self._by_sender: Counter[str] = Counter()
+        self._by_sender: dict[str, int] = {}
         self._num_bytes = 0
 
     def add(self, sender: str, num_bytes: int) -> None:
         """Count bytes; a negative number when they are read or dropped."""
         self._num_bytes += num_bytes
-        self._by_sender[sender] += num_bytes
-        if not self._by_sender[sender]:
-            del self._by_sender[sender]
+        if left := self._by_sender.get(sender, 0) + num_bytes:
+            self._by_sender[sender] = left
+        else:
+            self._by_sender.pop(sender, None)
 
     def is_full(self, sender: str) -> bool:
         """Whether a sender has too many, or all senders together."""
-        return self._by_sender[sender] > MAX_UNREAD_BYTES or self._num_bytes > 2 * MAX_UNREAD_BYTES
+        return self._by_sender.get(sender, 0) > MAX_UNREAD_BYTES or self._num_bytes > 2 * MAX_UNREAD_BYTES
 
 
 class Announced(GenerationChunk, frozen=True, kw_only=True):
@@ -93,7 +94,8 @@ class ChunkQueue:
             chunk = Announced(text="", ignored_keywords=chunk["ignored_keywords"])
         is_empty = chunk.is_text and not chunk.text  # tokens without bytes
         if self._error is None and not self.is_finished and not is_empty:
-            self._count(_num_bytes(chunk))
+            num_tokens, num_bytes = _weight(chunk)
+            self._count(num_bytes)
             if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
                 self._overflow(ReaderTooSlow() if self._is_stream else QueueFull("The answer is too large."))
                 return
@@ -102,7 +104,8 @@ class ChunkQueue:
                 if chunk.finish_reason is None:
                     return
                 chunk, self._parts = joined(self._parts), []
-            self._num_unread += 1 if chunk.is_text else _weight(chunk)
+                num_tokens, _ = _weight(chunk)
+            self._num_unread += num_tokens
             if self._num_unread > MAX_UNREAD and self._chunks:
                 self._overflow(ReaderTooSlow())
                 return
@@ -141,9 +144,10 @@ class ChunkQueue:
         """
         await self.ready()
         chunk = self._chunks.popleft()
-        self._num_unread -= 1 if chunk.is_text else _weight(chunk)
+        num_tokens, num_bytes = _weight(chunk)
+        self._num_unread -= num_tokens
         if not self._chunks or not chunk.is_text:
-            self._count(-_num_bytes(chunk) if self._chunks else -self._num_bytes)
+            self._count(-num_bytes if self._chunks else -self._num_bytes)
             return chunk
         texts, num_tokens = [chunk.text], chunk.num_tokens
         while self._chunks and (chunk := self._chunks[0]).is_text:
@@ -177,15 +181,14 @@ class ChunkQueue:
             self._waiter.set_result(None)
 
 
-def _weight(chunk: Chunk) -> int:
-    """Number of tokens that a chunk counts as."""
+def _weight(chunk: Chunk) -> tuple[int, int]:
+    """Return the number of tokens that a chunk counts as, and the memory that it takes."""
+    if chunk.is_text:
+        return 1, _CHUNK_BYTES + len(chunk.text)
+    num_bytes = _CHUNK_BYTES + size_bytes(chunk)
     if isinstance(chunk, VectorChunk):
-        return 1
-    return 1 + len(chunk.token_ids) + sum(map(len, chunk.logprobs)) // LOGPROB_BYTES
-
-
-def _num_bytes(chunk: Chunk) -> int:
-    return _CHUNK_BYTES + len(chunk.text) if chunk.is_text else _CHUNK_BYTES + size_bytes(chunk)
+        return 1, num_bytes
+    return 1 + len(chunk.token_ids) + sum(map(len, chunk.logprobs)) // LOGPROB_BYTES, num_bytes
 
 
 def size_bytes(chunk: Chunk) -> int:

@@ -80,7 +80,7 @@ class Replica:
     def served(self, ensemble: str) -> None:
         """Count a request no more."""
         self.num_in_flight[ensemble] -= 1
-        if not self.num_in_flight.total():
+        if not any(self.num_in_flight.values()):
             self._is_idle.set()
 
     async def until_idle(self) -> None:
