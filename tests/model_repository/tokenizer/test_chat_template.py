@@ -54,6 +54,13 @@ def test_a_template_may_extend_its_own_lists() -> None:
     assert render("{% set a = [] %}{% set _ = a.append(messages[0].content) %}{{ a | join }}") == "hi"
 
 
+def test_a_method_comes_before_an_item_of_its_name() -> None:
+    """As in Jinja: a tool may have a parameter `items`."""
+    parameters = {"content": "a", "items": 1}
+    source = "{{ messages[0].items() | list }}{{ messages[0].content }}{{ messages[0].other is defined }}"
+    assert render(source, {"messages": [parameters]}) == "[('content', 'a'), ('items', 1)]aFalse"
+
+
 def test_a_generation_block_is_rendered_as_its_content() -> None:
     source = "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ messages[0].content }}{{ a }}{% endgeneration %}{{ a }}"
     assert render(source) == "hi21"
