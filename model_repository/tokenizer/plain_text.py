@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from model_repository.errors import InvalidRequest
@@ -30,6 +30,9 @@ class MarkedText:
         self._tokens = sorted(filter(None, added_tokens), key=len, reverse=True)
         self._any_token = "|".join(map(re.escape, self._tokens)) or r"(?!)"
         self._pattern = re.compile(self._any_token)
+        ends = {re.escape(end) for token in self._tokens for end in (token[0], token[-1])}
+        self._end = re.compile("|".join(sorted(ends)) or r"(?!)")
+        self._together = "\ud800".join(self._tokens)  # prompts have no lone surrogates, so this finds no other texts
         self._beginnings = {token[:length] for token in self._tokens for length in range(1, len(token))}
         self._endings = {token[length:] for token in self._tokens for length in range(1, len(token))}
         self._longest = max(map(len, self._tokens), default=0)
@@ -70,21 +73,31 @@ class MarkedText:
     def _marked(self, variables: Mapping[str, Any], mark: str) -> dict[str, Any]:
         return {name: self._mark_value(value, mark) for name, value in variables.items()}
 
-    def _mark_value(self, value: Any, mark: str) -> Any:
-        def mark_text(text: str, key: str) -> str:
-            # Outside of content a template compares names, `role == "user"`, `type == "string"`, and may build a token
-            # of its own around a name: "<|" + role + "|>".
-            is_name = key != "content" and text.isidentifier()
-            return self._mark(text, mark, is_inside_marked=not is_name)
+    def _mark_value(self, value: Any, mark: str, key: str = "") -> Any:
+        if isinstance(value, str):
+            return self._mark(value, mark, key)
+        if isinstance(value, dict):
+            # Identifiers are names that a template looks up. Other keys are text, as in a tool's arguments.
+            marked = {
+                name if name.isidentifier() else self._mark(name, mark): self._mark_value(item, mark, name)
+                for name, item in value.items()
+            }
+            return marked if type(value) is dict else type(value)(marked)
+        if isinstance(value, Sequence):
+            return [self._mark_value(item, mark, key) for item in value]
+        return value
 
-        return _map_strings(value, mark_text)
-
-    def _mark(self, text: str, mark: str, *, is_inside_marked: bool) -> str:
-        marked = self._pattern.sub(lambda match: "".join(character + mark for character in match.group()), text)
-        # The template may also complete a token's string before the text, behind it, or around it.
-        if self._begins_open(text):
-            marked = marked[0] + mark + marked[1:]
-        is_open = self._ends_open(text) or (is_inside_marked and self._is_inside(text))
+    def _mark(self, text: str, mark: str, key: str = "") -> str:
+        # Outside of content a template compares names, `role == "user"`, `type == "string"`, and may build a token of
+        # its own around a name: "<|" + role + "|>".
+        is_open = (key == "content" or not text.isidentifier()) and self._is_inside(text)
+        marked = text
+        if self._end.search(text):  # most texts have no character that begins or ends a token
+            marked = self._pattern.sub(lambda match: "".join(character + mark for character in match.group()), text)
+            # The template may also complete a token's string before the text, behind it, or around it.
+            if self._begins_open(text):
+                marked = marked[0] + mark + marked[1:]
+            is_open = is_open or self._ends_open(text)
         return marked + mark if is_open else marked
 
     def _begins_open(self, text: str) -> bool:
@@ -94,19 +107,4 @@ class MarkedText:
         return any(text[-length:] in self._beginnings for length in range(1, min(self._longest, len(text)) + 1))
 
     def _is_inside(self, text: str) -> bool:
-        return 0 < len(text) < self._longest and any(text in token for token in self._tokens)
-
-
-def _map_strings(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Return a value with its texts changed: `change` gets each text and its key."""
-    if isinstance(value, str):
-        return change(value, key)
-    if isinstance(value, dict):
-        # Identifiers are names that a template looks up. Other keys are text, as in a tool's arguments.
-        return type(value)(
-            (name if name.isidentifier() else change(name, ""), _map_strings(item, change, name))
-            for name, item in value.items()
-        )
-    if isinstance(value, Sequence):
-        return [_map_strings(item, change, key) for item in value]
-    return value
+        return 0 < len(text) < self._longest and text in self._together
