@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from msgspec import Struct
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer
 
 from model_repository.contract.request import (
@@ -34,8 +35,7 @@ from model_repository.tokenizer.vocabulary import Vocabulary
 KEPT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPrompt:
+class EncodedPrompt(Struct, frozen=True, kw_only=True):
     """A prompt's tokens."""
 
     token_ids: tuple[int, ...]  # IMAGE_PLACE for each image
@@ -181,10 +181,10 @@ class PromptEncoder:
             case ChatPrompt():
                 token_ids, thinking = self._chat.encode(prompt, limit, owner)
             case TokenPrompt(token_ids):
-                pass
+                self.vocabulary.check(token_ids, field)
             case PairPrompt((first, second)):
                 return EncodedPrompt(token_ids=self._encode_pair(first, second, limit, owner), pair=(first, second))
-        self.vocabulary.check(token_ids, field)
+        self.vocabulary.check_encoded(token_ids, field)
         if is_echo and not isinstance(prompt, TextPrompt):
             echoed = tuple(self._byte_table[token_id] for token_id in token_ids)
         return EncodedPrompt(token_ids=tuple(token_ids), echo=echoed, thinking=thinking)

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from model_repository.errors import InvalidRequest, Unsupported
@@ -42,7 +41,8 @@ class Vocabulary:
         self.added_tokens = frozenset(self._added_ids)
         # Some vocabularies contain runs of spaces as added tokens: these are ordinary text.
         self.control_tokens = frozenset(filter(lambda token: token.strip(_SPACES), self.added_tokens - open_tokens))
-        self.size: int = min(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, num_tokens)
+        largest: int = max(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.size = min(largest + 1, num_tokens)
         description = _without_tokens(json.loads(tokenizer.to_str()), self.control_tokens)
         self._plain = Tokenizer.from_str(json.dumps(description))
         has_space_once = _adds_space_once(description)
@@ -50,6 +50,7 @@ class Vocabulary:
         self._without_space = Tokenizer.from_str(json.dumps(description))
         self._inner = self._without_space if has_space_once else self._plain
         beginning = tokenizer.encode("a", add_special_tokens=True)
+        self._may_exceed = max([largest, *beginning.ids]) >= self.size  # some tokens of texts are not the model's
         inserted, appended = (
             itertools.takewhile(operator.itemgetter(1), pairs)
             for pairs in (
@@ -77,24 +78,24 @@ class Vocabulary:
         """Return the borders in the texts of a template, at the tokens that its source names."""
         return Borders(self._added.values(), {token for token in self.control_tokens if token in template})
 
-    def encode_pieces(self, pieces: Iterable[str], owner: str = "") -> array[int]:
+    def encode_pieces(self, pieces: Iterable[str], owner: str = "") -> list[int]:
         """Return the token ids of a text in the pieces of `Borders`: those of `encode` without special tokens.
 
         Args:
             owner: long pieces are kept for its next texts. Others must not learn from the time which texts it had.
         """
-        token_ids = array("i")
+        token_ids: list[int] = []
         for piece in pieces:
             token_ids.extend(self._known_ids(self._tokenizer, piece, owner))
         return token_ids
 
-    def encode_parts(self, parts: Iterable[tuple[str, bool]], owner: str = "") -> array[int]:
+    def encode_parts(self, parts: Iterable[tuple[str, bool]], owner: str = "") -> list[int]:
         """Return the token ids of a text in parts, each with whether it is an added token.
 
         Args:
             owner: see `encode_pieces`.
         """
-        token_ids = array("i")
+        token_ids: list[int] = []
         parts = list(parts)
         for index, (part, is_added_token) in enumerate(parts):
             if is_added_token:
@@ -108,11 +109,10 @@ class Vocabulary:
             token_ids.extend(self._known_ids(self._inner if index else self._plain, part, owner))
         return token_ids
 
-    def _known_ids(self, tokenizer: Tokenizer, text: str, owner: str) -> array[int]:
-        def encode() -> array[int]:
-            return array("i", _token_ids(tokenizer, text))
-
-        return encode() if len(text) < MIN_CHARS else self._kept.get((owner, id(tokenizer), text), encode)
+    def _known_ids(self, tokenizer: Tokenizer, text: str, owner: str) -> Sequence[int]:
+        if len(text) < MIN_CHARS:
+            return _token_ids(tokenizer, text)
+        return self._kept.get((owner, id(tokenizer), text), lambda: array("i", _token_ids(tokenizer, text)))
 
     def encode_plain(self, text: str, *, add_space: bool = True) -> list[int]:
         """Return the token ids of a text in which strings of added tokens are plain text.
@@ -156,16 +156,20 @@ class Vocabulary:
         """Whether the token is an added one, which the tokenizer finds in a text before all others."""
         return token_id in self._added
 
+    def check_encoded(self, token_ids: Collection[int], field: str) -> None:
+        """Refuse ids outside the vocabulary, as `check`, that `encode` and others made of a text."""
+        if self._may_exceed:
+            self.check(token_ids, field)
+
     def check(self, token_ids: Collection[int], field: str) -> None:
         """Refuse ids outside the vocabulary.
 
         Raises:
             InvalidRequest: names the first such id.
         """
-        ids = np.asarray(token_ids if isinstance(token_ids, array) else list(token_ids))  # no copy of an array
-        unknown = ids[(ids < 0) | (ids >= self.size)]
-        if unknown.size:
-            raise InvalidRequest(f"{unknown[0]} is not a token: they are 0 to {self.size - 1}", field)
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.size:
+            unknown = next(token_id for token_id in token_ids if not 0 <= token_id < self.size)
+            raise InvalidRequest(f"{unknown} is not a token: they are 0 to {self.size - 1}", field)
 
 
 def _token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:

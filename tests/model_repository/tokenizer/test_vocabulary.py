@@ -39,6 +39,14 @@ def test_an_id_outside_the_vocabulary_is_refused(token_id: int) -> None:
     assert caught.value.message() == f"[invalid_value] input_ids: {token_id} is not a token: they are 0 to 3071"
 
 
+def test_an_id_that_only_the_post_processor_knows_is_refused() -> None:
+    description = sentencepiece()
+    description["post_processor"]["special_tokens"]["<s>"]["ids"] = [9999]
+    vocab = vocabulary(description)
+    with pytest.raises(InvalidRequest, match="9999 is not a token"):
+        vocab.check_encoded(vocab.encode("a"), "text_input")
+
+
 def test_a_token_has_a_string_in_the_vocabularys_own_form() -> None:
     assert strings(DEMO, DEMO.encode("a b<|im_end|>")) == ["a", "Ġb", "<|im_end|>"]
     assert DEMO.token_string(10**6) == ""
@@ -98,7 +106,7 @@ def test_a_long_text_is_encoded_once_for_each_owner(is_marked: bool, monkeypatch
     def ids(text: str, owner: str) -> list[int]:
         counted.texts.clear()
         encoded = vocab.encode_parts([(text, False)], owner) if is_marked else vocab.encode_pieces([text], owner)
-        return encoded.tolist()
+        return [*encoded]
 
     for owner in ("one", "other"):
         assert ids(long, owner) == vocab.encode_plain(long, add_space=False) and counted.texts == [long]
@@ -112,9 +120,9 @@ def test_the_same_text_at_other_places_has_other_tokens(text: str) -> None:
     vocab = vocabulary(sentencepiece(["<t>"], bos=False))
     text += "<t>"
     for _ in range(2):
-        assert vocab.encode_pieces([text]).tolist() == vocab.encode(text)
-        assert vocab.encode_parts([(text, False)]).tolist() == vocab.encode_plain(text)
-        later = vocab.encode_parts([("<t>", True), (text, False)]).tolist()
+        assert vocab.encode_pieces([text]) == vocab.encode(text)
+        assert vocab.encode_parts([(text, False)]) == vocab.encode_plain(text)
+        later = vocab.encode_parts([("<t>", True), (text, False)])
         assert later == [vocab.added_id("<t>"), *vocab.encode_plain(text, add_space=False)]
 
 
@@ -126,7 +134,7 @@ def test_the_same_text_at_other_places_has_other_tokens(text: str) -> None:
 def test_parts_are_encoded_like_the_whole(text: str, space: str) -> None:
     """Every part got the space that belongs only before the first."""
     vocab = vocabulary(sentencepiece(["<t>"], space=space, bos=False))
-    assert vocab.encode_parts(parts(text)).tolist() == vocab.encode(text)
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
 
 
 @pytest.mark.parametrize("side", ["lstrip", "rstrip"])
@@ -136,7 +144,7 @@ def test_an_added_token_includes_the_spaces_beside_it(text: str, side: str) -> N
     description = byte_level(["<t>"])
     description["added_tokens"][0][side] = True
     vocab = vocabulary(description)
-    assert vocab.encode_parts(parts(text)).tolist() == vocab.encode(text)
+    assert vocab.encode_parts(parts(text)) == vocab.encode(text)
 
 
 @pytest.mark.parametrize("bos", [True, False])
