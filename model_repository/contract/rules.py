@@ -228,7 +228,7 @@ def check_declared(message: msgspec.Struct) -> None:
     Raises:
         InvalidRequest: names the tensor, the value and the rule.
     """
-    for field, value in set_fields(message):
+    for field, value in set_fields(message, "has_rules"):
         if field.is_message:
             check_declared(value)
         elif len(field.specs) == 2:

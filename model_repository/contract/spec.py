@@ -57,6 +57,11 @@ class TensorSpec:
         """The largest accepted number: the declared one, or that of INT32; None: any."""
         return MAX_INT32 if self.high is None and self.datatype == "INT32" else self.high
 
+    @property
+    def has_rules(self) -> bool:
+        """Whether it refuses some values of its datatype."""
+        return bool(self.words) or {self.low, self.high, self.max_items, self.max_chars} != {None}
+
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
@@ -102,14 +107,22 @@ def fields_of(message: type[msgspec.Struct]) -> tuple[TensorField, ...]:
 
 
 @functools.cache
-def _names_and_defaults(message: type[msgspec.Struct]) -> list[tuple[TensorField, str, Any]]:
-    return [(field, field.attribute, field.default) for field in fields_of(message)]
+def _names_and_defaults(message: type[msgspec.Struct], has: str) -> list[tuple[TensorField, str, Any]]:
+    return [
+        (field, field.attribute, field.default)
+        for field in fields_of(message)
+        if not has or any(getattr(spec, has) for spec in field.specs or specs_of(field.kind))
+    ]
 
 
-def set_fields(message: msgspec.Struct) -> list[tuple[TensorField, Any]]:
-    """Return the fields with other values than None and their defaults, with the values."""
+def set_fields(message: msgspec.Struct, has: str = "") -> list[tuple[TensorField, Any]]:
+    """Return the fields with other values than None and their defaults, with the values.
+
+    Args:
+        has: only fields with a tensor for which this attribute is true.
+    """
     found = []
-    for field, name, default in _names_and_defaults(type(message)):
+    for field, name, default in _names_and_defaults(type(message), has):
         value = getattr(message, name)
         if value is not default and value is not None and value != default:  # most fields have the default itself
             found.append((field, value))
@@ -126,10 +139,10 @@ def specs_of(message: type[msgspec.Struct]) -> tuple[TensorSpec, ...]:
 
 def token_ids_of(message: msgspec.Struct) -> Iterator[tuple[str, Collection[int]]]:
     """Yield the token ids in a message, with the names of their tensors. For a mapping, the ids are its keys."""
-    for field, value in set_fields(message):
+    for field, value in set_fields(message, "has_token_ids"):
         if field.is_message:
             yield from token_ids_of(value)
-        elif value and field.specs[0].has_token_ids:
+        elif value:
             yield field.specs[0].name, value
 
 

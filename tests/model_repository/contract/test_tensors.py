@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
 from model_repository.contract.output import GenerationChunk, Timing, Usage, VectorChunk
-from model_repository.contract.spec import fields_of
+from model_repository.contract.spec import TensorSpec, fields_of
 from model_repository.contract.tensors import (
     ENCODER,
     GENERATOR,
@@ -70,3 +72,17 @@ def test_every_field_of_an_output_has_a_tensor(message: type[Struct]) -> None:
         "vector",
         "num_tokens",
     }
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_one"),
+    [
+        ({}, False),
+        *(({name: 0}, True) for name in ("low", "high", "max_items", "max_chars")),
+        ({"words": ("a",)}, True),
+    ],
+    ids=str,
+)
+def test_a_tensor_with_any_rule_is_checked(rule: dict[str, Any], is_one: bool) -> None:
+    """Values of all others are let through unseen."""
+    assert TensorSpec("a", "INT32", **rule).has_rules is is_one
