@@ -37,7 +37,7 @@ class Borders:
     def pieces(self, text: str) -> Iterator[str]:
         """Yield the text in pieces of at least MIN_CHARS characters; only the last one may be shorter."""
         start = 0
-        for match in self._pattern.finditer(text):
+        for match in self._pattern.finditer(text, MIN_CHARS):  # no piece is shorter
             if match.start() - start >= MIN_CHARS:
                 yield text[start : match.start()]
                 start = match.start()

@@ -50,7 +50,8 @@ class ChatEncoder:
         self._marked_text = MarkedText(vocabulary.control_tokens)
         sources = files.chat_template or "", files.tool_template or "", *files.special_tokens.values()
         self._borders = vocabulary.borders(" ".join(sources))
-        self._reasoning_format = REASONING_FORMATS.get(reasoning_format)
+        self._reasoning_format = found = REASONING_FORMATS.get(reasoning_format)
+        self._has_thinking_tokens = found is not None and vocabulary.added_tokens.issuperset(found.special_tokens)
         self._tool_format = TOOL_FORMATS[tool_call_format]
         templates = {template for template in (self._template, self._tool_template) if template is not None}
         self._without_tools = {template for template in templates if not writes_tools(template)}
@@ -164,8 +165,7 @@ class ChatEncoder:
         is_off = not is_open and (not is_new or text.endswith(found.end))
         if found.head:
             return None if is_off else Thinking(found, is_open)
-        has_tokens = self._vocabulary.added_tokens.issuperset(found.special_tokens)
-        return Thinking(found, is_open, is_off=is_off, has_tokens=has_tokens)
+        return Thinking(found, is_open, is_off=is_off, has_tokens=self._has_thinking_tokens)
 
 
 def tools_for_template(tools: Sequence[Mapping[str, Any]], has_descriptions: bool = False) -> list[dict[str, Any]]:

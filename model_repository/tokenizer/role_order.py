@@ -14,6 +14,7 @@ from model_repository.tokenizer.tool_messages import Arguments
 type _Message = dict[str, Any]
 
 _INSTRUCTIONS = ("system", "developer")
+_CHAT = frozenset({*_INSTRUCTIONS, "user", "assistant", "tool"})
 _CALLING = "calling"  # the role of an assistant that calls tools
 # The shortest conversation that ends with a role.
 _SHORTEST: Mapping[str, Sequence[str]] = {
@@ -48,15 +49,17 @@ class RoleOrder:
         self._tried: dict[Sequence[str], bool | None] = {}
         self._names: dict[str, str] = {}
 
-    def rewritten(self, messages: Sequence[Mapping[str, Any]]) -> list[_Message]:
+    def rewritten(self, messages: list[_Message]) -> list[_Message]:
         """Return a conversation in an order that the template takes. One with other roles than a chat's stays."""
-        unknown = {message["role"] for message in messages} - {*_INSTRUCTIONS, "user", "assistant", "tool"}
-        if unknown or not self.takes("user"):
-            return [dict(message) for message in messages]
-        named = [{**message, "role": self._name(message["role"])} for message in messages]
-        leading = list(itertools.takewhile(lambda message: message["role"] in _INSTRUCTIONS, named))
+        roles = [message["role"] for message in messages]
+        if not self.takes("user") or roles == ["user"] or not _CHAT.issuperset(roles):
+            return messages
+        names = [*map(self._name, roles)]
+        if names != roles:
+            messages = [{**message, "role": name} for message, name in zip(messages, names, strict=True)]
+        leading = [*itertools.takewhile(lambda message: message["role"] in _INSTRUCTIONS, messages)]
         conversation = _Conversation(self, leading)
-        for message in named[len(leading) :]:
+        for message in messages[len(leading) :]:
             conversation.add(message)
         return conversation.end()
 

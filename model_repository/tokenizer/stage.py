@@ -46,6 +46,8 @@ from model_repository.tokenizer.token_text import TokenText
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 from model_repository.tool_formats import TOOL_FORMATS
 
+_ANY_TEXT = Form()
+
 
 def _num_bytes(found: Form | Patterns | InvalidRequest) -> int:
     match found:
@@ -130,13 +132,12 @@ class TokenizerStage:
         return message_tensor(ENGINE_REQUESTS, self._sign(pack(EngineRequestBatch(stream, encoded))))
 
     def _encode_item(self, request: GenerationRequest, *, may_wait: bool) -> EngineRequest | str:
-        request = replace(request, request_id=printable_id(request.request_id))
         try:
             return self.encode(request, may_wait=may_wait)
         except GrammarNotChecked:
             raise
         except BaseException as exc:  # a panic in Rust code is not an Exception
-            return stage_error(exc, request.request_id).message()
+            return stage_error(exc, printable_id(request.request_id)).message()
 
     def encode(self, request: GenerationRequest, *, may_wait: bool = True) -> EngineRequest:
         """Return the engine's request: prompt as token ids, `max_tokens` lowered to the room in the context window.
@@ -147,7 +148,9 @@ class TokenizerStage:
         """
         check_request(request)
         owner = request.params.cache_salt or request.params.sender
-        request = replace(request, prompt=self._with_functions(request.prompt, owner, may_wait=may_wait))
+        known = self._with_functions(request.prompt, owner, may_wait=may_wait)
+        if known is not request.prompt:
+            request = replace(request, prompt=known)
         form = self._form(request, owner, may_wait=may_wait)
         self._check(request)
         field = prompt_field(request.prompt)
@@ -180,7 +183,7 @@ class TokenizerStage:
             grammar_bytes=form.num_bytes,
             ignored_keywords=form.ignored_keywords,
             thinking=None if prompt.thinking is None else self._thinking(prompt.thinking, request),
-            request_id=request.request_id,
+            request_id=printable_id(request.request_id),
         )
 
     def _thinking(self, thinking: Thinking, request: GenerationRequest) -> Thinking:
@@ -231,7 +234,7 @@ class TokenizerStage:
     def _form(self, request: GenerationRequest, owner: str, *, may_wait: bool) -> Form:
         tool_use, output = callable_tools(request.prompt), request.params.structured_output
         if tool_use is None and output is None:
-            return Form()
+            return _ANY_TEXT
         inputs = (owner, output, tool_use, request.params.ignore_eos, is_new_message(request.prompt))
         form = self._kept(inputs, lambda: self._checker.form(request, self._tool_format), may_wait=may_wait)
         assert isinstance(form, Form)

@@ -82,8 +82,9 @@ class TritonPythonModel:
         answers = []
         for read in map(self._read, requests):
             if isinstance(read, _Call):
-                is_short = read.num_text_bytes <= room
-                room -= is_short * read.num_text_bytes
+                num_bytes = read.num_text_bytes
+                is_short = num_bytes <= room
+                room -= is_short * num_bytes
                 answers.append(self._serve(read, is_short=is_short))
             else:
                 answers.append(read)
