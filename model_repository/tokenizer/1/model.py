@@ -32,7 +32,7 @@ from model_repository.tokenizer.stage import GrammarNotChecked, Message, Tokeniz
 from model_repository.tokenizer.tokenizer_files import TokenizerFiles
 
 _SHORT_BYTES = 4_096  # up to four milliseconds' work
-_REQUEST_BYTES = 256  # a request beside its text
+_REQUEST_BYTES = 300  # a request beside its text
 _MAX_WAITING, _MAX_WAITING_BYTES = 1_000, 64 << 20  # one sender's inputs
 _MAX_WAIT_S = 0.8 * CALL_TIMEOUT_S  # the answer must reach a caller that still waits
 _SWITCH_INTERVAL_S = 0.0005  # the thread that distributes waits no longer for Python's lock

@@ -15,10 +15,13 @@ from msgspec.structs import replace
 from model_repository.contract.cancel_channel import key_to_number
 from model_repository.contract.codec import message_tensor, pack, unpack
 from model_repository.contract.request import (
+    MAX_BATCH_REQUESTS,
+    ChatPrompt,
     EngineRequestBatch,
     GenerationRequest,
     OutputFormat,
     RequestBatch,
+    SamplingParams,
     StructuredOutput,
     TextPrompt,
     TokenizeRequest,
@@ -132,10 +135,12 @@ def test_short_requests_are_answered_at_once_if_none_can_wait_behind_them(
 
 
 def test_a_message_of_many_short_requests_is_answered_at_once(model: Any) -> None:
-    """A request takes some hundred bytes beside its text."""
-    many = batched(*(request(TextPrompt(f"{number}"), cancel_key=f"{number:032}") for number in range(60)))
-    [tensor] = many.inputs()
-    assert len(tensor.as_numpy().item()) > 4096
+    """A request takes some 300 bytes beside its text. With 256 left out, a full message of chats went to a thread."""
+    chat = ChatPrompt(({"role": "user", "content": "word " * 24},), template_kwargs={"lora_name": ""})
+    flags: dict[str, Any] = {"is_stream": True, "has_timing": True, "ignore_eos": True}
+    sampling = SamplingParams(temperature=0.0, seed=2**63)
+    each = request(chat, max_tokens=1, sampling=sampling, sender="127.0.0.1", cancel_key="0" * 32, **flags)
+    many = batched(*[replace(each, request_id=f"req_{0:032}")] * MAX_BATCH_REQUESTS)
     [answered] = model.execute([many])
     assert answered is not None
 
