@@ -52,7 +52,8 @@ class RoleOrder:
     def rewritten(self, messages: list[_Message]) -> list[_Message]:
         """Return a conversation in an order that the template takes. One with other roles than a chat's stays."""
         roles = [message["role"] for message in messages]
-        if not self.takes("user") or roles == ["user"] or not _CHAT.issuperset(roles):
+        is_taken = roles in (["user"], ["system", "user"]) and self.takes(*roles)  # most conversations
+        if is_taken or not self.takes("user") or not _CHAT.issuperset(roles):
             return messages
         names = [*map(self._name, roles)]
         if names != roles:
