@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 
 # The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
-# for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. This number is at
-# most half a millisecond; the usual one, thirty times as large, takes the cores from Triton and the frontend.
+# for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. But polling uses
+# up a thread's fair part of its core. Once another process is busy, the kernel then lets the thread wait for a
+# millisecond, a hundred times in a step. This number is 25 to 50 microseconds; the usual one is 300 times as large.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from cyllama.llama import llama_cpp as llama
 
