@@ -29,15 +29,12 @@ class RuntimeEntry:
     """A known runtime: its capabilities, its own options, and code by its name, MODULE:OBJECT, imported when used.
 
     `lost` returns the capabilities that a model lacks, by its options of the runtime.
-
-    `max_sending_share` is the share of each core's time for sending tokens (see `Emitter`). It is small if the sending
-    cores also compute.
     """
 
     target: str  # its class
     capabilities: frozenset[Capability]
     encoder: str = ""  # its class for models that embed; empty: it has none
-    max_sending_share: float = 0.25
+    computes_on_cores: bool = False  # its threads take the cores that also send tokens
     # Name to pattern and rule. Empty for tensorrt_llm: its builder checks its options.
     options: Mapping[str, tuple[str, str]] = MappingProxyType({})
     takes_llm_options: bool = False  # those of --llm-option
@@ -70,7 +67,7 @@ RUNTIMES = {
         reads_gguf=True,
         adapter_file=ADAPTER_FILE,
         adapter_writer="build_engines.llama_cpp.lora:write_served",
-        max_sending_share=0.002,  # really 1.5 %: beside computing threads a batch costs seven times the emitter's costs
+        computes_on_cores=True,
     ),
     # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(

@@ -37,9 +37,9 @@ def test_a_model_whose_file_was_changed_is_refused_by_its_name(tmp_path: Path) -
         load_engine(replace(CONFIG, artifact_dir=tmp_path, linked_files=linked))
 
 
-def num_sent(runtime: str, num_cores: int, interval_ms: int = 1000) -> int:
+def num_sent(runtime: str, num_cores: int, num_threads: int = 0) -> int:
     """Return the number of batches of one stream within a second in which it has a token every 0.1 ms."""
-    config = replace(CONFIG, runtime=runtime, stream_interval_ms=interval_ms)
+    config = replace(CONFIG, runtime=runtime, num_threads=num_threads, stream_interval_ms=1000)
     emitter, since_s, count = make_emitter(config, num_cores), 0.0, 0
     for step in range(10_000):
         now_s = step * 1e-4
@@ -52,6 +52,12 @@ def test_sending_leaves_the_cores_to_a_runtime_that_computes_on_them() -> None:
     assert num_sent("llama_cpp", num_cores=2) < num_sent("synthetic", num_cores=2) / 10
     assert num_sent("llama_cpp", num_cores=8) > 3 * num_sent("llama_cpp", num_cores=2)
     assert num_sent("synthetic", num_cores=64) < 3 * num_sent("synthetic", num_cores=2)  # one thread sends, on one core
+
+
+def test_cores_without_a_computing_thread_send_each_token() -> None:
+    """Sending was as rare beside one thread on eight cores as beside eight."""
+    assert num_sent("llama_cpp", num_cores=8, num_threads=7) > 4 * num_sent("llama_cpp", num_cores=8)
+    assert num_sent("llama_cpp", num_cores=2, num_threads=16) == num_sent("llama_cpp", num_cores=2)
 
 
 @pytest.mark.parametrize("runtime", ["synthetic", "tensorrt_llm"])
