@@ -252,7 +252,7 @@ SUITE = (
         points=(*_unpaced(1), *_unpaced(16), *_unpaced(64), *_unpaced(256)),
         metrics=(*_COST, "tokens_per_chunk", *_LATENCY, *_AGAINST_DYNAMO),
         bounds=tuple(
-            Bound(point=f"{num_streams} streams, {OURS}", metric="tokens_per_chunk", at_most=8)
+            Bound(point=f"{num_streams} streams, {OURS}", metric="tokens_per_chunk", at_most=16)
             for num_streams in (1, 16, 64, 256)
         ),
     ),
