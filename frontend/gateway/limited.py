@@ -164,7 +164,7 @@ class Limits:
             num_tokens=nums_prompt_tokens[0] + max_tokens,
             num_prompt_tokens=nums_prompt_tokens[0],
             num_replicas=max(1, request.app[TRITON].num_ready(model)),
-            # Without two steps of requests, a model that ends each with its step would wait between two steps.
+            # A model that ends each request with its step gets those of two steps, or it would wait between them.
             max_sequences=parameters.max_sequences * (1 if is_generation else 2),
             priority=_allowed_priority(body, self._highest_priority(request)),
         )
