@@ -41,6 +41,7 @@ class Contents(ModelFacts, frozen=True, kw_only=True):
     has_images: bool = False  # the model reads images
     build: Mapping[str, Any] = {}  # a record for people
     sequence_memory: SequenceMemory | None = None  # a CPU model's; None: unknown
+    gpu_bytes: int = 0  # of all GPUs together, by the plan; 0: unknown
 
 
 class Manifest(Contents, frozen=True, kw_only=True, omit_defaults=False):

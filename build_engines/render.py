@@ -25,6 +25,7 @@ from build_engines.errors import BuildError
 from build_engines.gpus import check_replicas
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit
+from build_engines.replica_memory import replica_bytes
 from build_engines.serving import check_names_differ, names_of
 from model_repository.capabilities import Capability
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
@@ -151,6 +152,7 @@ def render(
     gpus: Sequence[int] = (),
     replica: int = 1,
     position: int = 0,
+    memory_bytes: int = 0,
 ) -> dict[str, str]:
     """Return the files of the ensembles and stages of a model's replica: path in the repository to content.
 
@@ -159,6 +161,7 @@ def render(
         gpus: the numbers of its GPUs; empty: the first ones of the machine.
         replica: its number, from 1.
         position: of the model among those of the repository.
+        memory_bytes: see ModelParameters.
     """
     options.check_runtime(manifest.runtime)
     for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
@@ -169,12 +172,9 @@ def render(
         options.check_llm(own.backend, pp_size=own.pp_size, has_adapters=bool(manifest.adapters))
         texts = {"llm_options": json.dumps(options.llm_options, sort_keys=True)}
         manifest = replace(manifest, options={**manifest.options, **texts})
-    num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
-    if num_contexts > num_sequences:
-        rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
-        raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
     ensemble = model_id_to_ensemble(manifest.model_id, replica)
     parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position)
+    parameters = replace(parameters, memory_bytes=memory_bytes)
     layout = parameters.layout
     configs = {
         stage_name(ensemble, name): _ensemble_config(ensemble, name, steps) for name, steps in layout.ensembles.items()
@@ -224,7 +224,15 @@ def model_parameters(
     replica: int = 1,
     position: int = 0,
 ) -> ModelParameters:
-    """Return what the stages and the frontend must know of a model's replica."""
+    """Return what the stages and the frontend must know of a model's replica.
+
+    Raises:
+        BuildError: the model has fewer sequences than it was built for contexts, or its engine fewer.
+    """
+    num_contexts, num_sequences = int(manifest.options.get("contexts", 1)), options.max_sequences_of(manifest)
+    if num_contexts > num_sequences:
+        rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
+        raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
     return ModelParameters(
         **manifest.facts(),
         model_id=manifest.model_id,
@@ -234,7 +242,7 @@ def model_parameters(
         runtime=manifest.runtime,
         linked_files=manifest.linked,
         gpus=tuple(gpus),
-        max_sequences=options.max_sequences_of(manifest),
+        max_sequences=num_sequences,
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
         stream_interval_ms=options.stream_interval_ms,
@@ -317,9 +325,11 @@ def render_artifacts(
     files: dict[str, str] = {}
     version = _versions()
     for position, (artifact_dir, (manifest, own_options)) in enumerate(_fitted(manifests, options).items()):
-        own_gpus = gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
+        folder, own_gpus = artifact_dir.resolve(), gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
+        parameters = model_parameters(manifest, folder, own_options, version)
+        num_bytes = replica_bytes(manifest, parameters, own_options.tokenizer_instances)
         for replica, numbers in enumerate(own_gpus, 1):
-            files |= render(manifest, artifact_dir.resolve(), own_options, version, numbers, replica, position)
+            files |= render(manifest, folder, own_options, version, numbers, replica, position, num_bytes)
     return files
 
 

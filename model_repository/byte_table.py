@@ -16,6 +16,12 @@ def save_byte_table(path: Path, token_bytes: Sequence[bytes]) -> None:
     np.savez_compressed(path, blob=np.frombuffer(b"".join(token_bytes), dtype=np.uint8), ends=ends)
 
 
+def vocabulary_size(path: Path) -> int:
+    """Return the number of tokens in a table."""
+    with np.load(path) as arrays:
+        return len(arrays["ends"])
+
+
 def load_byte_table(path: Path) -> list[bytes]:
     """Return the bytes of each token by its id; empty for a token without text."""
     with np.load(path) as arrays:

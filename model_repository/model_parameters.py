@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
@@ -23,6 +24,9 @@ _NAME = "conch"  # name of the parameter in config.pbtxt
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 # Another one, of templates only: `thinking` alone is a variable of other templates.
 THINKING_FIELD = "message.thinking"
+
+START, DEMAND = "start", "demand"  # a model is loaded as the server starts, or by the first request
+DEFAULT_KEEP_ALIVE_S = 300.0  # of a model that is loaded on demand; the other one stays
 
 _API = SamplingParams()  # the defaults of the API document
 
@@ -81,6 +85,17 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     aliases: tuple[str, ...]  # further names of the model, of printable characters
     capabilities: frozenset[str]  # values of Capability, and words of later versions
     defaults: ModelDefaults
+    memory_bytes: int = 0  # that a loaded replica holds, of GPUs if it needs some; 0: unknown
+    load: str = START  # or DEMAND
+    keep_alive_s: float | None = None  # seconds without work until it is unloaded; negative: never; None: by `load`
+    is_pinned: bool = False  # it is not unloaded to make room for another model
+
+    @property
+    def max_idle_s(self) -> float:
+        """Seconds without work after which it is unloaded; math.inf: never."""
+        if self.keep_alive_s is None:
+            return DEFAULT_KEEP_ALIVE_S if self.load == DEMAND else math.inf
+        return math.inf if self.keep_alive_s < 0 else self.keep_alive_s
 
     def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:
         """Return the server's defaults with the model's own in their place.

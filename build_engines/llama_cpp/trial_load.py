@@ -17,9 +17,11 @@ from pathlib import Path
 
 from build_engines.errors import BuildError
 from build_engines.sequence_memory import SequenceMemory
+from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS
 from model_repository.engine.runtime import EngineConfig
 
 _ERROR = 4  # ggml.h: enum ggml_log_level
+_LOGIT_BYTES = 4
 # A window longer than those of layers with a sliding window, and enough sequences for sizes of many hundredths of MiB.
 NUM_SEQUENCES, WINDOW = 16, 16384
 # llama.cpp's log has one line for each cache: of keys and values with the tokens of a sequence, or of states.
@@ -95,14 +97,33 @@ def _load(precision: str, model: str, pooling: str, window: str, projector: str 
         for each in embedding_windows(config):
             llama.LlamaContext(loaded, embedding_params(loaded, config, each))
         return SequenceMemory(step_bytes=_step_bytes_of("".join(logged)))
-    llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, WINDOW, is_f32=is_f32))
-    return sequence_memory_of("".join(logged))
+    sizes = []
+    for each in (WINDOW // 2, WINDOW):
+        logged.clear()
+        llama.LlamaContext(loaded, context_params(NUM_SEQUENCES, each, is_f32=is_f32))
+        sizes.append(_buffer_bytes("".join(logged)))
+    logits_bytes = MAX_STEP_TOKENS * loaded.get_vocab().n_vocab * _LOGIT_BYTES
+    return dataclasses.replace(sequence_memory_of("".join(logged)), **_buffers_of(*sizes, logits_bytes=logits_bytes))
+
+
+def _buffers_of(half_bytes: int, whole_bytes: int, *, logits_bytes: int) -> dict[str, int]:
+    """Return the sizes of a context's buffers, by those of contexts with WINDOW // 2 and WINDOW tokens.
+
+    The buffers have room for the logits of a whole step. Only the rows of sampled tokens are written: the others, as
+    memory that is never touched, take none.
+    """
+    per_token = max(0, whole_bytes - half_bytes) // (WINDOW // 2)
+    least_bytes = max(1, whole_bytes - WINDOW * per_token - logits_bytes)
+    return {"buffer_bytes": least_bytes, "buffer_bytes_per_token": per_token}
 
 
 def _step_bytes_of(log: str) -> int:
     """Return the memory of steps by the log of contexts that embed: their buffers, and a decoder's KV caches."""
-    caches_mib = [size_mib for _, size_mib, _ in _CACHE.findall(log)]
-    return round(sum(map(float, [*_BUFFER.findall(log), *caches_mib])) * 2**20)
+    return _buffer_bytes(log) + round(sum(float(size_mib) for _, size_mib, _ in _CACHE.findall(log)) * 2**20)
+
+
+def _buffer_bytes(log: str) -> int:
+    return round(sum(map(float, _BUFFER.findall(log))) * 2**20)
 
 
 def sequence_memory_of(log: str) -> SequenceMemory:

@@ -116,6 +116,7 @@ class TensorRtLlmSpec:
             reasoning_format=detected_reasoning_format(folder / "tokenizer"),
             template_fields=template_fields(folder / "tokenizer"),
             has_images=self.plan.entry.architecture.vision is not None,
+            gpu_bytes=self.plan.parallelism.num_gpus * (self.plan.memory.total_bytes - self.plan.memory.free_bytes),
         )
 
     def clean_up(self, source: dict[str, str]) -> None:

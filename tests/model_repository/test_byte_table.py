@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model_repository.byte_table import FILE_NAME, load_byte_table, save_byte_table
+from model_repository.byte_table import FILE_NAME, load_byte_table, save_byte_table, vocabulary_size
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,4 @@ from model_repository.byte_table import FILE_NAME, load_byte_table, save_byte_ta
 def test_a_byte_table_survives_its_file(table: list[bytes], tmp_path: Path) -> None:
     save_byte_table(tmp_path / FILE_NAME, table)
     assert load_byte_table(tmp_path / FILE_NAME) == table
+    assert vocabulary_size(tmp_path / FILE_NAME) == len(table)

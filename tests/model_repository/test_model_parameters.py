@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,13 @@ def test_openai_sampling_is_every_default_of_the_api_document_except_those_that_
         "presence_penalty": 0,
         "frequency_penalty": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("load", "keep_alive_s", "expected"),
+    [("start", None, math.inf), ("demand", None, 300), ("start", 60, 60), ("demand", 0, 0), ("demand", -1, math.inf)],
+)
+def test_a_model_without_a_time_of_its_own_stays_unless_it_is_loaded_on_demand(
+    load: str, keep_alive_s: float | None, expected: float
+) -> None:
+    assert replace(PARAMETERS, load=load, keep_alive_s=keep_alive_s).max_idle_s == expected

@@ -11,18 +11,13 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_contexts
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.scheduler import Chunk, Scheduler
-from model_repository.errors import EngineFailed
 from model_repository.model_facts import Pooling
 from model_repository.runtimes import WITH_SOFTMAX
-from model_repository.system.cores import num_physical_cores
 
-MAX_STEP_TOKENS = 512
-# A model of up to this size fits the cores' caches, so each core computes a batch of its own at full speed. Larger
-# weights come from memory, and all cores should use them while they are in the cache.
-MAX_CACHED_WEIGHTS_BYTES = 64 << 20
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
 _POOLING_TYPES = {
@@ -36,28 +31,6 @@ _POOLING_TYPES = {
 def model_path(config: EngineConfig) -> Path:
     """Return the model's file, or the first one of a split model."""
     return min(config.artifact_dir.glob("model*.gguf"), default=config.artifact_dir / "model.gguf")
-
-
-def num_threads_of(config: EngineConfig) -> int:
-    """Return the number of threads that compute."""
-    return config.num_threads or num_physical_cores()
-
-
-def num_contexts(config: EngineConfig) -> int:
-    """Return the number of contexts: the option's, or one that suits the model's size.
-
-    Raises:
-        EngineFailed: the option is wrong.
-    """
-    given = config.options.get("contexts")
-    if given is None:
-        weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
-        return min(num_threads_of(config), config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
-    if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
-        raise EngineFailed(
-            f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
-        )
-    return int(given)
 
 
 def context_params(num_slots: int, window: int, *, is_f32: bool) -> llama.LlamaContextParams:

@@ -14,15 +14,14 @@ import numpy.typing as npt
 
 from model_repository.contract.request import EngineRequest
 from model_repository.engine.llama_cpp.context import (
-    MAX_STEP_TOKENS,
     StepContext,
     embedding_params,
     embedding_windows,
     has_probabilities,
     let_finish,
     model_path,
-    num_threads_of,
 )
+from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_threads_of
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request

@@ -23,9 +23,8 @@ from model_repository.engine.llama_cpp.context import (
     context_params,
     let_finish,
     model_path,
-    num_contexts,
-    num_threads_of,
 )
+from model_repository.engine.llama_cpp.context_count import num_contexts, num_threads_of
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from build_engines.model_source import DEMO
 from build_engines.parallelism import Parallelism
 from build_engines.planner.memory import cache_terms, sequence_memory
 from build_engines.sequence_memory import SequenceMemory
-from model_repository.engine.llama_cpp.context import MAX_CACHED_WEIGHTS_BYTES, context_params
+from model_repository.engine.llama_cpp.context import context_params
+from model_repository.engine.llama_cpp.context_count import MAX_CACHED_WEIGHTS_BYTES
 from model_repository.runtimes import PROJECTOR
 from model_repository.system.cores import num_physical_cores
 from tests.build_engines.tiny_checkpoint import CONFIG
@@ -101,10 +103,17 @@ def test_llama_cpp_allocates_what_the_planner_counts(name: str, tmp_path: Path) 
     assert abs(found.state_bytes - expected.state_bytes) <= _ROUNDING
 
 
+def unallocated(path: Path) -> llama.LlamaModel:
+    """Return a model without its weights."""
+    params = llama.LlamaModelParams()
+    params.no_alloc, params.load_mode = True, 0
+    return llama.LlamaModel(str(path), params)
+
+
 def test_a_cache_in_f32_is_twice_as_large(model: Path) -> None:
     half, whole = check_loads("tiny", model, None), check_loads("tiny", model, None, is_f32=True)
-    assert half == SequenceMemory(bytes_per_token=2 * 2 * 2 * 16 * 2)
-    assert whole == SequenceMemory(bytes_per_token=2 * 2 * 2 * 16 * 4)
+    assert half is not None and half.bytes_per_token == 2 * 2 * 2 * 16 * 2
+    assert whole is not None and whole.bytes_per_token == 2 * 2 * 2 * 16 * 4
 
 
 def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Path) -> None:
@@ -112,6 +121,21 @@ def test_a_recurrent_model_keeps_the_same_for_a_text_of_any_length(tmp_path: Pat
     assert memory is not None and memory.num_bytes(2) == memory.num_bytes(10**6)
     layer_bytes = (96 * 16 + 96 * 3) * 4  # inner size x states, and the convolution's
     assert abs(memory.state_bytes - 2 * layer_bytes) <= _ROUNDING
+
+
+@pytest.mark.parametrize("is_f32", [False, True])
+@pytest.mark.parametrize("window", [2048, 32_768])
+def test_the_buffers_of_a_context_are_known_for_other_windows(model: Path, window: int, is_f32: bool) -> None:
+    memory, logged = check_loads("tiny", model, None, is_f32=is_f32), list[str]()
+    assert memory is not None
+    llama.set_log_callback(lambda level, text: logged.append(text))
+    try:
+        llama.LlamaContext(unallocated(model), context_params(2, window, is_f32=is_f32)).close()
+    finally:
+        llama.disable_logging()
+    [size_mib] = re.findall(r"compute buffer size = +([\d.]+) MiB", "".join(logged))
+    logits_bytes = 512 * CONFIG["vocab_size"] * 4
+    assert memory.buffer_bytes_for(window) == pytest.approx(float(size_mib) * 2**20 - logits_bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("is_f32", [False, True])
@@ -149,13 +173,12 @@ def test_a_decoder_that_embeds_has_a_cache_and_the_buffers_of_a_piece(is_f32: bo
 
 def test_a_sliding_window_has_room_for_a_batch(tmp_path: Path) -> None:
     """llama.cpp, without `swa_full`: the window and a batch, in blocks of 256 tokens."""
-    model_params, params = llama.LlamaModelParams(), context_params(NUM_SEQUENCES, WINDOW, is_f32=False)
-    model_params.no_alloc, model_params.load_mode, params.swa_full = True, 0, False
+    params = context_params(NUM_SEQUENCES, WINDOW, is_f32=False)
+    params.swa_full = False
     path, logged = write_model(tmp_path / "model.gguf", "gpt-oss"), list[str]()
     llama.set_log_callback(lambda level, text: logged.append(text))
     try:
-        model = llama.LlamaModel(str(path), model_params)
-        llama.LlamaContext(model, params).close()
+        llama.LlamaContext(unallocated(path), params).close()
     finally:
         llama.disable_logging()
     expected = counted("gpt-oss")

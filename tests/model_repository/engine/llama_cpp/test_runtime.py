@@ -387,7 +387,7 @@ def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise_and_a_
         runtime = start(num_threads=num_threads, options=options)
         assert len(runtime._contexts) == expected
         assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences  # in all contexts
-    monkeypatch.setattr("model_repository.engine.llama_cpp.context.MAX_CACHED_WEIGHTS_BYTES", 1000)
+    monkeypatch.setattr("model_repository.engine.llama_cpp.context_count.MAX_CACHED_WEIGHTS_BYTES", 1000)
     assert len(start(num_threads=2)._contexts) == 1
 
 
