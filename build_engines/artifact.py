@@ -100,7 +100,8 @@ class Manifest(Contents, frozen=True, kw_only=True, omit_defaults=False):
             raise ArtifactInvalid(f"{path}: format {fields['format']}, expected {FORMAT}: build it again")
         try:
             manifest = msgspec.convert(fields, cls)
-            return replace(manifest, serving=Serving.of(manifest.serving.aliases, manifest.serving.defaults))
+            serving = manifest.serving
+            return replace(manifest, serving=Serving.of(serving.aliases, serving.defaults, serving.loading))
         except (BuildError, msgspec.ValidationError) as exc:
             raise ArtifactInvalid(f"{path}: not a manifest ({exc})") from exc
 

@@ -26,7 +26,7 @@ from build_engines.gpus import check_replicas
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit
 from build_engines.replica_memory import replica_bytes
-from build_engines.serving import check_names_differ, names_of
+from build_engines.serving import Loading, check_names_differ, names_of
 from model_repository.capabilities import Capability
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
@@ -35,7 +35,7 @@ from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.model_facts import Task
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import Load, ModelParameters
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
@@ -88,6 +88,7 @@ class ServeOptions:
     speculative: str | None = None  # how the engine drafts tokens; None: no drafts
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
     llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of TensorRT-LLM's LLM
+    loading: Loading = field(default_factory=Loading)  # in place of the artifact's
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -233,6 +234,7 @@ def model_parameters(
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
         raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
+    loading = options.loading.or_else(manifest.serving.loading)
     return ModelParameters(
         **manifest.facts(),
         model_id=manifest.model_id,
@@ -253,6 +255,9 @@ def model_parameters(
         aliases=manifest.serving.aliases,
         capabilities=_capabilities(manifest),
         defaults=manifest.defaults,
+        load=loading.load or Load.START,
+        keep_alive_s=loading.keep_alive_s,
+        is_pinned=bool(loading.is_pinned),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from build_engines.artifact import Manifest
 from build_engines.errors import BuildError
 from build_engines.render import ServeOptions, read_config, render_artifacts
+from build_engines.serving import Loading
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
 from model_repository.model_parameters import ModelParameters
 
@@ -58,6 +59,7 @@ def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
         tokenizer_instances=tokenizer.instance_group[0].count,
         speculative=first.speculative,
         llm_options=json.loads(first.options.get("llm_options", "{}")),
+        loading=Loading(load=first.load, keep_alive_s=first.keep_alive_s, is_pinned=first.is_pinned),
         **of_adapters,
     )
 

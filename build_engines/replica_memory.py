@@ -16,7 +16,7 @@ from model_repository.runtimes import PROJECTOR, RUNTIMES
 
 _PROCESS_BYTES = 30 << 20  # Python, numpy and the own libraries of a process
 _TOKENIZER_FACTOR = 40  # size of a loaded tokenizer and its grammar checker, in sizes of tokenizer.json
-_TOKEN_BYTES = 900  # of the vocabulary, in each other stage: its text, and its place in grammars
+_TOKEN_BYTES = 800  # of the vocabulary, in each other stage: its text, and its place in grammars
 _LOGIT_BYTES = 3 * 4  # in the step's buffer, in that of the output, and a copy to draw from
 # Of artifacts without the figure: buffers of a context. Those of SmolLM2 135M have 14 MB, those of models of 8B 60 MB.
 _UNKNOWN_BUFFER_BYTES, _UNKNOWN_BUFFER_SHARE = 16 << 20, 1 / 64

@@ -1,13 +1,55 @@
-"""Names and defaults of a served model, which can change without another build."""
+"""Names, defaults and loading of a served model, which can change without another build."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from build_engines.errors import BuildError
 from model_repository.contract.tensors import model_id_to_ensemble
-from model_repository.model_parameters import ModelDefaults, checked_defaults
+from model_repository.model_parameters import Load, ModelDefaults, checked_defaults
+from model_repository.quantities import seconds_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """When a model is loaded and unloaded, as ModelParameters has it; None: not said."""
+
+    load: Load | None = None
+    keep_alive_s: float | None = None
+    is_pinned: bool | None = None
+
+    @classmethod
+    def of(cls, load: str | None, keep_alive: str | None, is_pinned: bool | None) -> Loading:
+        """Read the options of a user.
+
+        Raises:
+            BuildError: `keep_alive` is no duration.
+        """
+        try:
+            seconds = None if keep_alive is None else seconds_of(keep_alive)
+        except ValueError as exc:
+            raise BuildError(f"--keep-alive {keep_alive}: {exc}") from exc
+        return cls(
+            load=None if load is None else Load(load),
+            keep_alive_s=-1.0 if seconds == math.inf else seconds,
+            is_pinned=is_pinned,
+        )
+
+    @property
+    def text(self) -> str:
+        """Describe it; empty: nothing is said."""
+        loaded = {None: "", Load.START: "at the start", Load.DEMAND: "on demand"}[self.load]
+        unloaded = ""
+        if (seconds := self.keep_alive_s) is not None:
+            unloaded = "never unloaded" if seconds < 0 else f"unloaded after {seconds:g} s without work"
+        return ", ".join(filter(None, (loaded, unloaded, "pinned" if self.is_pinned else "")))
+
+    def or_else(self, other: Loading) -> Loading:
+        """Return it with values of another one where it says nothing."""
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +58,10 @@ class Serving:
 
     aliases: tuple[str, ...] = ()
     defaults: ModelDefaults = field(default_factory=ModelDefaults)
+    loading: Loading = Loading()
 
     @classmethod
-    def of(cls, aliases: Iterable[str], defaults: Mapping[str, object]) -> Serving:
+    def of(cls, aliases: Iterable[str], defaults: Mapping[str, object], loading: Loading = Loading()) -> Serving:
         """Check the names and values of a user.
 
         Raises:
@@ -29,7 +72,7 @@ class Serving:
             if not alias or not alias.isprintable() or alias != alias.strip():
                 raise BuildError(f"alias {alias!r}: printable characters, no space at either end")
         try:
-            return cls(aliases=aliases, defaults=checked_defaults(defaults))
+            return cls(aliases=aliases, defaults=checked_defaults(defaults), loading=loading)
         except ValueError as exc:
             raise BuildError(f"default {exc}") from exc
 

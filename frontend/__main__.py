@@ -259,7 +259,8 @@ def _add_chat_options(command: argparse.ArgumentParser) -> None:
 def _add_model_options(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("of the models, as for `conch build`, which has more")
     for flag, (metavar, text) in MODEL_OPTIONS.items():
-        group.add_argument(flag, action=_ForBuild, dest="model_options", default=[], metavar=metavar, help=text)
+        kind = {"metavar": metavar} if metavar else {"nargs": 0}
+        group.add_argument(flag, action=_ForBuild, dest="model_options", default=[], help=text, **kind)
 
 
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
@@ -285,7 +286,7 @@ class _ForBuild(argparse.Action):
     """Keeps an option as it is written, for `build`."""
 
     def __call__(self, parser: object, namespace: argparse.Namespace, value: object, flag: str | None = None) -> None:
-        namespace.model_options = [*namespace.model_options, f"{flag}={value}"]
+        namespace.model_options = [*namespace.model_options, flag if self.nargs == 0 else f"{flag}={value}"]
 
 
 def _add_triton_options(command: argparse.ArgumentParser, prefix: str = "") -> None:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, TypedDict, cast
 
 import msgspec
@@ -25,10 +26,16 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 # Another one, of templates only: `thinking` alone is a variable of other templates.
 THINKING_FIELD = "message.thinking"
 
-START, DEMAND = "start", "demand"  # a model is loaded as the server starts, or by the first request
 DEFAULT_KEEP_ALIVE_S = 300.0  # of a model that is loaded on demand; the other one stays
 
 _API = SamplingParams()  # the defaults of the API document
+
+
+class Load(StrEnum):
+    """When a model is loaded."""
+
+    START = "start"  # as the server starts
+    DEMAND = "demand"  # by the first request
 
 
 class ModelDefaults(TypedDict, total=False):
@@ -86,7 +93,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     capabilities: frozenset[str]  # values of Capability, and words of later versions
     defaults: ModelDefaults
     memory_bytes: int = 0  # that a loaded replica holds, of GPUs if it needs some; 0: unknown
-    load: str = START  # or DEMAND
+    load: Load = Load.START
     keep_alive_s: float | None = None  # seconds without work until it is unloaded; negative: never; None: by `load`
     is_pinned: bool = False  # it is not unloaded to make room for another model
 
@@ -94,7 +101,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     def max_idle_s(self) -> float:
         """Seconds without work after which it is unloaded; math.inf: never."""
         if self.keep_alive_s is None:
-            return DEFAULT_KEEP_ALIVE_S if self.load == DEMAND else math.inf
+            return DEFAULT_KEEP_ALIVE_S if self.load is Load.DEMAND else math.inf
         return math.inf if self.keep_alive_s < 0 else self.keep_alive_s
 
     def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:

@@ -18,7 +18,7 @@ from build_engines.catalog import read_models
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.builder import Builder
-from build_engines.commands.render import add_serve_options, serve_options_of, write
+from build_engines.commands.render import add_loading_options, add_serve_options, serve_options_of, write
 from build_engines.errors import BuildError, CatalogError, NotStored
 from build_engines.hub import HubReference
 from build_engines.llama_cpp.quantize import QUANTIZED
@@ -109,6 +109,7 @@ def add_artifact_options(command: argparse.ArgumentParser) -> None:
         f"one of {', '.join(RequestDefaults.__dataclass_fields__)}; null for max_tokens: the rest of the window; "
         "sampling=openai: OpenAI's values, in place of the author's",
     )
+    add_loading_options(command)
     build_tensorrt_llm.add_to(command)
 
 
@@ -328,12 +329,12 @@ def _builder(options: argparse.Namespace) -> Builder:
     serve_options = serve_options_of(options)
     serve_options.check_runtime(options.runtime)
     adapters = _pairs("--adapter", options.adapter, "NAME=DIR")
-    defaults = _pairs("--default", options.default)
+    defaults = {name: json_or_text(text) for name, text in _pairs("--default", options.default).items()}
     builder: Builder = pkgutil.resolve_name(RUNTIMES[options.runtime].builder)(
         options=options,
         runtime_options=_pairs("--option", options.option),
         adapters={name: Path(folder) for name, folder in adapters.items()},
-        serving=Serving.of(options.alias, {name: json_or_text(text) for name, text in defaults.items()}),
+        serving=Serving.of(options.alias, defaults, serve_options.loading),
         serve_options=serve_options,
     )
     return builder

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from build_engines.artifact import serve_as
+from build_engines.artifact import Manifest, serve_as
 from build_engines.lock import lock_path, locked
 from build_engines.render import ServeOptions
-from build_engines.serving import Serving
+from build_engines.serving import Loading, Serving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,10 @@ class Builder(ABC):
         """
 
     def name_stored(self, artifact_dir: Path, serving: Serving) -> None:
-        """Give an artifact of the store the names and defaults of the command line, if it has some."""
-        if self.options.alias or self.options.default:
+        """Give an artifact of the store the names, defaults and loading of the command line, if it has some."""
+        has_names = self.options.alias or self.options.default
+        if has_names or serving.loading != Loading():
             with locked(lock_path(artifact_dir), f"names {artifact_dir.name}"):
-                serve_as(artifact_dir, serving)
+                former = Manifest.load(artifact_dir).serving
+                loading = serving.loading.or_else(former.loading)
+                serve_as(artifact_dir, replace(serving if has_names else former, loading=loading))

@@ -11,8 +11,17 @@ from pathlib import Path
 from build_engines.errors import BuildError
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from build_engines.rendered import rendered_again
+from build_engines.serving import Loading
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
+from model_repository.model_parameters import DEFAULT_KEEP_ALIVE_S, Load
+from model_repository.quantities import DURATION_RULE
 from model_repository.runtimes import RUNTIMES
+
+_LOAD_HELP = "load the model as the server starts, or by its first request (the artifact's; start)"
+_KEEP_ALIVE_HELP = (
+    f"unload the model after this time without work: {DURATION_RULE} (the artifact's; never with --load start, "
+    f"{DEFAULT_KEEP_ALIVE_S:g} seconds with --load demand)"
+)
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,6 +51,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("--name", metavar="NAME", help="the model's name, with one artifact (the artifact's)")
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
+    add_loading_options(command)
     add_serve_options(command)
     command.set_defaults(command=_render)
 
@@ -74,13 +84,23 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
     )
 
 
+def add_loading_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of Loading."""
+    command.add_argument("--load", choices=list(Load), help=_LOAD_HELP)
+    command.add_argument("--keep-alive", metavar="DURATION", help=_KEEP_ALIVE_HELP)
+    pin_help = "never unload the model to make room for another one"
+    command.add_argument("--pin", action="store_const", const=True, help=pin_help)
+
+
 def serve_options_of(options: argparse.Namespace) -> ServeOptions:
-    """Read the options of `add_serve_options`.
+    """Read the options of `add_serve_options` and `add_loading_options`.
 
     Raises:
         BuildError: a value breaks its rule.
     """
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(ServeOptions)}
+    loading = Loading.of(options.load, options.keep_alive, options.pin)
+    values = {**vars(options), "loading": loading}
+    values = {field.name: values[field.name] for field in dataclasses.fields(ServeOptions)}
     try:
         values["llm_options"] = read_llm_options(values["llm_options"])
     except ValueError as exc:

@@ -102,6 +102,7 @@ def _of_manifest(manifest: Manifest, folder: Path) -> Facts:
     yield "sequences", str(num_sequences) if manifest.task is Task.GENERATE else ""
     yield "memory", demand.text(num_sequences, window)
     yield "aliases", ", ".join(manifest.serving.aliases)
+    yield "loading", manifest.serving.loading.text
     yield "adapters", ", ".join(manifest.adapters)
     yield "defaults", ", ".join(assignments(manifest.defaults))
     if manifest.task is Task.GENERATE:

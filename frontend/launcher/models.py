@@ -11,7 +11,8 @@ from pathlib import Path
 from frontend.launcher.signals import EndingSignals
 from model_repository.system.process_start import ENDING_SIGNALS, blocked
 
-# Options of `build` that `serve` and `run` take for their models: the name of the value, and the meaning.
+# Options of `build` that `serve` and `run` take for their models: the name of the value (empty: a switch), and the
+# meaning.
 MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--context-window": ("N", "Tokens of prompt and completion."),
     "--max-sequences": ("N", "Requests that the model answers at the same time."),
@@ -21,6 +22,9 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--precision": ("NAME", "Precision of the matrices, such as q8_0."),
     "--alias": ("NAME", "Further name of the model; repeatable."),
     "--tool-call-format": ("NAME", "Format of the model's tool calls."),
+    "--load": ("WHEN", "`start` loads the model as the server starts, `demand` by its first request."),
+    "--keep-alive": ("DURATION", "Unload the model after this time without work, such as 5m; negative: never."),
+    "--pin": ("", "Never unload the model to make room for another one."),
     "--default": ("NAME=VALUE", "Value for requests without this field, such as temperature=0.7; repeatable."),
 }
 

@@ -16,7 +16,7 @@ from build_engines.errors import BuildError
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
 from model_repository.model_facts import Task
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import Load, ModelParameters
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -122,6 +122,18 @@ def test_a_model_of_the_store_is_built_by_its_name_without_its_source(
     older = next((tmp_path / "artifacts").glob("kept-*/manifest.json"))
     older.write_text(older.read_text().replace(f'"format": {artifact.FORMAT}', '"format": 1'))
     assert main(["build", "kept", *home]) == 0  # the other one
+
+
+def test_a_model_of_the_store_keeps_its_names_and_its_loading(checkpoint: Path, tmp_path: Path) -> None:
+    home = ["--home", str(tmp_path)]
+    assert main(["build", "kept", "--checkpoint", str(checkpoint), "--alias=same", "--pin", *home]) == 0
+    assert main(["build", "kept", "--load=demand", *home]) == 0
+    assert main(["build", "kept", *home]) == 0
+    kept = read_ensemble(tmp_path / "repository", "kept")
+    assert (kept.aliases, kept.load, kept.is_pinned) == (("same",), Load.DEMAND, True)
+    [folder] = tmp_path.glob("artifacts/kept-*/")
+    assert main(["render", str(folder), "--load=start", f"--repository={tmp_path / 'other'}"]) == 0
+    assert read_ensemble(tmp_path / "other", "kept").load is Load.START
 
 
 def test_the_demo_model_has_its_adapters_and_images_and_the_synthetic_one_has_neither(tmp_path: Path) -> None:
@@ -240,6 +252,7 @@ def test_an_alias_may_become_the_name_of_an_artifact(checkpoint: Path, tmp_path:
         (["tiny", "--alias=other", "--max-sequences=3", "--num-threads=2", "--stream-interval-ms=66"], ""),
         (["tiny", "--max-waiting=4", "--tokenizer-instances=2", "--adapter-root=.", "--max-adapter-rank=8"], ""),
         (["models.yaml"], "replicas: 2, max-adapters: 3, adapter-root: ."),
+        (["tiny", "--load=demand", "--keep-alive=0", "--pin"], ""),
     ],
 )
 def test_a_repository_is_rendered_again_with_its_artifacts_and_settings(
@@ -284,6 +297,9 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
   {checkpoint}:
     alias: [gpt-4o, gpt-4o-mini]
     default: {{chat_max_tokens: null, include_stop_str_in_output: true}}
+    load: demand
+    keep-alive: 5m
+    pin: true
     max-sequences: 3
     runtime: llama_cpp
     speculative: ngram
@@ -299,8 +315,10 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     assert (named.aliases, named.max_sequences) == (("gpt-4o", "gpt-4o-mini"), 3)
     assert (named.runtime, named.speculative) == ("llama_cpp", "ngram")
     assert named.defaults == {"chat_max_tokens": None, "include_stop_str_in_output": True}
+    assert (named.load, named.keep_alive_s, named.is_pinned) == (Load.DEMAND, 300, True)
     other = read_ensemble(tmp_path / "repository", "other")
     assert (other.context_window, other.aliases, other.max_sequences) == (64, (), 16)
+    assert (other.load, other.keep_alive_s, other.is_pinned) == (Load.START, None, False)
     assert (other.runtime, other.speculative) == ("synthetic", None)
     assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
 
@@ -346,6 +364,8 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
         ("models: {demo: {default: {x: 2024-01-01}}}", "expected a list of texts, or an object"),
         ("models: {demo: {dry-run: few}}", "models.demo: dry-run: few: expected true or false"),
         ("models: {demo: {max-sequences: 0}}", "models.demo: max_sequences=0: must be at least 1"),
+        ("models: {demo: {load: never}}", "models.demo: argument --load: invalid choice: 'never' (choose from"),
+        ("models: {demo: {keep-alive: 5x}}", "models.demo: --keep-alive 5x: expected a duration such as 30s, 5m"),
         ("models: {}", "models: expected at least one"),
     ],
 )

@@ -27,7 +27,7 @@ from build_engines.gpus import GPUS
 from build_engines.model_entry import ModelEntry
 from build_engines.planner.plan import plan
 from build_engines.render import ServeOptions, model_parameters, render
-from build_engines.serving import Serving
+from build_engines.serving import Loading, Serving
 from build_engines.tensorrt_llm.checks import machine_requires
 from build_engines.tensorrt_llm.options import runtime_options
 from build_engines.tensorrt_llm.recipe import Recipe
@@ -36,7 +36,7 @@ from model_repository.contract.tensors import GENERATOR, VECTOR_OUTPUTS
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.options import NEED_LOGITS_PROCESSORS, Backend
 from model_repository.engine.tensorrt_llm.releases import RELEASES
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import Load, ModelParameters
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.linked_file import LinkedFile
 
@@ -281,6 +281,7 @@ def test_changes_of_answers_change_the_fingerprint(changes: dict[str, Any]) -> N
         {"created": 1_800_000_000},
         {"serving": Serving.of(["another"], {"chat_max_tokens": None})},
         {"serve": {"max_waiting": 9}},
+        {"serve": {"loading": Loading(load=Load.DEMAND, keep_alive_s=60, is_pinned=True)}},
     ],
     ids=str,
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from build_engines.errors import BuildError
-from build_engines.serving import Serving, check_id, check_names_differ, names_of
+from build_engines.serving import Loading, Serving, check_id, check_names_differ, names_of
 from model_repository.contract.request import ContextOverflow
+from model_repository.model_parameters import Load
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,22 @@ def test_defaults_are_checked() -> None:
         Serving.of([], {"chat_max_tokens": 0})
     with pytest.raises(BuildError, match="default max_tokens: expected one of completion_max_tokens"):
         Serving.of([], {"max_tokens": 1})
+
+
+def test_options_of_loading_are_read_and_shown() -> None:
+    loading = Loading.of("demand", "1h30m", True)
+    assert loading == Loading(load=Load.DEMAND, keep_alive_s=5400, is_pinned=True)
+    assert loading.text == "on demand, unloaded after 5400 s without work, pinned"
+    assert Loading.of("start", "-1", None).text == "at the start, never unloaded"
+    assert Loading.of(None, None, None).text == ""
+
+
+def test_an_option_of_loading_is_before_that_of_the_artifact() -> None:
+    of_artifact = Loading(load=Load.START, keep_alive_s=60, is_pinned=True)
+    assert Loading(load=Load.DEMAND).or_else(of_artifact) == Loading(load=Load.DEMAND, keep_alive_s=60, is_pinned=True)
+    assert Loading(keep_alive_s=0, is_pinned=False).or_else(of_artifact) == Loading(
+        load=Load.START, keep_alive_s=0, is_pinned=False
+    )
 
 
 def test_an_id_that_cannot_be_a_folder_is_refused() -> None:

@@ -23,7 +23,7 @@ def shown(capsys: pytest.CaptureFixture[str], home: Path, model: str) -> list[di
 def test_an_artifact_has_its_facts(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--checkpoint", str(checkpoint), "--home", str(tmp_path), "--precision", "q8_0"]
     options += ["--context-window", "512", "--alias", "gpt-4o", "--default", "temperature=0.5"]
-    assert main(["pull", "tiny", *options]) == 0
+    assert main(["build", "tiny", *options, "--load", "demand"]) == 0
     [artifact] = tmp_path.glob("artifacts/tiny-*/")
     capsys.readouterr()
     with serving(tmp_path, "tiny") as url:
@@ -40,6 +40,7 @@ def test_an_artifact_has_its_facts(checkpoint: Path, tmp_path: Path, capsys: pyt
         "sequences": "16",
         "memory": "16 x 512 tokens, 0.0 GB with the weights",
         "aliases": "gpt-4o",
+        "loading": "on demand",
         "defaults": "temperature=0.5",
         "tools": "plain",
         "chat template": "yes",

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from model_repository.capabilities import Capability
 from model_repository.contract.request import ContextOverflow
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.model_parameters import ModelParameters, RequestDefaults, checked_defaults
+from model_repository.model_parameters import Load, ModelParameters, RequestDefaults, checked_defaults
 from model_repository.system.linked_file import LinkedFile
 
 PARAMETERS = ModelParameters(
@@ -142,9 +142,15 @@ def test_openai_sampling_is_every_default_of_the_api_document_except_those_that_
 
 @pytest.mark.parametrize(
     ("load", "keep_alive_s", "expected"),
-    [("start", None, math.inf), ("demand", None, 300), ("start", 60, 60), ("demand", 0, 0), ("demand", -1, math.inf)],
+    [
+        (Load.START, None, math.inf),
+        (Load.DEMAND, None, 300),
+        (Load.START, 60, 60),
+        (Load.DEMAND, 0, 0),
+        (Load.DEMAND, -1, math.inf),
+    ],
 )
 def test_a_model_without_a_time_of_its_own_stays_unless_it_is_loaded_on_demand(
-    load: str, keep_alive_s: float | None, expected: float
+    load: Load, keep_alive_s: float | None, expected: float
 ) -> None:
     assert replace(PARAMETERS, load=load, keep_alive_s=keep_alive_s).max_idle_s == expected
