@@ -24,8 +24,8 @@ from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.gpus import check_replicas
 from build_engines.lock import lock_path, locked, remove_leftovers
-from build_engines.memory_fit import ModelDemand, fit
-from build_engines.replica_memory import replica_bytes
+from build_engines.memory_fit import ModelDemand, fit_loaded
+from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
 from model_repository.capabilities import Capability
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
@@ -37,8 +37,9 @@ from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.model_facts import Task
 from model_repository.model_parameters import Load, ModelParameters
 from model_repository.runtimes import RUNTIMES
-from model_repository.system.cores import memory_bytes, num_physical_cores
+from model_repository.system.cores import num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
+from model_repository.system.model_memory import MODEL_SHARE, model_memory_bytes
 from model_repository.system.running_servers import ARTIFACT_FILE
 
 logger = logging.getLogger(__name__)
@@ -234,7 +235,7 @@ def model_parameters(
     if num_contexts > num_sequences:
         rule = f"the model has {num_sequences} sequences (--max-sequences), and each context needs one"
         raise BuildError(f"{manifest.model_id}: option contexts={num_contexts}: {rule}")
-    loading = options.loading.or_else(manifest.serving.loading)
+    loading = _loading_of(manifest, options)
     return ModelParameters(
         **manifest.facts(),
         model_id=manifest.model_id,
@@ -259,6 +260,10 @@ def model_parameters(
         keep_alive_s=loading.keep_alive_s,
         is_pinned=bool(loading.is_pinned),
     )
+
+
+def _loading_of(manifest: Manifest, options: ServeOptions) -> Loading:
+    return options.loading.or_else(manifest.serving.loading)
 
 
 def _versions() -> str:
@@ -294,6 +299,7 @@ def render_artifacts(
     gpus: Mapping[Path, Sequence[Sequence[int]]] = MappingProxyType({}),
     aliases: Iterable[str] = (),
     name: str | None = None,
+    model_memory: int | None = None,
 ) -> dict[str, str]:
     """Return the files of a repository that serves these artifacts, after a check of each.
 
@@ -303,6 +309,7 @@ def render_artifacts(
             replicas then get the first ones of the machine, one after the other.
         aliases: further names of a single model, beside those of its artifact.
         name: the name of a single model; None: that of its artifact.
+        model_memory: bytes that all models may hold together; None: by the machine.
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
@@ -312,6 +319,7 @@ def render_artifacts(
     manifests: dict[Path, Manifest] = {}
     names: list[tuple[str, str]] = []
     placed: dict[str, Sequence[Sequence[int]]] = {}  # model to the GPUs of its replicas, if it needs any
+    loadings: list[Loading] = []  # of these models
     for artifact_dir in options:
         # Large files with the same time and size are not read again, as `verify` does.
         manifest = artifact.verify(artifact_dir, Digests.beside(artifact_dir.resolve()))
@@ -325,14 +333,15 @@ def render_artifacts(
             _check_number_of_gpus(manifest, numbers)
         if "num_gpus" in manifest.requires:
             placed[manifest.model_id] = gpus.get(artifact_dir, ())
+            loadings.append(_loading_of(manifest, options[artifact_dir]))
         manifests[artifact_dir] = manifest
-    _check_gpus_differ(placed)
+    num_at_start = sum(each.load is not Load.DEMAND for each in loadings)
+    _check_gpus_differ(placed, take_turns=num_at_start < 2 and not any(each.is_pinned for each in loadings))
     files: dict[str, str] = {}
     version = _versions()
-    for position, (artifact_dir, (manifest, own_options)) in enumerate(_fitted(manifests, options).items()):
+    fitted = _fitted(manifests, options, model_memory)
+    for position, (artifact_dir, (manifest, own_options, num_bytes)) in enumerate(fitted.items()):
         folder, own_gpus = artifact_dir.resolve(), gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
-        parameters = model_parameters(manifest, folder, own_options, version)
-        num_bytes = replica_bytes(manifest, parameters, own_options.tokenizer_instances)
         for replica, numbers in enumerate(own_gpus, 1):
             files |= render(manifest, folder, own_options, version, numbers, replica, position, num_bytes)
     return files
@@ -342,6 +351,7 @@ def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> 
     """Return what an artifact needs of the memory."""
     num_sequences = options.max_sequences_of(manifest)
     built_for = int(manifest.options.get("max_batch_size", num_sequences + options.spare_sequences))
+    loading = _loading_of(manifest, options)
     return ModelDemand(
         weight_bytes=sum(path.stat().st_size for path in artifact_dir.glob("*.gguf")),
         sequence_memory=manifest.sequence_memory,
@@ -349,34 +359,46 @@ def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> 
         window=manifest.context_window,
         is_fixed=options.max_sequences is not None,
         num_spare=min(options.spare_sequences, built_for - num_sequences),
+        num_replicas=options.replicas,
+        is_pinned=bool(loading.is_pinned),
+        is_on_demand=loading.load is Load.DEMAND,
+        replica=ReplicaMemory.of(manifest, artifact_dir, options.tokenizer_instances, _num_threads(options)),
     )
 
 
+def _num_threads(options: ServeOptions) -> int:
+    """Return the threads of an engine; 0: one for each core. Replicas share the cores."""
+    if options.num_threads or options.replicas == 1:
+        return options.num_threads
+    return max(1, num_physical_cores() // options.replicas)
+
+
 def _fitted(
-    manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions]
-) -> dict[Path, tuple[Manifest, ServeOptions]]:
+    manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions], model_memory: int | None
+) -> dict[Path, tuple[Manifest, ServeOptions, int]]:
     """Reduce sequences and context windows to what this machine can use, except where a number is given.
 
-    The replicas of a model are alike, and share the cores.
+    The replicas of a model are alike. The third value is the memory of each, 0 if it is unknown.
     """
     demands = {folder: demand_of(folder, manifest, options[folder]) for folder, manifest in manifests.items()}
     fitted = {}
-    num_bytes, num_cores = memory_bytes(), num_physical_cores()
-    engines = [folder for folder in manifests for _ in range(options[folder].replicas)]
-    fits = dict(zip(engines, fit([demands[folder] for folder in engines], num_bytes, num_cores), strict=True))
+    machine_bytes, num_cores = round(model_memory_bytes(model_memory) / MODEL_SHARE), num_physical_cores()
+    fits = fit_loaded(demands, machine_bytes, num_cores)
     for folder, model in demands.items():
         (num_sequences, window), own = fits[folder], options[folder]
         manifest = replace(manifests[folder], context_window=window)
-        num_threads = own.num_threads or (max(1, num_cores // own.replicas) if own.replicas > 1 else 0)
-        own = dataclasses.replace(own, max_sequences=num_sequences, num_threads=num_threads)
+        own = dataclasses.replace(own, max_sequences=num_sequences, num_threads=_num_threads(own))
         if window != model.window:
-            reduced = f"windows of {model.window:,} tokens are reduced for {num_bytes / 1e9:.1f} GB of memory"
+            memory = machine_bytes if model_memory is None else model_memory
+            name = "memory" if model_memory is None else "--model-memory"
+            reduced = f"windows of {model.window:,} tokens are reduced for {memory / 1e9:.1f} GB of {name}"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
         if text := model.text(num_sequences, window):
             each = f"each of {own.replicas} replicas: " if own.replicas > 1 else ""
             logger.info("memory      %s: %s%s", manifest.model_id, each, text)
-        fitted[folder] = (manifest, own)
+        num_bytes = manifest.gpu_bytes if model.replica is None else model.replica.num_bytes(num_sequences, window)
+        fitted[folder] = (manifest, own, num_bytes)
     return fitted
 
 
@@ -397,11 +419,17 @@ def _first_gpus(manifest: Manifest, num_replicas: int) -> Sequence[Sequence[int]
     return [range(first, first + num_gpus) for first in range(0, num_replicas * num_gpus, num_gpus)]
 
 
-def _check_gpus_differ(placed: Mapping[str, Sequence[Sequence[int]]]) -> None:
-    """Check that no GPU has two engines. TensorRT-LLM starts each on the first GPUs that it sees."""
+def _check_gpus_differ(placed: Mapping[str, Sequence[Sequence[int]]], *, take_turns: bool) -> None:
+    """Check that no GPU has two engines. TensorRT-LLM starts each on the first GPUs that it sees.
+
+    Args:
+        take_turns: the models may have the same GPUs, since each can be unloaded for another one.
+    """
     owners: dict[int, str] = {}
     for model_id, gpus in placed.items():
-        if not gpus and len(placed) > 1:
+        if take_turns:
+            owners.clear()
+        elif not gpus and len(placed) > 1:
             raise BuildError(f"{model_id}: {len(placed)} models need GPUs: name those of each, as ARTIFACT:0,1")
         for gpu in chain.from_iterable(gpus):
             if gpu in owners:

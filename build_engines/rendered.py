@@ -14,8 +14,11 @@ from model_repository.contract.tensors import ensemble_of_stage, stage_name
 from model_repository.model_parameters import ModelParameters
 
 
-def rendered_again(repository: Path) -> dict[str, str]:
+def rendered_again(repository: Path, model_memory: int | None = None) -> dict[str, str]:
     """Return the files of a repository that serves the same artifacts with the same settings.
+
+    Args:
+        model_memory: see render_artifacts.
 
     Raises:
         ArtifactInvalid: an artifact is missing or changed, or of another format.
@@ -34,9 +37,9 @@ def rendered_again(repository: Path) -> dict[str, str]:
     options = {folder: _options(repository, each) for folder, each in named.items()}
     gpus = {folder: [replica.gpus for replica in each] for folder, each in named.items() if each[0].gpus}
     if len(named) > 1:
-        return render_artifacts(options, gpus)
+        return render_artifacts(options, gpus, model_memory=model_memory)
     [[only, *_]] = named.values()  # its names may have been given to `render`
-    return render_artifacts(options, gpus, only.aliases, only.model_id)
+    return render_artifacts(options, gpus, only.aliases, only.model_id, model_memory)
 
 
 def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:

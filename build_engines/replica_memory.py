@@ -1,18 +1,22 @@
-"""The memory that a loaded replica of a model holds.
+"""The memory that a loaded replica of a model on a CPU holds.
 
-Estimates, by the sum of PSS of the processes of five models (Linux 6, CPython 3.12): within 10 % of it.
+The constants are of the sum of PSS of the processes of five models, on Linux with CPython 3.12.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from build_engines.artifact import Manifest
+from build_engines.sequence_memory import SequenceMemory
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import vocabulary_size
-from model_repository.engine.llama_cpp.context_count import num_contexts
-from model_repository.model_parameters import ModelParameters
+from model_repository.contract.tensors import ENCODER, GENERATOR
+from model_repository.engine.llama_cpp.context_count import usual_contexts
+from model_repository.model_facts import Task
 from model_repository.runtimes import PROJECTOR, RUNTIMES
+from model_repository.system.cores import num_physical_cores
 
 _PROCESS_BYTES = 30 << 20  # Python, numpy and the own libraries of a process
 _TOKENIZER_FACTOR = 40  # size of a loaded tokenizer and its grammar checker, in sizes of tokenizer.json
@@ -22,46 +26,61 @@ _LOGIT_BYTES = 3 * 4  # in the step's buffer, in that of the output, and a copy 
 _UNKNOWN_BUFFER_BYTES, _UNKNOWN_BUFFER_SHARE = 16 << 20, 1 / 64
 
 
-def replica_bytes(manifest: Manifest, parameters: ModelParameters, num_tokenizers: int) -> int:
-    """Return the memory of one replica, of GPUs if the model needs some; 0: unknown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMemory:
+    """The memory of a replica, by its sequences and its window.
 
-    Weights count once: llama.cpp maps their file, and reads a part that it has repacked for this processor no more.
+    Weights count once: llama.cpp maps their file, and reads a part that it has repacked for the processor no more.
     Scores of prompts (`echo` with `logprobs`) may take more: the logits of whole steps.
-
-    Args:
-        parameters: those of the replica, with its window and its number of sequences.
-        num_tokenizers: processes of the tokenizer stage.
     """
-    runtime, folder, memory = RUNTIMES[parameters.runtime], parameters.artifact_dir, manifest.sequence_memory
-    if runtime.needs_gpus:
-        return manifest.gpu_bytes
-    if not runtime.reads_gguf:
-        return _stage_bytes(parameters, num_tokenizers)
-    if memory is None:
-        return 0
-    weights_bytes = sum(path.stat().st_size for path in folder.rglob("*.gguf"))
-    engine_bytes = weights_bytes + _stage_bytes(parameters, num_tokenizers)
-    if memory.step_bytes:
-        return engine_bytes + memory.step_bytes
-    num, num_slots, window = num_contexts(parameters), parameters.max_sequences, parameters.context_window
-    if (folder / PROJECTOR).exists():  # a further context, in a process of its own; all have as many slots
-        num_slots = (num + 1) * -(-num_slots // num)
-        num += 1
-        engine_bytes += 2 * _PROCESS_BYTES
-    buffer_bytes = memory.buffer_bytes_for(window) or _UNKNOWN_BUFFER_BYTES + int(weights_bytes * _UNKNOWN_BUFFER_SHARE)
-    logits_bytes = _LOGIT_BYTES * _vocabulary_size(folder)
-    return engine_bytes + num * buffer_bytes + num_slots * (memory.num_bytes(window) + logits_bytes)
 
+    weight_bytes: int
+    process_bytes: int  # of all stages, without weights, caches and buffers
+    sequence_memory: SequenceMemory
+    vocabulary_size: int
+    num_contexts: int | None  # None: as many as usual
+    num_threads: int
+    has_images: bool
 
-def _stage_bytes(parameters: ModelParameters, num_tokenizers: int) -> int:
-    """Return the memory of the processes of all stages without the weights and their caches."""
-    folder = parameters.artifact_dir
-    # A tokenizer has small processes of its own, together as large as one of a stage.
-    num_processes = len(parameters.layout.stages) - 1 + 2 * num_tokenizers
-    tokenizer_bytes = _TOKENIZER_FACTOR * sum(path.stat().st_size for path in folder.glob("tokenizer/tokenizer.json"))
-    vocabulary_bytes = (len(parameters.layout.stages) - 1) * _TOKEN_BYTES * _vocabulary_size(folder)
-    return num_processes * _PROCESS_BYTES + num_tokenizers * tokenizer_bytes + vocabulary_bytes
+    @classmethod
+    def of(cls, manifest: Manifest, folder: Path, num_tokenizers: int, num_threads: int = 0) -> ReplicaMemory | None:
+        """Return that of an artifact; None: unknown.
 
+        Args:
+            num_tokenizers: processes of the tokenizer stage.
+            num_threads: of the engine; 0: one for each core.
+        """
+        runtime, memory = RUNTIMES[manifest.runtime], manifest.sequence_memory
+        if runtime.needs_gpus or (runtime.reads_gguf and memory is None):
+            return None
+        num_tokens = sum(map(vocabulary_size, folder.glob(BYTE_TABLE)))
+        num_others = len((GENERATOR if manifest.task is Task.GENERATE else ENCODER).stages) - 1
+        has_images = (folder / PROJECTOR).exists()
+        # A tokenizer has small processes of its own, together as large as one of a stage.
+        num_processes = num_others + 2 * num_tokenizers + 2 * has_images
+        tokenizer_bytes = sum(path.stat().st_size for path in folder.glob("tokenizer/tokenizer.json"))
+        return cls(
+            weight_bytes=sum(path.stat().st_size for path in folder.rglob("*.gguf")),
+            process_bytes=num_processes * _PROCESS_BYTES
+            + num_tokenizers * _TOKENIZER_FACTOR * tokenizer_bytes
+            + num_others * _TOKEN_BYTES * num_tokens,
+            sequence_memory=memory or SequenceMemory(step_bytes=1),
+            vocabulary_size=num_tokens,
+            num_contexts=int(manifest.options["contexts"]) if "contexts" in manifest.options else None,
+            num_threads=num_threads or num_physical_cores(),
+            has_images=has_images,
+        )
 
-def _vocabulary_size(folder: Path) -> int:
-    return sum(map(vocabulary_size, folder.glob(BYTE_TABLE)))
+    def num_bytes(self, num_sequences: int, window: int) -> int:
+        """Return the size with this number of sequences, each with this number of tokens."""
+        memory, fixed_bytes = self.sequence_memory, self.weight_bytes + self.process_bytes
+        if memory.step_bytes:
+            return fixed_bytes + memory.step_bytes
+        num_contexts = self.num_contexts or usual_contexts(self.weight_bytes, self.num_threads, num_sequences)
+        if self.has_images:  # a further context, in a process of its own; all have as many slots
+            num_sequences = (num_contexts + 1) * -(-num_sequences // num_contexts)
+            num_contexts += 1
+        unknown_bytes = _UNKNOWN_BUFFER_BYTES + int(self.weight_bytes * _UNKNOWN_BUFFER_SHARE)
+        buffer_bytes = memory.buffer_bytes_for(window) or unknown_bytes
+        sequence_bytes = memory.num_bytes(window) + _LOGIT_BYTES * self.vocabulary_size
+        return fixed_bytes + num_contexts * buffer_bytes + num_sequences * sequence_bytes

@@ -27,6 +27,7 @@ from frontend.terminal import Colour, print_error, write_coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
 from model_repository.system.home import add_home, conch_home
+from model_repository.system.model_memory import add_model_memory
 from model_repository.system.process_start import prepare_process
 from model_repository.system.terminal_text import escape_output
 
@@ -267,6 +268,7 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     _add_model_options(command)
     repository_help = "Repository that build_engines rendered. (default: that of the last `conch build`)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
+    add_model_memory(command)
     _add_triton_options(command, "triton-")
     _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
     _add_number(
@@ -396,13 +398,13 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
             if options.models and sys.stderr.isatty():
                 print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
             build_log = log if is_json and not sys.stderr.isatty() else None
-            status = build_models(
-                models, options.home, repository, options.model_options, signals=signals, log=build_log
-            )
+            memory = [] if options.model_memory is None else [f"--model-memory={options.model_memory}"]
+            build_options = [*options.model_options, *memory]
+            status = build_models(models, options.home, repository, build_options, signals=signals, log=build_log)
             if repository == last_build and (stage := stage_of_another_version(repository)) is not None:
                 why = f"{repository} is rendered again: another version of Conch has rendered {stage}"
                 (build_log or functools.partial(print, file=sys.stderr))(why)
-                status = render_again(repository, signals=signals, log=build_log)
+                status = render_again(repository, memory, signals=signals, log=build_log)
             if signals.has_come:
                 return 0 if talk is None else 128 + signal.SIGINT
             if status:

@@ -35,6 +35,7 @@ from model_repository.runtimes import DEFAULT_RUNTIME, RUNTIMES
 from model_repository.system.command_parser import actions_by_flag, did_you_mean, is_repeatable, json_or_text
 from model_repository.system.home import add_home
 from model_repository.system.machine import installed_version
+from model_repository.system.model_memory import add_model_memory
 from model_repository.tool_formats import TOOL_FORMATS
 
 
@@ -53,6 +54,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_home(command, "for artifacts/ and repository/")
     repository_help = "for the repository that serves the models (repository/ in the home)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
+    add_model_memory(command)
     ready_help = (
         "on GPUs compile nothing if possible, as `serve` does: take an artifact of the store, else the PyTorch "
         "backend, with a ready checkpoint of the catalog"
@@ -160,7 +162,8 @@ def _build(options: argparse.Namespace) -> None:
         if options.link is not None:
             link(options.link, artifact_dir)
     if served and options.link is None:
-        write(render_artifacts(served), options.repository or options.home / "repository")
+        files = render_artifacts(served, model_memory=options.model_memory)
+        write(files, options.repository or options.home / "repository")
 
 
 def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:

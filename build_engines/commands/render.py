@@ -16,6 +16,7 @@ from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 from model_repository.model_parameters import DEFAULT_KEEP_ALIVE_S, Load
 from model_repository.quantities import DURATION_RULE
 from model_repository.runtimes import RUNTIMES
+from model_repository.system.model_memory import add_model_memory
 
 _LOAD_HELP = "load the model as the server starts, or by its first request (the artifact's; start)"
 _KEEP_ALIVE_HELP = (
@@ -51,6 +52,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     command.add_argument("--name", metavar="NAME", help="the model's name, with one artifact (the artifact's)")
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
+    add_model_memory(command)
     add_loading_options(command)
     add_serve_options(command)
     command.set_defaults(command=_render)
@@ -113,7 +115,7 @@ def _render(options: argparse.Namespace) -> None:
     if not options.artifacts:
         if serve_options != ServeOptions() or options.alias or options.name is not None:
             raise BuildError("ARTIFACT: required with options; without both, the repository is rendered again")
-        write(rendered_again(options.repository), options.repository)
+        write(rendered_again(options.repository, options.model_memory), options.repository)
         return
     named: dict[Path, list[tuple[int, ...]]] = {}
     for folder, numbers in map(_with_gpus, options.artifacts):
@@ -130,7 +132,8 @@ def _render(options: argparse.Namespace) -> None:
             rule = "not with numbers of GPUs: name it once for each replica, or without numbers"
             raise BuildError(f"--replicas {serve_options.replicas}: {folder}: {rule}")
         served[folder] = dataclasses.replace(serve_options, replicas=len(replicas))
-    write(render_artifacts(served, gpus, options.alias, options.name), options.repository)
+    files = render_artifacts(served, gpus, options.alias, options.name, options.model_memory)
+    write(files, options.repository)
 
 
 def _with_gpus(text: str) -> tuple[Path, tuple[int, ...]]:

@@ -42,7 +42,7 @@ def build_models(
 
     Args:
         models: for `build_engines build`; none: nothing is built.
-        options: its options, of MODEL_OPTIONS.
+        options: its options, as those of MODEL_OPTIONS.
         signals: each of them ends the build as Ctrl-C does.
         log: called with each line of its log; None: it writes to stderr.
 
@@ -55,9 +55,15 @@ def build_models(
     return _run(["build", "--ready", *models, *options, *places], signals, log)
 
 
-def render_again(repository: Path, *, signals: EndingSignals, log: Callable[[str], None] | None = None) -> int:
+def render_again(
+    repository: Path,
+    options: Sequence[str] = (),
+    *,
+    signals: EndingSignals,
+    log: Callable[[str], None] | None = None,
+) -> int:
     """Render a repository again that another version has rendered; see `build_models`."""
-    return _run(["render", f"--repository={repository}"], signals, log)
+    return _run(["render", f"--repository={repository}", *options], signals, log)
 
 
 def _run(words: Sequence[str], signals: EndingSignals, log: Callable[[str], None] | None) -> int:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from build_engines import artifact
-from build_engines.memory_fit import ModelDemand, fit
+from build_engines.memory_fit import ModelDemand, fit, fit_loaded
 from build_engines.render import ServeOptions, render_artifacts
+from build_engines.replica_memory import ReplicaMemory
 from build_engines.sequence_memory import SequenceMemory
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.test_render_artifacts import MANIFEST
@@ -92,6 +94,56 @@ def test_models_share_the_memory() -> None:
     assert fit([fixed, LARGE], 20 * GB, 64) == [(16, 32_768), (4, 6656)]
 
 
+ON_DEMAND = {"is_on_demand": True}
+PINNED = {"is_pinned": True}
+
+
+@pytest.mark.parametrize(
+    ("of_small", "of_large", "memory_gb", "fits"),
+    [
+        # Both at the start: they share the memory.
+        ({}, {}, 32, [(9, 32_768), (4, 7424)]),
+        (PINNED, PINNED, 32, [(9, 32_768), (4, 7424)]),
+        (PINNED, PINNED | ON_DEMAND, 32, [(9, 32_768), (4, 7424)]),
+        # One of them alone at a time: each has the memory that it has without the other one.
+        (ON_DEMAND, ON_DEMAND, 32, [(16, 32_768), (4, 15_104)]),
+        ({}, ON_DEMAND, 32, [(16, 32_768), (4, 15_104)]),
+        # They do not fit together: the weights have 6 GB, and the least KV caches 0.3 GB.
+        ({}, {}, 6, [(4, 30_464), (1, 2048)]),
+        # One beside the other one, which stays.
+        (PINNED, ON_DEMAND, 16, [(9, 32_768), (4, 5888)]),
+    ],
+)
+def test_models_that_are_not_loaded_together_share_no_memory(
+    of_small: dict[str, Any], of_large: dict[str, Any], memory_gb: int, fits: list[tuple[int, int]]
+) -> None:
+    models = {"small": dataclasses.replace(SMALL, **of_small), "large": dataclasses.replace(LARGE, **of_large)}
+    assert [*fit_loaded(models, memory_gb * GB, 64).values()] == fits
+
+
+def test_the_replicas_of_a_model_share_the_memory_on_demand_too() -> None:
+    pair = dataclasses.replace(SMALL, is_on_demand=True, num_replicas=2)
+    assert fit_loaded({"pair": pair}, 16 * GB, 64) == {"pair": (4, 32_768)}
+
+
+def test_processes_and_buffers_count_too() -> None:
+    """Without them the KV caches of two models of 1 GB of weights have 0.4 GB each."""
+    assert SMALL.sequence_memory is not None
+    replica = ReplicaMemory(
+        weight_bytes=SMALL.weight_bytes,
+        process_bytes=GB // 2,
+        sequence_memory=SMALL.sequence_memory,
+        vocabulary_size=0,
+        num_contexts=1,
+        num_threads=1,
+        has_images=False,
+    )
+    model = dataclasses.replace(SMALL, replica=replica)
+    each, _ = fit([model, model], 4 * GB, 64)
+    assert 1.7e9 < model.replica_bytes(*each) <= 1.8e9
+    assert each < fit([SMALL, SMALL], 4 * GB, 64)[0]
+
+
 def test_the_step_of_a_model_that_embeds_is_not_shared() -> None:
     assert fit([EMBEDDER, RECURRENT], 6 * GB, 64) == [(16, 8192), (8, 131_072)]
     assert EMBEDDER.text(16, 8192) == "prompts of 8,192 tokens, 3.0 GB with the weights"
@@ -100,7 +152,7 @@ def test_the_step_of_a_model_that_embeds_is_not_shared() -> None:
 def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("build_engines.render.memory_bytes", lambda: GB)
+    monkeypatch.setattr("model_repository.system.model_memory.memory_bytes", lambda: GB)
     folder = tmp_path / "large"
     folder.mkdir()
     manifest = replace(MANIFEST, context_window=131_072, sequence_memory=SequenceMemory(bytes_per_token=32_768))
@@ -115,6 +167,6 @@ def test_a_repository_is_rendered_for_the_memory_of_the_machine(
     assert "each of 2 replicas: 1 x 2,048 tokens" in caplog.text
     chosen = parameters_in(render_artifacts({folder: ServeOptions(max_sequences=8)})["org--demo/config.pbtxt"])
     assert (chosen.context_window, chosen.max_sequences) == (131_072, 8)
-    monkeypatch.setattr("build_engines.render.memory_bytes", lambda: 100 * GB)
+    monkeypatch.setattr("model_repository.system.model_memory.memory_bytes", lambda: 100 * GB)
     options = ServeOptions(max_sequences=1, spare_sequences=1)
     assert parameters_in(render_artifacts({folder: options})["org--demo/config.pbtxt"]).max_sequences == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable
@@ -14,7 +15,8 @@ from build_engines import artifact
 from build_engines.__main__ import main
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
-from build_engines.serving import Serving
+from build_engines.serving import Loading, Serving
+from model_repository.model_parameters import Load
 from tests.build_engines import test_render
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
 
@@ -80,6 +82,28 @@ def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:
     folder.mkdir()
     artifact.seal(folder, replace(MANIFEST, model_id=model_id, requires={"num_gpus": str(num_gpus)}))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_shared"),
+    [
+        (Loading(load=Load.DEMAND), Loading(load=Load.DEMAND), True),
+        (Loading(), Loading(load=Load.DEMAND), True),
+        (Loading(), Loading(), False),
+        (Loading(is_pinned=True), Loading(load=Load.DEMAND), False),
+    ],
+)
+def test_models_on_demand_may_have_the_same_gpus(
+    first: Loading, second: Loading, is_shared: bool, tmp_path: Path
+) -> None:
+    one, two = write_gpu_artifact(tmp_path / "one", "one", 2), write_gpu_artifact(tmp_path / "two", "two", 1)
+    options = {one: ServeOptions(loading=first), two: ServeOptions(loading=second)}
+    placements: list[dict[Path, list[tuple[int, ...]]]] = [{one: [(0, 1)], two: [(1,)]}, {}]
+    for gpus in placements:
+        with contextlib.nullcontext() if is_shared else pytest.raises(BuildError, match=r"two: GPU 1 is|one: 2 models"):
+            render_artifacts(options, gpus)
+    with pytest.raises(BuildError, match="one: GPU 1 is one's already"):
+        render_artifacts(options, {one: [(0, 1), (1, 2)], two: [(3,)]})
 
 
 def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:

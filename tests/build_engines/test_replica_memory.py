@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from build_engines import artifact
 from build_engines.artifact import Manifest
-from build_engines.render import ServeOptions, model_parameters, render_artifacts
-from build_engines.replica_memory import replica_bytes
+from build_engines.render import ServeOptions, render_artifacts
+from build_engines.replica_memory import ReplicaMemory
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.byte_table import FILE_NAME, save_byte_table
 from model_repository.engine.llama_cpp.context_count import MAX_CACHED_WEIGHTS_BYTES
@@ -45,9 +44,10 @@ def write_sparse(path: Path, num_bytes: int) -> None:
         file.truncate(num_bytes)
 
 
-def num_bytes(folder: Path, manifest: Manifest = GENERATOR, num_tokenizers: int = 1, **options: Any) -> int:
-    parameters = model_parameters(manifest, folder, ServeOptions(**{"max_sequences": 4} | options), "1.2.3")
-    return replica_bytes(manifest, parameters, num_tokenizers)
+def num_bytes(folder: Path, manifest: Manifest = GENERATOR, num_tokenizers: int = 1, max_sequences: int = 4) -> int:
+    memory = ReplicaMemory.of(manifest, folder, num_tokenizers)
+    assert memory is not None
+    return memory.num_bytes(max_sequences, manifest.context_window)
 
 
 def test_each_sequence_has_a_cache_and_logits(artifact_dir: Path) -> None:
@@ -100,22 +100,29 @@ def test_a_model_that_embeds_has_its_steps(artifact_dir: Path) -> None:
 
 
 def test_a_model_without_weights_has_its_processes_alone(artifact_dir: Path) -> None:
-    assert 0 < num_bytes(artifact_dir, replace(MANIFEST, runtime="synthetic")) < num_bytes(artifact_dir) - WEIGHTS_BYTES
-
-
-def test_a_model_on_gpus_has_the_memory_of_its_plan(artifact_dir: Path) -> None:
-    assert num_bytes(artifact_dir, replace(MANIFEST, runtime="tensorrt_llm", gpu_bytes=80_000_000_000)) == 80 * 10**9
+    generator_bytes = num_bytes(artifact_dir)
+    (artifact_dir / "model.gguf").unlink()
+    assert 100e6 < num_bytes(artifact_dir, replace(MANIFEST, runtime="synthetic")) < generator_bytes - WEIGHTS_BYTES
 
 
 def test_the_memory_of_a_model_that_llama_cpp_has_not_loaded_is_unknown(artifact_dir: Path) -> None:
-    assert num_bytes(artifact_dir, MANIFEST) == 0
+    assert ReplicaMemory.of(MANIFEST, artifact_dir, 1) is None
 
 
-def test_a_repository_has_the_memory_of_the_fitted_model(artifact_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("build_engines.render.memory_bytes", lambda: 10**8)
+def test_a_model_on_gpus_has_the_memory_of_its_plan(artifact_dir: Path) -> None:
+    artifact.seal(artifact_dir, replace(MANIFEST, runtime="tensorrt_llm", gpu_bytes=80_000_000_000))
+    assert (
+        parameters_in(render_artifacts({artifact_dir: ServeOptions()})["org--demo/config.pbtxt"]).memory_bytes == 80e9
+    )
+
+
+def test_models_hold_no_more_than_the_given_memory(artifact_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     artifact.seal(artifact_dir, replace(GENERATOR, context_window=100_000))
-    fitted = parameters_in(render_artifacts({artifact_dir: ServeOptions()})["org--demo/config.pbtxt"])
+    given_bytes = 330_000_000
+    files = render_artifacts({artifact_dir: ServeOptions()}, model_memory=given_bytes)
+    fitted = parameters_in(files["org--demo/config.pbtxt"])
     window, max_sequences = fitted.context_window, fitted.max_sequences
-    assert window < 100_000
     expected = num_bytes(artifact_dir, replace(GENERATOR, context_window=window), max_sequences=max_sequences)
     assert fitted.memory_bytes == expected
+    assert 0.9 * given_bytes < expected <= given_bytes
+    assert "windows of 100,000 tokens are reduced for 0.3 GB of --model-memory" in caplog.text

@@ -17,6 +17,11 @@ def num_threads_of(config: EngineConfig) -> int:
     return config.num_threads or num_physical_cores()
 
 
+def usual_contexts(weights_bytes: int, num_threads: int, max_sequences: int) -> int:
+    """Return the number of contexts that suits the model's size."""
+    return min(num_threads, max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
+
+
 def num_contexts(config: EngineConfig) -> int:
     """Return the number of contexts: the option's, or one that suits the model's size.
 
@@ -26,7 +31,7 @@ def num_contexts(config: EngineConfig) -> int:
     given = config.options.get("contexts")
     if given is None:
         weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
-        return min(num_threads_of(config), config.max_sequences) if weights_bytes <= MAX_CACHED_WEIGHTS_BYTES else 1
+        return usual_contexts(weights_bytes, num_threads_of(config), config.max_sequences)
     if not given.isdecimal() or not 1 <= int(given) <= config.max_sequences:
         raise EngineFailed(
             f"option contexts={given}: expected a whole number from 1 to {config.max_sequences}, the sequences"
