@@ -24,7 +24,7 @@ def seconds_of(value: object) -> float:
     """
     seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = max(-1.0, min(value, _MAX_S))
+        seconds = min(max(value, -1.0), _MAX_S)
     elif isinstance(value, str) and (found := _DURATION.fullmatch(value)):
         parts = ((float(part[1]), _UNIT_S[part[2]]) for part in _PART.finditer(found["parts"] or ""))
         seconds = float(found["seconds"] or sum(number * unit_s for number, unit_s in parts))
