@@ -266,7 +266,7 @@ def _add_model_options(command: argparse.ArgumentParser) -> None:
 
 def _add_serve_options(command: argparse.ArgumentParser) -> None:
     _add_model_options(command)
-    repository_help = "Repository that build_engines rendered. (default: that of the last `conch build`)"
+    repository_help = "Repository that build_engines rendered. (default: that of the MODEL, or of the whole store)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
     add_model_memory(command)
     _add_triton_options(command, "triton-")
@@ -341,28 +341,29 @@ def _add_number(command: argparse.ArgumentParser, flag: str, default: float, tex
 
 
 def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None = None) -> int:
-    from frontend.launcher.checks import check_home, stage_of_another_version
+    from frontend.launcher.checks import check_home
     from frontend.launcher.child import json_line
     from frontend.launcher.command import serve, write_error, write_line
     from frontend.launcher.errors import LaunchError
     from frontend.launcher.launcher import LauncherSettings
-    from frontend.launcher.models import build_models, render_again
+    from frontend.launcher.models import OF_BUILD, build_models
     from frontend.launcher.signals import EndingSignals
     from frontend.launcher.state_lock import server_lock
 
     if options.models and options.repository:
         raise SettingsError(f"--repository={options.repository}: not together with MODEL: write one of them")
-    if options.model_options and not options.models:
-        raise SettingsError(f"{options.model_options[0]}: goes with a MODEL, which is built with it")
+    of_store = not options.models and not options.repository
+    for option in options.model_options if not options.models else ():
+        if options.repository or option.partition("=")[0] in OF_BUILD:
+            raise SettingsError(f"{option}: goes with a MODEL, which is built with it")
     if options.with_embedder and not options.models:
         raise SettingsError("--with-embedder: goes with a MODEL; `conch serve demo-embedder` serves the embedder alone")
     models = [*options.models, *(["demo-embedder"] if options.with_embedder else [])]
     frontend = settings_from(options, settings_of_environment(os.environ, DEFAULT_FRONTEND))
     if "max_queue_wait_s" not in options and is_loopback(frontend.host) and not frontend.key_file:
         frontend = dataclasses.replace(frontend, max_queue_wait_s=_PERSONS_QUEUE_WAIT_S)
-    last_build = options.home / "repository"
     settings = LauncherSettings(
-        repository=options.repository or last_build,
+        repository=options.repository or Path(),  # without one the server gets one of its own
         environment=os.environ,
         frontend=frontend,
         triton_grpc_port=options.triton_grpc_port,
@@ -380,7 +381,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         print(
             f"{_OLD_HOME.parent} is of an earlier version, and not used: models are in {options.home}", file=sys.stderr
         )
-    if not options.models and not options.repository and not any(last_build.glob("*/config.pbtxt")):
+    if of_store and not any(options.home.glob("artifacts/[!.]*/manifest.json")):
         rule = "`conch serve demo` serves the demo model, and `conch list` shows the models of this machine"
         raise SettingsError(f"MODEL: required, since there is no model of a `conch build`: {rule}")
     is_json = frontend.log_format == "json"
@@ -393,18 +394,16 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
             EndingSignals() as signals,
             server_lock(options.home, str(frontend.port or "any"), is_shared=not frontend.port) as lock,
         ):
-            repository = Path(lock.name).with_name("repository") if options.models else settings.repository
+            repository = options.repository or Path(lock.name).with_name("repository")
             settings = dataclasses.replace(settings, repository=repository)
             if options.models and sys.stderr.isatty():
                 print(f"{'model':11} {', '.join(models)}", file=sys.stderr)  # the build may be silent for a while
             build_log = log if is_json and not sys.stderr.isatty() else None
             memory = [] if options.model_memory is None else [f"--model-memory={options.model_memory}"]
             build_options = [*options.model_options, *memory]
-            status = build_models(models, options.home, repository, build_options, signals=signals, log=build_log)
-            if repository == last_build and (stage := stage_of_another_version(repository)) is not None:
-                why = f"{repository} is rendered again: another version of Conch has rendered {stage}"
-                (build_log or functools.partial(print, file=sys.stderr))(why)
-                status = render_again(repository, memory, signals=signals, log=build_log)
+            status = 0
+            if not options.repository:
+                status = build_models(models, options.home, repository, build_options, signals=signals, log=build_log)
             if signals.has_come:
                 return 0 if talk is None else 128 + signal.SIGINT
             if status:

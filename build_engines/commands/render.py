@@ -12,6 +12,7 @@ from build_engines.errors import BuildError
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from build_engines.rendered import rendered_again
 from build_engines.serving import Loading
+from build_engines.whole_store import offered
 from model_repository.engine.tensorrt_llm.llm_options import read_llm_options
 from model_repository.model_parameters import DEFAULT_KEEP_ALIVE_S, Load
 from model_repository.quantities import DURATION_RULE
@@ -51,6 +52,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="a further name of the model, with one artifact; repeatable",
     )
     command.add_argument("--name", metavar="NAME", help="the model's name, with one artifact (the artifact's)")
+    store_help = "of this home's store, the newest artifact of each model, loaded by its first request"
+    command.add_argument("--store", type=Path, metavar="HOME", help=store_help)
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
     add_model_memory(command)
     add_loading_options(command)
@@ -112,6 +115,12 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 def _render(options: argparse.Namespace) -> None:
     serve_options = serve_options_of(options)
+    if options.store is not None:
+        if options.artifacts or options.alias or options.name is not None:
+            raise BuildError(f"--store {options.store}: not together with ARTIFACT, --alias or --name")
+        served = offered(options.store, serve_options)
+        write(render_artifacts(served, model_memory=options.model_memory), options.repository)
+        return
     if not options.artifacts:
         if serve_options != ServeOptions() or options.alias or options.name is not None:
             raise BuildError("ARTIFACT: required with options; without both, the repository is rendered again")

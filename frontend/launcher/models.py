@@ -29,6 +29,10 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
 }
 
 
+# Those that change artifacts or name one, so that they need a MODEL.
+OF_BUILD = ("--context-window", "--precision", "--alias", "--tool-call-format", "--default")
+
+
 def build_models(
     models: Sequence[str],
     home: Path,
@@ -41,7 +45,7 @@ def build_models(
     """Build each model unless its artifact is there, and render the repository of all.
 
     Args:
-        models: for `build_engines build`; none: nothing is built.
+        models: for `build_engines build`; none: the models of the store, as they are.
         options: its options, as those of MODEL_OPTIONS.
         signals: each of them ends the build as Ctrl-C does.
         log: called with each line of its log; None: it writes to stderr.
@@ -50,20 +54,9 @@ def build_models(
         the exit status; if it is not 0, build_engines has written the reason to stderr.
     """
     if not models:
-        return 0
+        return _run(["render", f"--store={home}", f"--repository={repository}", *options], signals, log)
     places = (f"--home={home}", f"--repository={repository}")
     return _run(["build", "--ready", *models, *options, *places], signals, log)
-
-
-def render_again(
-    repository: Path,
-    options: Sequence[str] = (),
-    *,
-    signals: EndingSignals,
-    log: Callable[[str], None] | None = None,
-) -> int:
-    """Render a repository again that another version has rendered; see `build_models`."""
-    return _run(["render", f"--repository={repository}", *options], signals, log)
 
 
 def _run(words: Sequence[str], signals: EndingSignals, log: Callable[[str], None] | None) -> int:

@@ -42,8 +42,8 @@ def test_a_question_may_come_before_and_after_options(words: list[str]) -> None:
     assert (options.models, options.question) == (["demo"], ["What", "now?"])
 
 
-def test_serve_without_a_model_serves_the_last_build(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_serve_without_a_model_offers_the_store(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[Path] = []
 
@@ -53,37 +53,25 @@ def test_serve_without_a_model_serves_the_last_build(
 
     monkeypatch.setattr("frontend.launcher.command.serve", serve)
     home = f"--home={tmp_path}"
-    of_a_model = tmp_path / "servers" / "8000" / "repository" / "demo"  # of `serve demo`
-    of_a_model.mkdir(parents=True)
-    (of_a_model / "config.pbtxt").touch()
     assert main(["serve", home]) == 2
-    assert capsys.readouterr().err.startswith("error: MODEL: required, since there is no model of a `conch build`: ")
-    (tmp_path / "repository" / "demo").mkdir(parents=True)
-    (tmp_path / "repository" / "demo" / "config.pbtxt").touch()
-    assert main(["serve", home]) == 0
+    assert capfd.readouterr().err.startswith("error: MODEL: required, since there is no model of a `conch build`: ")
+    for model in ("demo", "demo-embedder"):
+        assert build_engines(["build", model, home, f"--repository={tmp_path / 'repository'}"]) == 0
+    assert main(["serve", home, "--max-sequences=3", "--pin"]) == 0
     assert main(["serve", home, "--repository=other"]) == 0
-    assert served == [tmp_path / "repository", Path("other")]
+    repository = tmp_path / "servers" / "8000" / "repository"
+    assert served == [repository, Path("other")]
+    for model in ("demo", "demo-embedder"):
+        text = (repository / model / "config.pbtxt").read_text()
+        assert all(part in text for part in ('load\\":\\"demand', 'is_pinned\\":true', 'max_sequences\\":3'))
 
 
-def test_the_last_build_of_another_version_is_rendered_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`conch serve` refused it at each start after an upgrade."""
-    repository = tmp_path / "repository"
-    served: list[Path] = []
-
-    def serve(settings: LauncherSettings, *_: object, **__: object) -> int:
-        served.append(settings.repository)
-        return 0
-
-    monkeypatch.setattr("frontend.launcher.command.serve", serve)
-    assert build_engines(["build", "demo", "--runtime=synthetic", f"--home={tmp_path}"]) == 0
-    (repository / "demo__engine" / "1" / "model.py").write_text("import old")
-    capfd.readouterr()
-    for line in (f"{repository} is rendered again: another version of Conch has rendered demo__engine", ""):
-        assert main(["serve", f"--home={tmp_path}"]) == 0
-        assert capfd.readouterr().err.partition("\n")[0] == line
-    assert served == [repository] * 2
+@pytest.mark.parametrize(
+    "words", [["--precision=q8_0"], ["--alias=x"], ["--context-window=9"], ["--pin", "--repository=r"]]
+)
+def test_options_of_a_build_need_a_model(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", *words, f"--home={tmp_path}"]) == 2
+    assert capsys.readouterr().err == f"error: {words[0]}: goes with a MODEL, which is built with it\n"
 
 
 @pytest.mark.parametrize(
