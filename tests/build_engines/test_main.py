@@ -133,6 +133,7 @@ def test_a_model_of_the_store_keeps_its_names_and_its_loading(checkpoint: Path, 
     assert (kept.aliases, kept.load, kept.is_pinned) == (("same",), Load.DEMAND, True)
     [folder] = tmp_path.glob("artifacts/kept-*/")
     assert main(["render", str(folder), "--load=start", f"--repository={tmp_path / 'other'}"]) == 0
+    assert main(["render", f"--repository={tmp_path / 'other'}"]) == 0  # again, with its own settings
     assert read_ensemble(tmp_path / "other", "kept").load is Load.START
 
 

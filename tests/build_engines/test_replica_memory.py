@@ -27,6 +27,7 @@ CACHE_BYTES = MEMORY.num_bytes(MANIFEST.context_window)
 BUFFER_BYTES = 5_000_000 + 100 * MANIFEST.context_window
 VOCABULARY_SIZE, TOKENIZER_BYTES = 10_000, 2_000_000
 LOGITS_BYTES = 4 * VOCABULARY_SIZE
+PROCESS_BYTES = 30 << 20
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_images_have_a_context_with_as_many_sequences_as_the_fullest(artifact_di
     write_sparse(artifact_dir / PROJECTOR, 7)
     found = num_bytes(artifact_dir, replace(GENERATOR, options={"contexts": "2"}), max_sequences=3)
     processes_bytes = found - without - 7 - 3 * (CACHE_BYTES + 3 * LOGITS_BYTES) - BUFFER_BYTES
-    assert 30e6 < processes_bytes < 80e6
+    assert processes_bytes == 2 * PROCESS_BYTES
 
 
 def test_weights_are_those_of_the_model_and_its_adapters(artifact_dir: Path) -> None:
@@ -85,7 +86,7 @@ def test_weights_are_those_of_the_model_and_its_adapters(artifact_dir: Path) -> 
 
 def test_each_process_of_the_tokenizer_has_a_tokenizer(artifact_dir: Path) -> None:
     one, two = (num_bytes(artifact_dir, num_tokenizers=count) for count in (1, 2))
-    assert two - one > 30 * TOKENIZER_BYTES
+    assert two - one == 2 * PROCESS_BYTES + 40 * TOKENIZER_BYTES
 
 
 def test_a_model_that_embeds_has_its_steps(artifact_dir: Path) -> None:

@@ -42,10 +42,13 @@ def loads(home: Path, **options: Any) -> dict[str, Load | None]:
     return {folder.name: each.loading.load for folder, each in offered(home, ServeOptions(**options)).items()}
 
 
-def test_the_newest_artifact_of_each_model_is_loaded_on_demand(tmp_path: Path) -> None:
+def test_the_newest_artifact_of_each_model_is_loaded_on_demand(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     older, newer = store_artifact(tmp_path, "a", 1), store_artifact(tmp_path, "a", 3)
     other = store_artifact(tmp_path, "b", 2)
     assert loads(tmp_path) == {newer.name: Load.DEMAND, other.name: Load.DEMAND}
+    assert caplog.messages == []
     (newer / "weights").unlink()
     assert loads(tmp_path) == {other.name: Load.DEMAND, older.name: Load.DEMAND}
 
