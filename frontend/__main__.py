@@ -268,7 +268,7 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     _add_model_options(command)
     repository_help = "Repository that build_engines rendered. (default: that of the MODEL, or of the whole store)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
-    add_model_memory(command)
+    add_model_memory(command, "Memory that all loaded models may hold together")
     _add_triton_options(command, "triton-")
     _add_number(command, "--ready-timeout-s", 120.0, "Seconds until all models must answer.")
     _add_number(

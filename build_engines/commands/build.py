@@ -54,7 +54,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_home(command, "for artifacts/ and repository/")
     repository_help = "for the repository that serves the models (repository/ in the home)"
     command.add_argument("--repository", type=Path, metavar="DIR", help=repository_help)
-    add_model_memory(command)
+    add_model_memory(command, "memory that all loaded models may hold together")
     ready_help = (
         "on GPUs compile nothing if possible, as `serve` does: take an artifact of the store, else the PyTorch "
         "backend, with a ready checkpoint of the catalog"

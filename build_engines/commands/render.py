@@ -55,7 +55,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     store_help = "of this home's store, the newest artifact of each model, loaded by its first request"
     command.add_argument("--store", type=Path, metavar="HOME", help=store_help)
     command.add_argument("--repository", type=Path, required=True, metavar="DIR", help="the folder of the repository")
-    add_model_memory(command)
+    add_model_memory(command, "memory that all loaded models may hold together")
     add_loading_options(command)
     add_serve_options(command)
     command.set_defaults(command=_render)

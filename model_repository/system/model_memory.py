@@ -15,12 +15,11 @@ def model_memory_bytes(given: int | None = None) -> int:
     return int(MODEL_SHARE * memory_bytes()) if given is None else given
 
 
-def add_model_memory(command: argparse.ArgumentParser) -> None:
-    """Add the option --model-memory."""
-    text = (
-        f"memory that all loaded models may hold together: {SIZE_RULE}. (default: {MODEL_SHARE:.0%} of the machine's)"
-    )
-    command.add_argument("--model-memory", type=_size, metavar="BYTES", help=text.replace("%", "%%"))
+def add_model_memory(command: argparse.ArgumentParser, text: str) -> None:
+    """Add the option --model-memory. Its help begins with `text`, which names the memory."""
+    share = f"{MODEL_SHARE:.0%}%"  # argparse replaces %%
+    help_text = f"{text}: {SIZE_RULE} (default: {share} of the machine's)"
+    command.add_argument("--model-memory", type=_size, metavar="BYTES", help=help_text)
 
 
 def _size(text: str) -> int:
