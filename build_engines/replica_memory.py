@@ -18,7 +18,7 @@ from model_repository.model_facts import Task
 from model_repository.runtimes import PROJECTOR, RUNTIMES
 from model_repository.system.cores import num_physical_cores
 
-_PROCESS_BYTES = 30 << 20  # Python, numpy and the own libraries of a process
+_PROCESS_BYTES = 28 << 20  # Python, numpy and the own libraries of a process
 _TOKENIZER_FACTOR = 40  # size of a loaded tokenizer and its grammar checker, in sizes of tokenizer.json
 _TOKEN_BYTES = 800  # of the vocabulary, in each other stage: its text, and its place in grammars
 _LOGIT_BYTES = 3 * 4  # in the step's buffer, in that of the output, and a copy to draw from
