@@ -27,10 +27,17 @@ from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit_loaded
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
+from model_repository.arbiter.loading import NUM_LOADERS
 from model_repository.capabilities import Capability
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
-from model_repository.contract.tensors import model_id_to_ensemble, stage_name
+from model_repository.contract.tensors import (
+    ARBITER,
+    ARBITER_STAGE,
+    LOADER,
+    model_id_to_ensemble,
+    stage_name,
+)
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
@@ -184,7 +191,9 @@ def render(
     for stage, spec in layout.stages.items():
         # The other stages have one instance: the detokenizer must keep order, the engine owns the model.
         num_instances = options.tokenizer_instances if stage == "tokenizer" else 1
-        configs[stage_name(ensemble, stage)] = _stage_config(ensemble, stage, spec, num_instances=num_instances)
+        configs[stage_name(ensemble, stage)] = _stage_config(
+            stage_name(ensemble, stage), spec, num_instances=num_instances
+        )
     rendered = parameters.to_config().items()
     for config in configs.values():
         for name, value in rendered:
@@ -337,7 +346,7 @@ def render_artifacts(
         manifests[artifact_dir] = manifest
     num_at_start = sum(each.load is not Load.DEMAND for each in loadings)
     _check_gpus_differ(placed, take_turns=num_at_start < 2 and not any(each.is_pinned for each in loadings))
-    files: dict[str, str] = {}
+    files = _arbiter_files()
     version = _versions()
     fitted = _fitted(manifests, options, model_memory)
     for position, (artifact_dir, (manifest, own_options, num_bytes)) in enumerate(fitted.items()):
@@ -345,6 +354,16 @@ def render_artifacts(
         for replica, numbers in enumerate(own_gpus, 1):
             files |= render(manifest, folder, own_options, version, numbers, replica, position, num_bytes)
     return files
+
+
+def _arbiter_files() -> dict[str, str]:
+    """Return the files of the stages that load and unload the models of a repository."""
+    configs = {
+        ARBITER: _stage_config(ARBITER, ARBITER_STAGE, num_instances=1),
+        LOADER: _stage_config(LOADER, ARBITER_STAGE, num_instances=NUM_LOADERS),
+    }
+    files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
+    return files | {f"{name}/1/model.py": _model_source(name.partition("__")[2]) for name in configs}
 
 
 def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> ModelDemand:
@@ -500,9 +519,9 @@ def _ensemble_config(ensemble: str, name: str, steps: Mapping[str, StageSpec]) -
     )
 
 
-def _stage_config(ensemble: str, stage: str, spec: StageSpec, *, num_instances: int) -> pb.ModelConfig:
+def _stage_config(name: str, spec: StageSpec, *, num_instances: int) -> pb.ModelConfig:
     return pb.ModelConfig(
-        name=stage_name(ensemble, stage),
+        name=name,
         backend="python",
         max_batch_size=spec.max_batch_size,
         input=[_input(item) for item in spec.inputs],

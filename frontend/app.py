@@ -95,7 +95,13 @@ def create_app(
             on_checked = partial(observer.note_engine, endpoint)
             return Replica(endpoint, triton, settings, on_checked=on_checked, model_filter=model_filter)
 
-        pool = ReplicaPool([], observer.forget, expected=endpoints.expected, is_complete=endpoints.is_complete)
+        pool = ReplicaPool(
+            [],
+            observer.forget,
+            expected=endpoints.expected,
+            is_complete=endpoints.is_complete,
+            load_wait_s=settings.load_wait_s,
+        )
         discoveries = []
         for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():
             if endpoint.startswith(DNS_PREFIX):

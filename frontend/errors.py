@@ -35,6 +35,8 @@ APIError
     ├── TritonTimeout            Triton did not answer before the deadline
     ├── QueueFull                a queue for requests, or for the chunks of an answer, is full
     ├── ModelNotReady            the model is known, but not loaded
+    │   ├── ModelTooLarge        it does not fit into the memory, whatever else is unloaded
+    │   ├── LoadFailed           its last load has failed, and the next try is not due yet
     │   └── ModelUnloaded        the model was unloaded during the request
     └── StageUnhealthy           a stage's process is dead and needs a reload
 """
@@ -308,6 +310,15 @@ class TritonTimeout(Overloaded):
 
 class ModelNotReady(Overloaded):
     code, param = "model_not_ready", "model"
+
+
+class ModelTooLarge(ModelNotReady):
+    code = "model_too_large"
+    headers: Mapping[str, str] = {"x-should-retry": "false"}
+
+
+class LoadFailed(ModelNotReady):
+    code = "load_failed"
 
 
 class ModelUnloaded(ModelNotReady):

@@ -33,6 +33,7 @@ from frontend.errors import (
 from frontend.protocol.fields import QueuedBody
 from frontend.settings import Settings
 from frontend.stream_record import StreamRecord
+from frontend.triton.leases import Hold
 from frontend.triton.models import ModelDirectory, ModelName
 from frontend.triton.pool import ReplicaPool
 from model_repository.contract.output import Chunk
@@ -102,7 +103,7 @@ class Admitted(Protocol):
     ) -> None: ...
 
     def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
-        """Return the chunks of a completion; entering them waits for its place, and leaving them cancels it."""
+        """Return the chunks of a completion; entering them waits for its model and its place, leaving cancels it."""
 
 
 class LimitControl(Protocol):
@@ -115,8 +116,9 @@ class LimitControl(Protocol):
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
+        hold: Hold,
     ) -> Admitted:
-        """Admit the completions of a request, and charge their tokens when it ends."""
+        """Admit the completions of a request, and charge their tokens when it ends. It releases the hold."""
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request without completions."""
@@ -151,6 +153,7 @@ class RequestFacts:
     error_code: str | None = None
     labels: dict[str, str] = field(default_factory=dict)  # the client's, for the log
     caller: Caller = ANONYMOUS
+    hold: Hold | None = None  # None: no model, or a call without completions
     stream: StreamRecord | None = None  # None: the request does not generate
     span: Any = None  # OpenTelemetry's, if traced
     trace_id: str = ""

@@ -316,6 +316,11 @@ class Settings:
         is_zero_allowed=False,
         chart_value="frontend.limits.maxQueueWaitSeconds",
     )
+    load_wait_s: float = setting(
+        300.0,
+        "Seconds that a request may wait until its model is loaded.",
+        is_zero_allowed=False,
+    )
     redis_url: str = setting(
         "",
         "URL of a Redis in which several frontends share the rates of the keys; empty: each frontend counts alone.",
@@ -395,7 +400,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "keys and limits": (
         "key_file", "allow_anonymous", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_priority",
-        "model_limits", "max_in_flight", "max_queue_wait_s", "redis_url", "limits_on_failure",
+        "model_limits", "max_in_flight", "max_queue_wait_s", "load_wait_s", "redis_url", "limits_on_failure",
     ),
     "models and requests": (
         "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",

@@ -19,7 +19,7 @@ from model_repository.engine.runtime import EngineConfig
 from model_repository.model_facts import Task
 from model_repository.system.command_parser import expected_one_of
 
-_NAME = "conch"  # name of the parameter in config.pbtxt
+PARAMETER = "conch"  # its name in config.pbtxt
 
 # Fields of messages with the reasoning of an earlier turn, which only some chat templates read.
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -125,7 +125,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
 
     def to_config(self) -> dict[str, str]:
         """Return the parameters of config.pbtxt."""
-        return {_NAME: msgspec.json.encode(self, enc_hook=str, order="deterministic").decode()}
+        return {PARAMETER: msgspec.json.encode(self, enc_hook=str, order="deterministic").decode()}
 
     @classmethod
     def from_config(cls, parameters: Mapping[str, str], path: Callable[[str], str] = str) -> ModelParameters:
@@ -138,7 +138,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
             ValueError: the configuration is not ours, or an earlier version has rendered it.
         """
         try:
-            found = msgspec.json.decode(parameters[_NAME], type=cls, dec_hook=lambda kind, text: kind(path(text)))
+            found = msgspec.json.decode(parameters[PARAMETER], type=cls, dec_hook=lambda kind, text: kind(path(text)))
             checked_defaults(found.defaults)
         except (KeyError, ValueError, msgspec.DecodeError) as exc:
             raise ValueError(f"another version has rendered this config.pbtxt ({exc}): render the repository") from exc

@@ -32,29 +32,66 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def loading(args: Mapping[str, str]) -> Iterator[ModelParameters]:
-    """Yield the model's parameters, and log in one line why a stage does not load: Triton hides that.
-
-    The stage's shared memory is closed to other users.
-    """
+def starting(args: Mapping[str, str]) -> Iterator[None]:
+    """Log in one line why a stage does not load: Triton hides that. The stage's shared memory is closed to others."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TimedFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         _close_shared_memory()
-        parameters = json.loads(args["model_config"]).get("parameters", {})
-        texts = {name: value["string_value"] for name, value in parameters.items()}
-        yield ModelParameters.from_config(texts, ascii_path)
+        yield
     except Exception as exc:
         reason = exc.text if isinstance(exc, StageError) else f"{type(exc).__name__}: {exc}"
         logger.error("%s %s %s", args["model_name"], LOAD_FAILURE, reason)
         raise
 
 
+@contextlib.contextmanager
+def loading(args: Mapping[str, str]) -> Iterator[ModelParameters]:
+    """Yield the parameters of a stage's model; see `starting`."""
+    with starting(args):
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        texts = {name: value["string_value"] for name, value in parameters.items()}
+        yield ModelParameters.from_config(texts, ascii_path)
+
+
 def _close_shared_memory() -> None:
     """Let no other user open the memory through which requests pass: Triton makes it readable for everybody."""
     for path in set(re.findall(r"/dev/shm/\S+$", Path("/proc/self/maps").read_text(), re.MULTILINE)):
         os.chmod(path, 0o600)
+
+
+class TritonRefused(Exception):
+    """Triton did not do what a stage has asked for."""
+
+
+def is_ready(name: str) -> bool:
+    """Whether a stage or an ensemble is loaded, by its Triton name."""
+    return bool(pb_utils.is_model_ready(model_name=name))
+
+
+def load(name: str) -> None:
+    """Load a stage or an ensemble with its stages; return when it is ready. A loaded one stays as it is.
+
+    Raises:
+        TritonRefused: it failed.
+    """
+    try:
+        pb_utils.load_model(model_name=name)
+    except pb_utils.TritonModelException as exc:
+        raise TritonRefused(str(exc)) from exc
+
+
+def unload(name: str) -> None:
+    """Have Triton unload a stage or an ensemble; return at once. Its process ends after its last request.
+
+    Raises:
+        TritonRefused: it failed.
+    """
+    try:
+        pb_utils.unload_model(model_name=name)
+    except pb_utils.TritonModelException as exc:
+        raise TritonRefused(str(exc)) from exc
 
 
 def read_tensors(request: Any) -> dict[str, npt.NDArray[Any]]:

@@ -9,15 +9,24 @@ from typing import Any, Self, cast
 
 import msgspec.structs
 
-from frontend.errors import AdapterNotFound, APIError
+from frontend.errors import AdapterNotFound, APIError, NotFound
 from frontend.triton.client import TritonClient
 from frontend.triton.generations import Generations
 from frontend.triton.health_checks import CHECK_PROMPT
+from frontend.triton.leases import ModelLeases
 from frontend.triton.models import ModelSnapshot, ServedModel
 from frontend.triton.repository import Repository
 from model_repository.capabilities import Capability
+from model_repository.contract.arbiter import (
+    ArbiterAnswer,
+    ArbiterRequest,
+    GivenLease,
+    LoadRefusal,
+    ModelStatus,
+)
 from model_repository.contract.output import Chunk, EngineStats, FinishReason, GenerationChunk, Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
+from model_repository.contract.tensors import ARBITER
 from model_repository.model_parameters import ModelParameters
 
 
@@ -149,8 +158,8 @@ class FakeTriton(TritonClient):
     ) -> None:
         # This object stands for all parts of a client.
         self.generations, self.repository = cast(Generations, self), cast(Repository, self)
-        self.lock = asyncio.Lock()
         self.script = script
+        self.arbiter: Callable[[ArbiterRequest], ArbiterAnswer] | None = None  # None: there is none
         ready: dict[str, ServedModel] = {}
         further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)
         self.models = ModelSnapshot(ready=ready, further=further)
@@ -165,7 +174,6 @@ class FakeTriton(TritonClient):
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.adapters: dict[str, str] = {}  # name to source
         self.adapter_error: APIError | None = None
-        self.loadable: set[str] = set()  # ensembles of models that are not loaded
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
         self.unload_error: APIError | None = None
@@ -182,6 +190,18 @@ class FakeTriton(TritonClient):
         self.calls: list[str] = []  # unload, load, abort, with their subjects
         self.tokenized: list[tuple[Prompt, bool]] = []  # prompts, and whether special tokens were to be added
         self.detokenized: list[tuple[tuple[int, ...], bool]] = []  # token ids, and whether special ones are shown
+
+    async def ask_arbiter(self, request: ArbiterRequest) -> ArbiterAnswer:
+        """Have the arbiter answer."""
+        if self.arbiter is None:
+            raise NotFound(f"{ARBITER} is not loaded")
+        if request.client and request.serial > 1:
+            await asyncio.sleep(_HELD_S)
+        return self.arbiter(request)
+
+    async def reload_arbiter(self) -> None:
+        """Note it."""
+        self.calls.append(f"reload {ARBITER}")
 
     def running(
         self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
@@ -279,8 +299,8 @@ class FakeTriton(TritonClient):
             raise self.load_error
 
     async def ensembles(self) -> set[str]:
-        """Return the ensembles of `models`, and what `loadable` adds."""
-        return {*self.models.by_ensemble} | self.loadable
+        """Return the ensembles of `models`."""
+        return {*self.models.by_ensemble}
 
     async def fail_running(self, ensemble: str) -> None:
         """Note it."""
@@ -309,3 +329,43 @@ class FakeTriton(TritonClient):
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+_HELD_S = 0.02  # a client's question, so that the next one comes later
+
+
+class PlayedArbiter:
+    """Answers at once: all that it knows may be used, and an order takes effect with the next question.
+
+    Args:
+        states: of the models, by id.
+    """
+
+    def __init__(self, **states: str) -> None:
+        self.states = {model_id.replace("_", "/"): state for model_id, state in states.items()}
+        self.refusals: dict[str, LoadRefusal] = {}  # of orders
+        self.cause = ""  # of each load's failure; empty: loads succeed
+        self.orders: list[str] = []
+        self._next: dict[str, str] = {}
+
+    def __call__(self, request: ArbiterRequest) -> ArbiterAnswer:
+        self.states |= self._next
+        self._next = {}
+        order = request.load or request.unload
+        if order and order in self.states:
+            self.orders.append(f"{'load' if request.load else 'unload'} {order}")
+            self.states[order] = "loading" if request.load else "unloading"
+            self._next[order] = ("failed" if self.cause else "loaded") if request.load else "unloaded"
+        statuses = {model_id: ModelStatus(state, 1000, cause=self.cause) for model_id, state in self.states.items()}
+        loaded = [model_id for model_id, state in self.states.items() if state == "loaded"]
+        leases = {model_id: GivenLease(1) for model_id in loaded}
+        return ArbiterAnswer(leases, self.refusals if request.load else {}, statuses)
+
+
+def leases_without_arbiter() -> ModelLeases:
+    """Return the leases of a Triton without an arbiter: its models are used freely."""
+
+    async def never(_: object = None) -> Any:
+        raise NotImplementedError
+
+    return ModelLeases(never, never, lambda model_id: True, never, lambda model_id: None)

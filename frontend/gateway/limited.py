@@ -36,6 +36,7 @@ from frontend.request_context import (
     sender_of,
 )
 from frontend.settings import Settings
+from frontend.triton.leases import Hold
 from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
 from model_repository.contract.request import ChatPrompt, GenerationRequest, PairPrompt, Prompt, TextPrompt, TokenPrompt
@@ -84,25 +85,27 @@ class Limits:
         name: ModelName,
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
+        hold: Hold,
     ) -> Limited:
         """Charge a request, and wait for a place for its first completion.
 
         Each other completion waits for its place when its chunks are first read, and so does the first one if images
-        are still to be fetched. A place is free once the engine has no more work for its completion. The real usage is
-        charged after the last completion, or at the end of the request.
+        are still to be fetched, or its model is still to be loaded. A place is free once the engine has no more work
+        for its completion. The real usage is charged after the last completion, or at the end of the request.
 
         Args:
             generations: the completions, grouped by prompt; an image that is still to be fetched is empty.
             num_per_prompt: completions of each prompt.
+            hold: on the model.
 
         Raises:
             APIError: a limit of the key is reached, or the model has no room.
         """
         facts = request[FACTS]
         first, nums_prompt_tokens = self._estimate(request, body, name, generations, num_per_prompt)
-        has_images = all(generations[0].images)
-        # A place does not wait for images to be fetched.
-        lease = request[_LEASE] = await self.limiter.acquire(first if has_images else replace(first, model=""))
+        # A place does not wait for images to be fetched, nor for a model to be loaded.
+        may_begin = hold.is_ready and all(generations[0].images)
+        lease = request[_LEASE] = await self.limiter.acquire(first if may_begin else replace(first, model=""))
         charge = Charge(
             num_estimated=first.num_charged_tokens,
             num_prompt_tokens=sum(nums_prompt_tokens),
@@ -119,7 +122,8 @@ class Limits:
             limits=self,
             request=request,
             first=first,
-            lease=lease if has_images else None,
+            lease=lease if may_begin else None,
+            hold=hold,
             charge=charge,
             nums_prompt_tokens=nums_prompt_tokens,
         )
@@ -204,6 +208,7 @@ class Limited:
     lease: Lease | None  # that holds the place of the first completion; None: it waits for its place, too
     charge: Charge
     nums_prompt_tokens: Sequence[int]  # by prompt
+    hold: Hold
 
     def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
         """See Admitted."""
@@ -222,6 +227,7 @@ class Limited:
                 outcome = Outcome.REFUSED
             case _:
                 outcome = Outcome.ABANDONED
+        self.hold.release()
         self.charge.settle(outcome, self.request[FACTS].stream)
 
 
@@ -234,6 +240,7 @@ class _Placed:
     async def __aenter__(self) -> Chunks:
         admitted, first, place = self._admitted, self._admitted.first, self._admitted.lease
         if self._index or place is None:
+            await admitted.hold.ready(admitted.request.app[TRITON].load_wait_s)
             num = admitted.nums_prompt_tokens[self._index // admitted.charge.num_per_prompt]
             num_tokens = num + first.num_tokens - first.num_prompt_tokens
             own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)

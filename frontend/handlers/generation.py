@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -23,11 +23,13 @@ from frontend.request_context import (
     TRITON,
     Admitted,
     Chunks,
+    sender_of,
 )
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
 from frontend.triton.chunk_queue import Announced
+from frontend.triton.leases import Hold
 from frontend.triton.pool import ReplicaPool
 from model_repository.contract.output import Chunk
 from model_repository.contract.request import GenerationRequest
@@ -40,16 +42,20 @@ class _Unlimited:
 
     generations: Sequence[GenerationRequest]
     triton: ReplicaPool
-    model_id: str
+    hold: Hold
 
-    def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
+    @asynccontextmanager
+    async def running(self, index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
         """See Admitted."""
-        return aclosing(self.triton.generate(self.model_id, generation, index=index))
+        await self.hold.ready(self.triton.load_wait_s)
+        async with aclosing(self.triton.generate(self.hold.model_id, generation, index=index)) as chunks:
+            yield chunks
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *exception: object) -> None: ...
+    async def __aexit__(self, *exception: object) -> None:
+        self.hold.release()
 
 
 async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1) -> Admitted:
@@ -62,13 +68,18 @@ async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_p
     """
     request, app, model_id = call.request, call.app, call.name.model_id
     triton, limits = app[TRITON], app.get(LIMITS)
-    triton.require_available(model_id)
-    app[OBSERVER].begin_generation(request[FACTS])
-    if call.name.model.parameters.task is Task.GENERATE:
-        await app[LARGE_ANSWERS].expect(request, call.name, generations)
-    if limits is None:
-        return _Unlimited(generations, triton, model_id)
-    return await limits.admit(request, call.body, call.name, generations, num_per_prompt)
+    facts = request[FACTS]
+    hold = facts.hold = triton.hold(model_id, sender_of(request), facts.caller.may_name)
+    try:
+        app[OBSERVER].begin_generation(facts)
+        if call.name.model.parameters.task is Task.GENERATE:
+            await app[LARGE_ANSWERS].expect(request, call.name, generations)
+        if limits is None:
+            return _Unlimited(generations, triton, hold)
+        return await limits.admit(request, call.body, call.name, generations, num_per_prompt, hold)
+    except BaseException:
+        hold.release()
+        raise
 
 
 class Generation[Writer: WholeReply[Any]]:

@@ -6,15 +6,24 @@ import contextlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version as distribution_version
 from typing import Any
 
 from aiohttp import web
 
 from frontend.errors import APIError, Draining, InvalidRequest, ModelNotFound, Overloaded, shown
-from frontend.protocol.answers import MessageModel, MessageModelList, ModelCard, ModelList, Version
+from frontend.protocol.answers import (
+    MessageModel,
+    MessageModelList,
+    ModelCard,
+    ModelCardStatus,
+    ModelList,
+    Version,
+)
 from frontend.request_context import FACTS, IS_PUBLIC, MODELS, SETTINGS, TRITON, is_draining, json_response
 from frontend.triton.models import ModelName, in_order
+from frontend.triton.pool import ReplicaPool
 from model_repository.model_parameters import API_SAMPLING
 
 _PAGE, _MAX_PAGE = 20, 1000  # models of a page for clients of Anthropic: the default and the largest number
@@ -26,14 +35,15 @@ async def list_models(request: web.Request) -> web.Response:
     names = in_order(visible.values())
     if is_for_anthropic(request):
         return json_response(_page(request, names))
-    answer: ModelList = {"object": "list", "data": [_card(name) for name in names]}
+    triton = request.app[TRITON]
+    answer: ModelList = {"object": "list", "data": [_card(triton, name) for name in names]}
     return json_response(answer)
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{id}: 404 also for a model that the key does not allow."""
     requested, caller = request.match_info["id"], request[FACTS].caller
-    card = _anthropic_card if is_for_anthropic(request) else _card
+    card = _anthropic_card if is_for_anthropic(request) else partial(_card, request.app[TRITON])
     if not caller.models:
         return json_response(card(await request.app[MODELS].get(requested)))
     names = caller.visible(await request.app[MODELS].names())
@@ -84,7 +94,7 @@ def _anthropic_card(name: ModelName) -> MessageModel:
     }
 
 
-def _card(name: ModelName) -> ModelCard:
+def _card(triton: ReplicaPool, name: ModelName) -> ModelCard:
     return {
         "id": name.requested,
         "object": "model",
@@ -99,7 +109,27 @@ def _card(name: ModelName) -> ModelCard:
         "default_parameters": {
             field: value for field, value in name.model.parameters.defaults.items() if field in API_SAMPLING
         },
+        "status": status_of(triton, name.model.id),
     }
+
+
+def status_of(triton: ReplicaPool, model_id: str) -> ModelCardStatus:
+    """Return the state of a model; a Triton without an arbiter lists loaded ones only."""
+    status = triton.status_of(model_id)
+    if status is None:
+        return {"value": "loaded"}
+    card: ModelCardStatus = {"value": status.state, "memory_bytes": status.memory_bytes}
+    if status.share is not None:
+        card["progress"] = round(status.share, 3)
+    if status.position is not None:
+        card["position"] = status.position
+    if status.idle_s is not None:
+        card["idle_s"] = round(status.idle_s, 1)
+    if status.expires_s is not None:
+        card["expires_s"] = round(status.expires_s, 1)
+    if status.cause:
+        card["cause"] = status.cause
+    return card
 
 
 async def health_live(request: web.Request) -> web.Response:
@@ -114,6 +144,7 @@ async def health_ready(request: web.Request) -> web.Response:
         snapshot = await request.app[MODELS].snapshot()
         is_ready = True
         models = dict(snapshot.unready) | {model_id: triton.state_of(model_id) for model_id in snapshot.ready}
+        models |= {model_id: status_of(triton, model_id)["value"] for model_id in snapshot.asleep}
     stops = is_draining(request.app)
     body: dict[str, Any] = {"status": "draining" if stops else "ready" if is_ready else "not ready"}
     is_list_secret = request.app[IS_PUBLIC] and request.app[SETTINGS].key_file  # this route needs no key, the list does

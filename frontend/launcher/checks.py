@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from frontend.launcher.errors import LaunchError
 from frontend.settings import SettingsError
+from model_repository.contract.tensors import ARBITER, ensemble_of_stage
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -54,7 +55,7 @@ def check_repository(repository: Path) -> None:
     """
     if not repository.is_dir():
         raise LaunchError(f"--repository={repository}: no such folder; `conch serve demo` builds the demo model")
-    if not any(repository.glob("*/config.pbtxt")):
+    if not any(ensemble_of_stage(path.parent.name) == path.parent.name for path in repository.glob("*/config.pbtxt")):
         raise LaunchError(f"--repository={repository}: no model in it; `conch serve demo` builds one")
     if (stage := stage_of_another_version(repository)) is not None:
         rule = f"another version of Conch has rendered it: `conch render --repository {repository}` renders it again"
@@ -67,7 +68,7 @@ def stage_of_another_version(repository: Path) -> str | None:
         stage = path.parents[1].name.rpartition("__")[2]
         if path.read_bytes() != resources.files("model_repository").joinpath(stage, "1", "model.py").read_bytes():
             return path.parents[1].name
-    return None
+    return None if (repository / ARBITER).is_dir() else ARBITER
 
 
 def check_home(home: Path) -> None:

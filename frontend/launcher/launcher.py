@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -33,9 +33,12 @@ from frontend.launcher.triton_server import (
 from frontend.options import settings_to_arguments, settings_to_environment
 from frontend.settings import Settings, SettingsError
 from frontend.supervision import END_NOW, SUPERVISED
+from model_repository.arbiter.start import Start
+from model_repository.contract.arbiter import MODEL_MEMORY_VARIABLE
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id, replica_suffix
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
+from model_repository.system.model_memory import model_memory_bytes
 from model_repository.system.running_servers import ARTIFACT_FILE
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -92,6 +95,9 @@ class LauncherSettings:
     ready_timeout_s: float = 120.0
     stop_timeout_s: float = 5.0  # the frontend's, beyond its drain_timeout_s; then it is killed
     max_restarts: int = 5  # a child's in ten minutes, once ready; then the launcher ends
+    memory_bytes: int = field(
+        default_factory=lambda: model_memory_bytes()
+    )  # bound on the memory of all models together
     triton_hang_s: float = 30.0  # time without an answer to a health check until Triton is restarted; 0: no limit
 
     def __post_init__(self) -> None:
@@ -167,6 +173,7 @@ class Launcher:
         self._events: queue.SimpleQueue[Child | list[str] | TimeoutError | Interrupted] = queue.SimpleQueue()
         self._cleanup = ExitStack()
         self._is_stopping = False
+        self.on_demand: list[str] = []  # ids of models that are loaded at their first request
         self.unserved: list[str] = []  # once ready: a sentence for each model that could not be loaded
 
     def __enter__(self) -> Self:
@@ -180,7 +187,8 @@ class Launcher:
             check_machine()
             check_repository(self._settings.repository)
             self._choose_ports()
-            models = list(dict.fromkeys(_models(self._settings.repository).values()))
+            self._starting = Start.of(self._settings.repository, self._settings.memory_bytes)
+            models = [*self._starting.loaded, *self._starting.later]
             artifacts = [path.read_text("utf-8") for path in self._settings.repository.glob(f"*/{ARTIFACT_FILE}")]
             write_holder(self._lock, url=self.url, models=models, artifacts=artifacts)
             mark = stack.enter_context(guarded(self._lock.fileno(), self._settings.stop_timeout_s))
@@ -228,7 +236,7 @@ class Launcher:
         self._events.put(Interrupted())
 
     def wait_until_ready(self) -> list[str]:
-        """Wait until every model that could be loaded has made a token; return the models' ids.
+        """Wait until every model that could be loaded at the start has made a token; return the ids of all models.
 
         Raises:
             Interrupted: `interrupt` was called.
@@ -258,11 +266,12 @@ class Launcher:
                     raise self._not_ready(exc)
                 case model_ids:
                     self.unserved = self._unserved(model_ids)
-                    if not model_ids:
+                    if not model_ids and not self._starting.later:
                         raise LaunchError("\n".join(self.unserved))
                     if not self.unserved:
                         self.triton.command = self._complete_command  # all models must load again after a crash
-                    return model_ids
+                    self.on_demand = list(self._starting.later)
+                    return [*model_ids, *self.on_demand]
 
     def watch(self) -> None:
         """Restart a child when it ends, or when Triton hangs, until an exception.
@@ -335,11 +344,12 @@ class Launcher:
         installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key
-        options = TritonOptions(ports=self.triton_ports, key=key, shm_prefix=shm_prefix(mark), tls=tls)
+        names, memory = self._starting.names, str(settings.memory_bytes)
+        options = TritonOptions(ports=self.triton_ports, key=key, models=names, shm_prefix=shm_prefix(mark), tls=tls)
         self._complete_command = tuple(triton_command(installation, options))
         triton = triton_command(installation, replace(options, is_partial=True))
         frontend = [sys.executable, "-P", "-m", "frontend", "api", *settings_to_arguments(self.frontend_settings)]
-        environment = {**installation.environment, KEY_VARIABLE: key}
+        environment = {**installation.environment, KEY_VARIABLE: key, MODEL_MEMORY_VARIABLE: memory}
         self.triton = self._child("triton", triton, environment, mark, folder=folder, secret=key, is_deaf=True)
         environment = {**settings.environment, **settings_to_environment(self.frontend_settings), SUPERVISED: "1"}
         self.frontend = self._child("frontend", frontend, environment, mark)
@@ -382,7 +392,7 @@ class Launcher:
             f"{_title(name) if num_replicas[model_id] > 1 else model_id} is not served: "
             + "; ".join(reasons.get(name, ["the log of triton says why"]))
             for name, model_id in models.items()
-            if model_id not in model_ids or name in reasons
+            if (model_id not in model_ids and model_id in self._starting.loaded) or name in reasons
         ]
 
     def _not_ready(self, exc: TimeoutError) -> LaunchError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
@@ -11,6 +12,8 @@ from frontend.launcher.checks import check_home, check_machine, check_repository
 from frontend.launcher.state_lock import server_lock
 from frontend.launcher.triton_server import GrpcTls, TritonOptions, find_triton, triton_command, triton_folder
 from frontend.settings import Settings, SettingsError
+from model_repository.arbiter.start import Start
+from model_repository.contract.arbiter import MODEL_MEMORY_VARIABLE
 from model_repository.contract.tensors import KEY_VARIABLE
 
 
@@ -26,12 +29,18 @@ def tls_from(settings: Settings) -> GrpcTls:
 
 
 def become_triton(
-    repository: Path, home: Path, tritonserver: Path | None, options: TritonOptions, environment: Mapping[str, str]
+    repository: Path,
+    home: Path,
+    tritonserver: Path | None,
+    options: TritonOptions,
+    environment: Mapping[str, str],
+    memory_bytes: int,
 ) -> None:
     """Replace this process by the server, which then gets the signals and sets the exit status.
 
     Args:
         tritonserver: None: an installed one.
+        memory_bytes: bound on the memory of all models together.
 
     Raises:
         SettingsError: an option breaks a rule, or the home cannot be written.
@@ -46,7 +55,12 @@ def become_triton(
         os.set_inheritable(lock.fileno(), True)  # the server holds it
         folder = triton_folder(Path(lock.name).parent, repository)
         installation = find_triton(tritonserver, folder, environment)
-        environment = {**installation.environment, KEY_VARIABLE: options.key}
+        environment = {
+            **installation.environment,
+            KEY_VARIABLE: options.key,
+            MODEL_MEMORY_VARIABLE: str(memory_bytes),
+        }
+        options = replace(options, models=Start.of(repository, memory_bytes).names)
         command = triton_command(installation, options)
         os.chdir(folder)  # the command was made of paths from the former folder
         os.execve(installation.binary, command, environment)

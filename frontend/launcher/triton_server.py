@@ -73,6 +73,7 @@ class TritonOptions:
 
     ports: TritonPorts
     key: str = field(repr=False)  # opens the restricted APIs
+    models: tuple[str, ...] = ("*",)  # what is loaded at the start, by Triton's names; *: all
     shm_prefix: str = "conch_"  # names of shared memory begin with it; a container's shared memory is its own
     is_partial: bool = False  # serve without the models that cannot be loaded; else one of them ends the server
     tls: GrpcTls = field(default_factory=GrpcTls)  # gRPC's
@@ -129,7 +130,6 @@ def triton_command(installation: TritonInstallation, options: TritonOptions) -> 
     flags: dict[str, object] = {
         "model-repository": _REPOSITORY,
         "model-control-mode": "explicit",  # a model can be loaded again after its process was killed
-        "load-model": "*",
         "exit-on-error": "false" if options.is_partial else "true",
         "exit-timeout-secs": options.exit_timeout_s,
         "grpc-address": f"[{address}]" if ":" in address else address,
@@ -154,6 +154,7 @@ def triton_command(installation: TritonInstallation, options: TritonOptions) -> 
     if installation.backend_dir is not None:
         flags["backend-directory"] = installation.backend_dir
     words = [f"--{name}={value}" for name, value in flags.items()]
+    words += [f"--load-model={name}" for name in options.models]
     return [str(installation.binary), *words, "--disable-auto-complete-config"]  # the rendered ones are complete
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from frontend.caller import KeyRole
 from frontend.errors import InvalidRequest, PermissionDenied
 from frontend.handlers.bodies import require_json
+from frontend.handlers.models import status_of
 from frontend.operations.adapters import AdapterCommands, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
@@ -46,12 +47,12 @@ async def list_models(request: web.Request) -> web.Response:
     loaded = [
         {
             "id": model.id,
-            "state": triton.state_of(model.id),
+            "state": triton.state_of(model.id) or status_of(triton, model.id)["value"],
             "runtime": model.parameters.runtime,
             "aliases": list(model.parameters.aliases),
             "adapters": list(model.parameters.adapters),
         }
-        for model in snapshot.ready.values()
+        for model in (*snapshot.ready.values(), *snapshot.asleep.values())
     ]
     others = [{"id": model_id, "state": state} for model_id, state in snapshot.unready.items()]
     return json_response({"models": sorted(loaded + others, key=lambda model: str(model["id"]))})
@@ -67,7 +68,7 @@ async def load_model(request: web.Request) -> web.Response:
 
 
 async def unload_model(request: web.Request) -> web.Response:
-    """POST /admin/models/{id}/unload: answers when no request is running and Triton unloads the stages."""
+    """POST /admin/models/{id}/unload: answers when no request is running and its memory is free."""
     _require_admin(request)
     model_id = request.match_info["id"]
     request[FACTS].model = model_id

@@ -1,26 +1,29 @@
-"""Loads and unloads models while the server runs. Triton does the work, so all workers see the result."""
+"""Has models loaded and unloaded while the server runs. Triton's arbiter does it, so all workers see the result."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import cast
 
-from frontend.errors import APIError, InvalidRequest, ModelNotFound
+from frontend.errors import APIError, InvalidRequest, LoadFailed, ModelNotFound, ModelNotReady
 from frontend.triton.client import TritonClient
-from frontend.triton.models import ServedModel
-from model_repository.contract.tensors import ensemble_to_model_id, model_id_to_ensemble, stage_name
+from frontend.triton.leases import LOADED, error_of
+from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest
+from model_repository.contract.tensors import model_id_to_ensemble
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_LOAD_TIMEOUT_S = 1800.0  # a large engine takes minutes to load, and may have to wait for others
 STATS_DEADLINE_S = 2.0
 
 
 class ModelControl:
-    """Loads and unloads at one endpoint, one model at a time.
+    """Has the arbiter of one endpoint load and unload models.
 
     Args:
         clock: monotonic seconds.
@@ -38,26 +41,30 @@ class ModelControl:
         self._sleep = sleep
 
     async def load(self, model_id: str) -> None:
-        """Load the replicas of a model that are not ready; return when they are.
+        """Load a model; return when it is ready. Others may be unloaded for it.
 
         Raises:
             ModelNotFound: the repository has no model of this id.
+            ModelTooLarge: it fits in no case.
+            LoadFailed: its load has failed.
             APIError: Triton failed.
         """
-        check_id(model_id)
-        async with self._triton.repository.lock:
-            ensembles = await self._triton.repository.ensembles()
-            own = {ensemble for ensemble in ensembles if ensemble_to_model_id(ensemble) == model_id}
-            if not own:
-                raise ModelNotFound(model_id)
-            missing = sorted(own.difference((await self._triton.snapshot()).replicas_of(model_id)))
-            if missing:
-                logger.warning("loading %s", ", ".join(missing))
-            # Triton loads the other stages with the ensemble.
-            await _all(self._triton.repository.load(each, stage_name(each, "engine")) for each in missing)
+        answer = await self._order(model_id, ArbiterRequest(load=model_id))
+        if (refusal := answer.refusals.get(model_id)) is not None:
+            raise error_of(model_id, refusal, lambda name: True)
+        give_up_at = self._clock() + _LOAD_TIMEOUT_S
+        while (status := answer.statuses[model_id]).state != LOADED:
+            if status.state == "failed":
+                raise LoadFailed(f"model={model_id}: it does not load: {status.cause}")
+            if self._clock() >= give_up_at:
+                raise ModelNotReady(f"The model was not loaded within {_LOAD_TIMEOUT_S:g} seconds.")
+            await self._sleep(_POLL_S)
+            answer = await self._order(model_id, ArbiterRequest())
 
     async def unload(self, model_id: str, timeout_s: float) -> int:
-        """Unload a model. New requests are refused, and requests end with an error if they run after the timeout.
+        """Unload a model; return when its memory is free. Requests end with an error if they run after the timeout.
+
+        Requests that come later have it loaded again.
 
         Returns:
             Number of requests that ended with an error.
@@ -66,40 +73,41 @@ class ModelControl:
             ModelNotFound: no model of this id is loaded.
             APIError: Triton failed.
         """
-        check_id(model_id)
-        async with self._triton.repository.lock:
-            served = await self._triton.snapshot()  # fresh, not from the last poll
-            ensembles = served.replicas_of(model_id)
-            if not ensembles:
-                raise ModelNotFound(model_id)
-            return sum(await _all(self._unload(served.by_ensemble[each], timeout_s) for each in ensembles))
-
-    async def _unload(self, model: ServedModel, timeout_s: float) -> int:
-        ensemble, layout = model.ensemble, model.parameters.layout
-        logger.warning("unloading %s", ensemble)
-        # Triton refuses new requests now; running ones need only the stages.
-        await self._triton.repository.unload(ensemble)
-        num_running = await self._wait_until_idle(ensemble, timeout_s)
-        if num_running:
-            logger.warning("ending %d requests of %s", num_running, ensemble)
-            await self._triton.fail_running(ensemble)
-        for name in (*layout.stages, *filter(None, layout.ensembles)):
-            await self._triton.repository.unload(stage_name(ensemble, name))
-        return num_running
-
-    async def _wait_until_idle(self, ensemble: str, timeout_s: float) -> int:
-        """Wait until no request is running; return the number that is running at the timeout."""
-        give_up_at = self._clock() + timeout_s
-        while True:
-            try:
-                stats = await self._triton.engine_stats(ensemble, STATS_DEADLINE_S)
-            except APIError as exc:  # a dead engine has no requests
-                logger.warning("the engine of %s does not answer: %s", ensemble, exc.code)
-                return 0
-            num_running = stats.num_active + stats.num_waiting
-            if not num_running or self._clock() >= give_up_at:
-                return num_running
+        answer = await self._order(model_id, ArbiterRequest())
+        if answer.statuses[model_id].state != LOADED:
+            raise ModelNotFound(model_id)
+        ensembles = (await self._triton.snapshot()).replicas_of(model_id)
+        answer = await self._order(model_id, ArbiterRequest(unload=model_id, timeout_s=timeout_s))
+        give_up_at, num_ended = self._clock() + timeout_s, 0
+        while answer.statuses[model_id].state in (LOADED, "unloading"):
+            if self._clock() >= give_up_at:  # requests may follow that have waited in a frontend
+                num_ended += sum(await _all(map(self._end_requests, ensembles)))
             await self._sleep(_POLL_S)
+            answer = await self._order(model_id, ArbiterRequest())
+        return num_ended
+
+    async def _order(self, model_id: str, order: ArbiterRequest) -> ArbiterAnswer:
+        """Return the arbiter's answer to an order.
+
+        Raises:
+            ModelNotFound: the repository has no model of this id.
+            APIError: Triton failed, or has no arbiter.
+        """
+        check_id(model_id)
+        answer = await self._triton.ask_arbiter(order)
+        if model_id not in answer.statuses:
+            raise ModelNotFound(model_id)
+        return answer
+
+    async def _end_requests(self, ensemble: str) -> int:
+        """End the requests of an engine with an error; return how many there were."""
+        with contextlib.suppress(APIError):  # an engine that is dead, or unloaded by now, has none
+            stats = await self._triton.engine_stats(ensemble, STATS_DEADLINE_S)
+            if num_running := stats.num_active + stats.num_waiting:
+                logger.warning("ending %d requests of %s", num_running, ensemble)
+                await self._triton.fail_running(ensemble)
+                return num_running
+        return 0
 
 
 class EndpointsControl:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 from pydantic import Field, WithJsonSchema
 
@@ -491,6 +491,18 @@ class Classifications(EncoderAnswer):
 
 
 # --- the other endpoints ---------------------------------------------------------------------------------------------
+class ModelCardStatus(TypedDict, total=False):
+    """The state of a model: a request for one that is not loaded has it loaded."""
+
+    value: Required[str]  # unloaded, loading, loaded, unloading or failed
+    memory_bytes: int  # that it holds when it is loaded
+    progress: float  # of its load, 0 to 1
+    position: int  # in the line of models that wait for a load: 0 is loading
+    idle_s: float  # seconds since its last use
+    expires_s: float  # seconds until it is unloaded without further use
+    cause: str  # of the failure of its last load
+
+
 class ModelCard(TypedDict):
     """One model in /v1/models."""
 
@@ -505,6 +517,7 @@ class ModelCard(TypedDict):
     tool_call_format: str  # "plain": that of the chat template is unknown, or the template takes no tools
     reasoning_format: str | None  # None: the model does not think
     default_parameters: dict[str, Any]  # sampling fields that differ from the API document's defaults
+    status: ModelCardStatus
 
 
 class ModelList(TypedDict):

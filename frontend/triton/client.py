@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import msgspec
+from msgspec.structs import replace
 from tritonclient.grpc import service_pb2
 
 from frontend import errors, loop_time
@@ -21,6 +22,7 @@ from frontend.triton.generations import Generations
 from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.models import ModelSnapshot
 from frontend.triton.repository import Repository
+from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest
 from model_repository.contract.codec import pack, unpack
 from model_repository.contract.output import EngineStats, OutputBatch
 from model_repository.contract.request import (
@@ -36,6 +38,9 @@ from model_repository.contract.request import (
 from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
+    ARBITER,
+    ARBITER_ANSWER,
+    ARBITER_REQUEST,
     CHUNK_BATCH,
     CONTROL,
     DETOKENIZE,
@@ -204,6 +209,32 @@ class TritonClient:
             APIError: the engine has no such adapter, or did not answer.
         """
         return await self._control(ensemble, {"unload_adapter": name}, _ADAPTER_TIMEOUT_S)
+
+    async def ask_arbiter(self, request: ArbiterRequest) -> ArbiterAnswer:
+        """Return the answer of the arbiter of models.
+
+        Raises:
+            APIError: Triton did not answer, has no arbiter, or refuses our key.
+        """
+        payload = msgspec.json.encode(replace(request, key=self._key))
+        message = infer_request(ARBITER, ARBITER_REQUEST, payload)
+        response = await unary(self._connection.stub.ModelInfer, message)
+        with understood("of the arbiter"):
+            return msgspec.json.decode(payload_of(response, ARBITER_ANSWER), type=ArbiterAnswer)
+
+    async def asleep(self) -> list[str]:
+        """Return the ids of models that are not loaded, and that a request has loaded.
+
+        Raises:
+            TritonUnreachable or TritonTimeout: Triton did not answer.
+        """
+        try:
+            statuses = (await self.ask_arbiter(ArbiterRequest())).statuses
+        except (errors.TritonUnreachable, errors.TritonTimeout):
+            raise
+        except APIError:  # it has no arbiter, or refuses our key
+            return []
+        return [model_id for model_id, status in statuses.items() if status.state in ("unloaded", "loading")]
 
     async def close(self) -> None:
         """Send the outstanding cancellations, then close the connection."""

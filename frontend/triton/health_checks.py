@@ -151,7 +151,7 @@ async def check_health(
     Args:
         triton: the endpoint.
         model: the id of the only model to check; empty: all that are served, at least one. Of several replicas those
-            are checked that are loaded.
+            are checked that are loaded. A model that a request loads is well, and this does not load it.
         deadline_s: for everything together.
         stall_s: the longest time that an engine may be in one step.
         is_generating: have each engine make a token, not only answer.
@@ -160,6 +160,7 @@ async def check_health(
     try:
         async with asyncio.timeout(deadline_s):
             served = await triton.snapshot()
+            asleep = await triton.asleep()
             ensembles = served.replicas_of(model) if model else list(served.by_ensemble)
             for ensemble in ensembles:
                 stats = await check_engine(triton, ensemble, deadline_s=deadline_s, stall_s=stall_s)
@@ -175,6 +176,8 @@ async def check_health(
     except APIError as exc:
         is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
         return HealthResult(False, f"{exc.code}: {exc}", is_silent)
+    if asleep and not ensembles and (not model or model in asleep):
+        return HealthResult(True, f"{', '.join(asleep)}: loaded by a request", names=None if model else ())
     if model and not ensembles:
         return HealthResult(False, f"{model}: not served")
     if not ensembles:

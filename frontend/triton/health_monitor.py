@@ -24,10 +24,11 @@ from frontend.errors import (
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 from frontend.triton.health_checks import check_engine, check_text_stage, require_tokens
+from frontend.triton.leases import ModelLeases
 from frontend.triton.models import ModelDirectory
 from frontend.triton.replica_state import RELOAD_PAUSE_S, ReplicaStates, State, Verdict
 from model_repository.contract.output import EngineStats
-from model_repository.contract.tensors import GENERATOR, ensemble_of_stage, stage_name
+from model_repository.contract.tensors import GENERATOR, ensemble_of_stage, ensemble_to_model_id, stage_name
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class HealthMonitor:
         triton: TritonClient,
         models: ModelDirectory,
         settings: Settings,
+        leases: ModelLeases,
         clock: Callable[[], float] = time.monotonic,
         on_checked: Callable[[str, EngineStats | APIError], None] = lambda ensemble, seen: None,
     ) -> None:
@@ -64,6 +66,7 @@ class HealthMonitor:
         self._endpoint = endpoint
         self._triton = triton
         self._models = models
+        self._leases = leases
         self._settings = settings
         self._clock = clock
         self._on_checked = on_checked
@@ -213,7 +216,8 @@ class HealthMonitor:
     async def _reload(self, stage: str) -> None:
         began_at, is_repaired = self._clock(), False
         try:
-            is_repaired = await self._repair(stage)
+            with self._leases.repairing(ensemble_to_model_id(ensemble_of_stage(stage))) as may_repair:
+                is_repaired = not may_repair or await self._repair(stage)  # an unloaded model needs no repair
         finally:
             self.states[ensemble_of_stage(stage)].end_reload(stage, began_at, is_repaired=is_repaired)
 
@@ -269,8 +273,10 @@ class HealthMonitor:
         return True
 
     def _poll(self, ensembles: Set[str]) -> None:
+        """Poll the engines of models that may not leave."""
         for ensemble in sorted(ensembles):
-            self._start(ensemble, self.poll(ensemble))
+            if self._leases.is_held(ensemble_to_model_id(ensemble)):
+                self._start(ensemble, self.poll(ensemble))
 
     def _end_streams(self, stage: str, *, spared_epoch: int | None = None) -> None:
         error = EngineFailed("The model broke down while it worked on this request.")

@@ -34,7 +34,7 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """A model that is ready, or one of its replicas, described by the parameters of its ensemble."""
+    """A model that is served, or one of its replicas, described by the parameters of its ensemble."""
 
     ensemble: str  # the ensemble's name in Triton
     parameters: ModelParameters
@@ -87,6 +87,7 @@ class ModelSnapshot:
 
     ready: Mapping[str, ServedModel] = field(default_factory=dict)  # key: id
     unready: Mapping[str, str] = field(default_factory=dict)  # id -> Triton's word for its state
+    asleep: Mapping[str, ServedModel] = field(default_factory=dict)  # by id: not loaded, but a request can load them
     further: tuple[ServedModel, ...] = ()  # other ready replicas of the models, if this is of one Triton
 
     @cached_property
@@ -108,13 +109,14 @@ class ModelSnapshot:
     def names(self) -> dict[str, ModelName]:
         """Return all names that clients may use. An id wins over an equal alias or adapter name."""
         names: dict[str, ModelName] = {}
-        for model_id in sorted(self.ready):
-            model = self.ready[model_id]
+        models = {**self.asleep, **self.ready}
+        for model_id in sorted(models):
+            model = models[model_id]
             for alias in model.parameters.aliases:
                 names.setdefault(alias, ModelName(requested=alias, model=model))
             for adapter in model.parameters.adapters:
                 names.setdefault(adapter, ModelName(requested=adapter, model=model, lora_name=adapter))
-        return names | {model.id: ModelName(requested=model.id, model=model) for model in self.ready.values()}
+        return names | {model.id: ModelName(requested=model.id, model=model) for model in models.values()}
 
 
 class SnapshotSource(Protocol):
@@ -223,9 +225,9 @@ class ModelDirectory:
             self.has_tried = True
         self.error = None
         given = {
-            alias: ModelName(requested=alias, model=self.latest.ready[model_id])
+            alias: ModelName(requested=alias, model=model)
             for alias, model_id in self._aliases.items()
-            if model_id in self.latest.ready
+            if (model := self.latest.ready.get(model_id) or self.latest.asleep.get(model_id)) is not None
         }
         self._names = given | self.latest.names()
         self._known = {name: known for name, known in self._known.items() if known.model_id in self.latest.unready}
@@ -246,15 +248,20 @@ class ModelUnion:
         self._logged: set[tuple[str, str, tuple[str, ...]]] = set()
 
     def of(self, directories: Mapping[str, ModelDirectory]) -> ModelSnapshot:
-        """Return the models that are ready at one endpoint at least, and the others that are known.
+        """Return the models that are ready, or can be loaded, at one endpoint at least, and the others that are known.
 
         Args:
             directories: by endpoint; those that do not answer count with what they served before.
         """
         ready: dict[str, ServedModel] = {}
+        asleep: dict[str, ServedModel] = {}
         unready = dict.fromkeys(self._expected, "not loaded")
         for endpoint, directory in directories.items():
             unready |= directory.latest.unready
+            if directory.error is None:
+                asleep = {**directory.latest.asleep, **asleep}
+            else:
+                unready |= dict.fromkeys(directory.latest.asleep, "unreachable")
             for ensemble, model in directory.latest.by_ensemble.items():
                 if directory.error is not None:
                     unready[model.id] = "unreachable"
@@ -262,7 +269,10 @@ class ModelUnion:
                     ready[model.id] = self._merged(ready[model.id], model, endpoint + replica_suffix(ensemble))
                 else:
                     ready[model.id] = model
-        return ModelSnapshot(ready=ready, unready={key: state for key, state in unready.items() if key not in ready})
+        asleep = {model_id: model for model_id, model in asleep.items() if model_id not in ready}
+        known = ready.keys() | asleep.keys()
+        unready = {model_id: state for model_id, state in unready.items() if model_id not in known}
+        return ModelSnapshot(ready=ready, asleep=asleep, unready=unready)
 
     def _merged(self, first: ServedModel, other: ServedModel, endpoint: str) -> ServedModel:
         parameters = first.parameters

@@ -20,8 +20,10 @@ from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, No
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
+from frontend.triton.leases import Hold
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
+from model_repository.contract.arbiter import ModelStatus
 from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 RETRY_SHARE = 0.1  # retries per first attempt
 MAX_SAVED = 10.0  # unused retries that accumulate; also the budget at the start
 
+_NEARNESS = ("loaded", "loading", "unloading", "failed", "unloaded")  # states of a model, the best one first
 # Timeouts of the list of models. An endpoint that did not answer the last time gets the shorter one: a hanging server
 # must not slow down the requests to the others.
 _LIST_TIMEOUT_S = 1.0
@@ -80,6 +83,7 @@ class ReplicaPool:
         on_retired: called with the endpoint of a removed replica when its last request has ended.
         expected: ids of the models that are named in the settings; they are known even while no endpoint serves them.
         is_complete: only the expected models can be served, so no endpoint has to answer for the list of models.
+        load_wait_s: the longest wait of a request for the load of its model.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class ReplicaPool:
         *,
         expected: Collection[str] = (),
         is_complete: bool = False,
+        load_wait_s: float = 300.0,
     ) -> None:
         self.replicas = tuple(replicas)
         self._retired: dict[Replica, asyncio.Task[None]] = {}  # removed, with requests that still run
@@ -98,6 +103,7 @@ class ReplicaPool:
         self._budget = RetryBudget()
         self._union = ModelUnion(expected)
         self._is_complete = is_complete
+        self.load_wait_s = load_wait_s
         self._has_tried_all = False  # every endpoint has answered or failed once
         self._end_error: APIError | None = None  # set by `end_all`
 
@@ -139,7 +145,7 @@ class ReplicaPool:
         return any(each.endpoint == endpoint and each.models.error is None for each in self.replicas)
 
     def _start(self, replica: Replica) -> None:
-        self._running[replica] = asyncio.create_task(replica.monitor.run())
+        self._running[replica] = asyncio.create_task(replica.run())
 
     async def _retire(self, replica: Replica) -> None:
         await replica.until_idle()
@@ -168,6 +174,11 @@ class ReplicaPool:
         states = {state for place in self._places(model_id) if (state := place.replica.state_of(place.ensemble))}
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
+    def status_of(self, model_id: str) -> ModelStatus | None:
+        """Return the state of the model where it is nearest to being loaded; None: no Triton has an arbiter."""
+        found = (each.leases.statuses[model_id] for each in self.replicas if model_id in each.leases.statuses)
+        return min(found, key=lambda status: _NEARNESS.index(status.state), default=None)
+
     def num_ready(self, model_id: str) -> int:
         """Return the number of ready replicas of the model."""
         return len(self._ready(model_id))
@@ -181,6 +192,19 @@ class ReplicaPool:
         if not self._ready(model_id):
             state = self.state_of(model_id)
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
+
+    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
+        """Return the hold of a request on the model at one of its Tritons; see `ModelLeases.hold`.
+
+        Raises:
+            ModelNotReady: no replica of the model is ready, and none can be loaded.
+            QueueFull: too many requests wait for the model.
+        """
+        replicas = [each for each in self.replicas if each.may_serve(model_id)]
+        if not replicas:
+            self.require_available(model_id)
+        first = min(replicas, key=lambda each: (not each.leases.may_begin(model_id), each.num_in_flight.total()))
+        return first.leases.hold(model_id, sender, may_name)
 
     def generate(
         self,
@@ -276,6 +300,16 @@ class ReplicaPool:
 
     async def _call[Answer](self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
+        hold = self.hold(model_id)
+        try:
+            await hold.ready(self.load_wait_s)
+            return await self._call_ready(model_id, call)
+        finally:
+            hold.release()
+
+    async def _call_ready[Answer](
+        self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]
+    ) -> Answer:
         place = self.choose(model_id)
         try:
             with place.replica.serving(place.ensemble):
@@ -297,7 +331,7 @@ class ReplicaPool:
             _Place(replica, name)
             for replica in self.replicas
             for name in replica.models.latest.replicas_of(model_id)
-            if replica.state_of(name, lora_name) == "ready"
+            if replica.state_of(name, lora_name) == "ready" and replica.leases.is_held(model_id)
         ]
 
     def first(self, model_id: str, lora_name: str) -> _Place:

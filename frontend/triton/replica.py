@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
-from frontend.errors import APIError
+from frontend.errors import APIError, ModelUnloaded
 from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_monitor import HealthMonitor
-from frontend.triton.models import ModelDirectory
+from frontend.triton.leases import ModelLeases
+from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import State
 from model_repository.contract.output import EngineStats
 from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
@@ -45,9 +46,40 @@ class Replica:
         self.num_in_flight = Counter[str]()  # this process's requests, by ensemble
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self.models = ModelDirectory(triton, clock)
-        self.monitor = HealthMonitor(endpoint, triton, self.models, settings, clock, on_checked)
+        self.models = ModelDirectory(self, clock)
+        self.leases = ModelLeases(
+            triton.ask_arbiter,
+            triton.repository.reload_arbiter,
+            lambda model_id: bool(self.models.latest.replicas_of(model_id)),
+            lambda: asyncio.shield(self.models.refreshing()),
+            self._forget,
+            clock,
+        )
+        self.monitor = HealthMonitor(endpoint, triton, self.models, settings, self.leases, clock, on_checked)
         self._clock = clock
+        self._on_checked = on_checked
+
+    async def run(self) -> None:
+        """Monitor the stages, and exchange leases with the arbiter, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.monitor.run())
+            tasks.create_task(self.leases.run())
+
+    async def snapshot(self) -> ModelSnapshot:
+        """Return the models that Triton has loaded, and those that it can load.
+
+        Raises:
+            APIError: Triton did not answer.
+        """
+        snapshot = await self.triton.snapshot()
+        await self.leases.known()
+        return self.leases.completed(snapshot, self.model_filter)
+
+    def _forget(self, model_id: str) -> None:
+        """Forget the states of a model's replicas, which are unloaded now."""
+        for ensemble in [name for name in self.monitor.states if ensemble_to_model_id(name) == model_id]:
+            del self.monitor.states[ensemble]
+            self._on_checked(ensemble, ModelUnloaded())
 
     def state_of(self, ensemble: str, lora_name: str = "") -> str | None:
         """Return `ready`, or one word for the reason why a replica gets no requests; None: it is not served here.
@@ -62,6 +94,14 @@ class Replica:
             return "unreachable"
         return self.monitor.states[ensemble].state
 
+    def may_serve(self, model_id: str) -> bool:
+        """Whether a request may get a replica of the model here, now or after a load."""
+        ensembles = self.models.latest.replicas_of(model_id)
+        if not ensembles:
+            is_offered = model_id in self.model_filter and self.models.error is None
+            return is_offered and self.leases.can_load(model_id)
+        return any(self.state_of(ensemble) == "ready" for ensemble in ensembles)
+
     def states(self) -> dict[str, dict[str, str]]:
         """Return the states of the models that are served here, by id, under the endpoint; `@2` marks replica 2."""
         recovering = [name for name, each in self.monitor.states.items() if each.state is State.RECOVERING]
@@ -74,12 +114,14 @@ class Replica:
     def serving(self, ensemble: str) -> Serving:
         """Count a request to an ensemble from now on; see Serving."""
         self.num_in_flight[ensemble] += 1
+        self.leases.begin(ensemble_to_model_id(ensemble))
         self._is_idle.clear()
         return Serving(self, ensemble, self._clock())
 
     def served(self, ensemble: str) -> None:
         """Count a request no more."""
         self.num_in_flight[ensemble] -= 1
+        self.leases.end(ensemble_to_model_id(ensemble))
         if not any(self.num_in_flight.values()):
             self._is_idle.set()
 

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from frontend.errors import ModelNotReady, NotFound, TritonKeyRefused
 from frontend.triton.channel import RPC_TIMEOUT_S, TritonChannel, unary
 from frontend.triton.models import ModelSnapshot, ServedModel
-from model_repository.contract.tensors import GENERATOR, ensemble_of_stage, ensemble_to_model_id, stage_name
+from model_repository.contract.tensors import ARBITER, GENERATOR, ensemble_of_stage, ensemble_to_model_id, stage_name
 from model_repository.model_parameters import ModelParameters
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ class Repository:
     def __init__(self, connection: TritonChannel, offered: Container[str]) -> None:
         self._connection = connection
         self._offered = offered
-        self.lock = asyncio.Lock()  # held while an operator loads or unloads a model
         self._is_refused = False  # whether Triton refuses our key
 
     async def snapshot(self, adapters: Mapping[str, tuple[str, ...]]) -> ModelSnapshot:
@@ -96,6 +95,16 @@ class Repository:
             APIError: Triton did not do it.
         """
         await self._call_restricted("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name=name))
+
+    async def reload_arbiter(self) -> None:
+        """Load the arbiter of models again, unless another frontend does.
+
+        Raises:
+            APIError: Triton did not do it.
+        """
+        if not await self.is_loading(ARBITER):
+            await self.unload(ARBITER)
+            await self._load(ARBITER)
 
     async def load(self, ensemble: str, stage: str) -> None:
         """Load a stage and the ensembles that use it; return when the model is ready.

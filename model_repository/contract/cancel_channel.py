@@ -1,6 +1,7 @@
 """Tells another stage that a client is gone: a datagram socket between the processes of two stages.
 
-The detokenizer tells the engine. The engine tells the tokenizer, where a grammar may wait to be compiled.
+The detokenizer tells the engine. The engine tells the tokenizer, where a grammar may wait to be compiled. The arbiter
+of models tells the engine that it is unloaded.
 
 Triton shows a hang-up only to later steps of a request: those of the detokenizer. A Triton request from within
 `execute` is Triton's own way from stage to stage; it crashed the server under cancellations (2.51).
@@ -20,6 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
+
+# From the arbiter to an engine, in place of a stream's number.
+LEAVE = (1 << 64) - 1  # remove the busy file once no request runs, and end all output streams
+END_REQUESTS = LEAVE - 1  # end all requests with an error
 
 _NUMBER = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number
 _MAX_BYTES = 1 << 20  # one message, which has several numbers, as few messages may wait in a socket

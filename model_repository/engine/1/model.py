@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
+import threading
+import time
 from typing import Any
 
 import msgspec
 
 from model_repository import python_backend
+from model_repository.contract import cancel_channel
+from model_repository.contract.arbiter_files import busy_file, told_progress
 from model_repository.contract.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
 from model_repository.contract.request import EngineRequestBatch
@@ -30,6 +35,8 @@ from model_repository.engine.metrics import FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
 from model_repository.model_facts import Task
 
+_POLL_S = 0.02
+
 
 class TritonPythonModel:
     """Decoupled: the engine's thread answers, batch by batch."""
@@ -39,12 +46,14 @@ class TritonPythonModel:
         with python_backend.loading(args) as parameters:
             ensemble = parameters.ensemble
             self.signature = Signature(ensemble)
-            self.engine = load_engine(parameters)
+            with told_progress(ensemble):
+                self.engine = load_engine(parameters)
         self.engine.start()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
         self.is_last = parameters.task is not Task.GENERATE  # no detokenizer follows
-        self.cancel_receiver = CancelReceiver(ensemble, self._end_stream)
+        self.ensemble = ensemble
+        self.cancel_receiver = CancelReceiver(ensemble, self._hear)
         self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
         custom = [python_backend.CustomMetric(family, parameters) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
@@ -60,6 +69,23 @@ class TritonPythonModel:
                 self._serve(python_backend.read_tensors(request), responder)
             except Exception as exc:
                 responder.fail(exc)
+
+    def _hear(self, number: int) -> None:
+        match number:
+            case cancel_channel.LEAVE:
+                threading.Thread(target=self._leave, name="leave", daemon=True).start()
+            case cancel_channel.END_REQUESTS:
+                self.engine.post(FailRunning())
+            case _:
+                self._end_stream(number)
+
+    def _leave(self) -> None:
+        """Let the requests end, then the output streams: Triton unloads no stage that has one."""
+        with contextlib.suppress(StageError):  # of an engine that has ended
+            while (stats := self.engine.stats()).num_active + stats.num_waiting:
+                time.sleep(_POLL_S)
+            self.engine.post(FailStreams())
+        busy_file(self.ensemble).unlink(missing_ok=True)
 
     def _end_stream(self, number: int) -> None:
         self.engine.inbox.put(EndStream(number))

@@ -22,7 +22,7 @@ from model_repository.engine.llama_cpp.context import (
     model_path,
 )
 from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_threads_of
-from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.llama_cpp.library import llama, load_weights
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, RuntimeStats, StepOutput
@@ -137,7 +137,7 @@ class LlamaCppEncoder(Runtime):
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
-            self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
+            self._model = load_weights(path)
             for window in embedding_windows(config):
                 params, is_long = embedding_params(self._model, config, window), window > MAX_STEP_TOKENS
                 context = _Context(self._model, params, self._computed.put, self._finished, is_long=is_long)

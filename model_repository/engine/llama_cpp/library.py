@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 # The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
 # for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. But polling uses
@@ -13,4 +14,17 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from cyllama.llama import llama_cpp as llama
 
-__all__ = ["llama"]
+from model_repository.contract.arbiter_files import note_share
+
+__all__ = ["llama", "load_weights"]
+
+
+def load_weights(path: Path) -> llama.LlamaModel:
+    """Load a GGUF file, or a split one by its first part, and tell the progress.
+
+    Raises:
+        OSError, RuntimeError, ValueError or MemoryError: it does not load, or the load was stopped.
+    """
+    params = llama.LlamaModelParams()
+    params.progress_callback = note_share
+    return llama.LlamaModel(str(path), params)

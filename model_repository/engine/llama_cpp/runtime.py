@@ -26,7 +26,7 @@ from model_repository.engine.llama_cpp.context import (
 )
 from model_repository.engine.llama_cpp.context_count import num_contexts, num_threads_of
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
-from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.llama_cpp.library import llama, load_weights
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
@@ -93,7 +93,7 @@ class LlamaCppRuntime(Runtime):
         llama.disable_logging()
         llama.ggml_backend_load_all()
         try:
-            self._model = llama.LlamaModel(str(path), llama.LlamaModelParams())
+            self._model = load_weights(path)
             for num_slots in num_slots_of_contexts:
                 context_params = _context_params(config, num_slots, self._num_threads)
                 weights, has_drafts = self._adapters.weights, config.speculative is not None

@@ -32,6 +32,7 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
             "tool_call_format": model.parameters.tool_call_format,
             "reasoning_format": None,
             "default_parameters": {"temperature": 0.6, "top_k": 20},
+            "status": {"value": "loaded"},
         }
         for name, parent in names.items()
     ]

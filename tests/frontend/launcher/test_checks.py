@@ -30,8 +30,13 @@ def test_a_repository_of_another_version_is_to_be_rendered_again(tmp_path):
     stage = tmp_path / "demo__engine"
     (stage / "1").mkdir(parents=True)
     (stage / "config.pbtxt").touch()
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "config.pbtxt").touch()
     ours = resources.files("model_repository").joinpath("engine", "1", "model.py").read_text()
     (stage / "1" / "model.py").write_text(ours)
+    with pytest.raises(LaunchError, match="conch__arbiter: another version"):
+        check_repository(tmp_path)
+    (tmp_path / "conch__arbiter").mkdir()
     check_repository(tmp_path)
     (stage / "1" / "model.py").write_text(ours.replace("import", "from old import", 1))
     with pytest.raises(LaunchError, match=r"demo__engine: another version .*: `conch render --repository .* again$"):

@@ -17,7 +17,7 @@ from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
 from frontend.server import app_runner, operations_runner
 from frontend.settings import Settings
-from tests.fakes import FakeTriton, served_model
+from tests.fakes import FakeTriton, PlayedArbiter, served_model
 from tests.frontend.conftest import client_of
 from tests.frontend.gateway.key_files import KeyFile
 
@@ -47,7 +47,9 @@ def supervisor() -> FakeSupervisor:
 
 @pytest.fixture
 def triton() -> FakeTriton:
-    return FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+    triton = FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+    triton.arbiter = PlayedArbiter(org_demo="loaded")
+    return triton
 
 
 @pytest.fixture

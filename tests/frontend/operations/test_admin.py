@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import pytest
 
 from frontend.errors import ModelNotFound, TritonUnreachable
 from frontend.operations.models import EndpointsControl, ModelControl
-from tests.fakes import FakeTriton, served_model
+from model_repository.contract.arbiter import ArbiterRequest, LoadRefusal
+from tests.fakes import FakeTriton, PlayedArbiter, served_model
 from tests.frontend.connections.raw_http import exchange, port_of
 from tests.frontend.gateway.key_files import KeyFile
 from tests.frontend.operations.conftest import FakeSupervisor, Operate
@@ -60,23 +60,11 @@ async def test_models_are_listed_with_their_states(operate: Operate, triton: Fak
     ]
 
 
-async def test_an_unload_waits_for_running_requests_and_then_unloads_every_stage(
-    operate: Operate, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frontend.triton.health_monitor.STATS_INTERVAL_S", 1000.0)
+async def test_an_unload_waits_for_the_arbiter(operate: Operate, triton: FakeTriton) -> None:
     http = await operate()
-    triton.num_active = [2, 1]
     answer = await http.post("/admin/models/org/demo/unload")
     assert await answer.json() == {"id": "org/demo", "state": "unloaded", "num_ended": 0}
-    assert triton.num_active == []
-    assert triton.calls == [
-        "unload org--demo",
-        "unload org--demo__tokenizer",
-        "unload org--demo__engine",
-        "unload org--demo__detokenizer",
-        "unload org--demo__requests",
-        "unload org--demo__outputs",
-    ]
+    assert cast(PlayedArbiter, triton.arbiter).orders == ["unload org/demo"]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +87,20 @@ async def test_a_bad_command_is_refused_and_changes_nothing(
     assert triton.calls == []
 
 
-async def test_a_model_is_loaded_by_its_engine_and_its_ensemble(operate: Operate, triton: FakeTriton) -> None:
-    triton.loadable = {"org--big"}
+async def test_a_model_is_loaded_and_its_failures_have_their_cause(operate: Operate, triton: FakeTriton) -> None:
+    arbiter = triton.arbiter = PlayedArbiter(org_big="unloaded")
     http = await operate()
     answer = await http.post("/admin/models/org/big/load")
     assert await answer.json() == {"id": "org/big", "state": "ready"}
-    assert triton.calls == ["load org--big__engine"]
-    assert (await http.post("/admin/models/org/demo/load")).status == 200  # it is there already
-    assert triton.calls == ["load org--big__engine"]
+    arbiter.cause = "no such file"
+    answer = await http.post("/admin/models/org/big/load")
+    assert (answer.status, (await answer.json())["error"]["code"]) == (503, "load_failed")
+    assert "no such file" in await answer.text()
+    arbiter.refusals = {"org/big": LoadRefusal("model_too_large", 12, 10, ("org/pinned",))}
+    answer = await http.post("/admin/models/org/big/load")
+    assert (answer.status, (await answer.json())["error"]["code"]) == (503, "model_too_large")
+    assert "needs 12 bytes of memory, and all models together have 10" in await answer.text()
+    assert "org/pinned" in await answer.text()
 
 
 async def test_a_bad_key_file_is_refused_with_its_fault_and_the_old_keys_stay(
@@ -136,61 +130,36 @@ async def test_a_drain_begins_in_every_worker_while_health_and_metrics_answer(
 
 async def test_a_model_is_loaded_and_unloaded_at_every_endpoint_that_has_it() -> None:
     tritons = {"a:1": FakeTriton(), "b:1": FakeTriton(), "c:1": FakeTriton(models=[])}
-    for triton in tritons.values():
-        triton.num_active = [2]
+    arbiters = [PlayedArbiter(org_demo="loaded"), PlayedArbiter(org_demo="loaded", org_big="unloaded"), PlayedArbiter()]
+    for triton, arbiter in zip(tritons.values(), arbiters, strict=True):
+        triton.arbiter, triton.num_active = arbiter, [2]
     control = EndpointsControl(lambda: tritons)
     assert await control.unload("org/demo", timeout_s=0) == 4
-    assert [triton.calls[:1] for triton in tritons.values()] == [["unload org--demo"], ["unload org--demo"], []]
-    tritons["b:1"].loadable = {"org--big"}
     await control.load("org/big")
-    assert [triton.calls[-1:] == ["load org--big__engine"] for triton in tritons.values()] == [False, True, False]
+    assert [arbiter.orders for arbiter in arbiters] == [["unload org/demo"], ["unload org/demo", "load org/big"], []]
     with pytest.raises(ModelNotFound):
         await control.load("org/other")
 
 
-async def test_an_endpoint_loads_one_model_at_a_time() -> None:
-    gate = asyncio.Event()
-
-    class Slow(FakeTriton):
-        async def load(self, ensemble: str, stage: str) -> None:
-            await super().load(ensemble, stage)
-            self.started.set()
-            await gate.wait()
-
-    triton = Slow()
-    triton.loadable = {"org--a", "org--b"}
-    control = EndpointsControl(lambda: {"a:1": triton})
-    loads = [asyncio.create_task(control.load(model_id)) for model_id in ("org/a", "org/b")]
-    await triton.started.wait()
-    await asyncio.wait(loads, timeout=0)
-    assert triton.calls == ["load org--a__engine"]
-    gate.set()
-    await asyncio.gather(*loads)
-    assert triton.calls == ["load org--a__engine", "load org--b__engine"]
-
-
-async def test_all_replicas_of_a_model_are_loaded_and_unloaded() -> None:
+async def test_the_requests_of_all_replicas_end_at_the_timeout_of_an_unload() -> None:
     triton = FakeTriton(models=[served_model(), served_model(replica=2)])
-    triton.num_active = [2, 1]
-    control = ModelControl(triton)
-    assert await control.unload("org/demo", timeout_s=0) == 3
-    assert {"unload org--demo", "unload org--demo__engine", "unload org--demo@2", "unload org--demo@2__engine"} <= {
-        *triton.calls
-    }
-    triton.models = FakeTriton(models=[served_model(replica=2)]).models
-    triton.loadable = {"org--demo", "org--demo@3"}
-    triton.calls.clear()
-    await control.load("org/demo")
-    assert triton.calls == ["load org--demo__engine", "load org--demo@3__engine"]
+    triton.arbiter, triton.num_active = PlayedArbiter(org_demo="loaded"), [2, 1]
+    assert await ModelControl(triton).unload("org/demo", timeout_s=0) == 3
+    assert {"fail org--demo", "fail org--demo@2"} == {*triton.calls}
 
 
 async def test_an_endpoints_failure_is_raised_once_the_others_are_done() -> None:
     bad, good = FakeTriton(), FakeTriton()
-    bad.unload_error = TritonUnreachable()
+    good.arbiter = arbiter = PlayedArbiter(org_demo="loaded")
+
+    def away(_: ArbiterRequest) -> NoReturn:
+        raise TritonUnreachable()
+
+    bad.arbiter = away
     control = EndpointsControl(lambda: {"bad:1": bad, "good:1": good})
     with pytest.raises(TritonUnreachable):
         await control.unload("org/demo", timeout_s=0)
-    assert good.calls[-1] == "unload org--demo__outputs"
+    assert arbiter.states == {"org/demo": "unloaded"}
 
 
 async def test_a_slow_head_is_answered_with_408_as_on_the_apis_port(

@@ -25,6 +25,7 @@ from model_repository.contract.request import (
 from model_repository.contract.signature import SIGNATURE_BYTES
 from model_repository.contract.spec import TensorSpec
 from model_repository.contract.tensors import (
+    ARBITER,
     CHUNK_BATCH,
     CONTROL,
     DETOKENIZE,
@@ -279,6 +280,8 @@ class FakeTritonServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: 
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         asked: TokenizeRequest | DetokenizeRequest | RequestBatch
+        if request.model_name == ARBITER:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{ARBITER}' is not found")
         if request.inputs[0].name == TOKENIZE.name:
             asked = unpack(TokenizeRequest, text_of(request, TOKENIZE), TOKENIZE.name)
         elif request.inputs[0].name == DETOKENIZE.name:

@@ -11,7 +11,7 @@ from frontend.triton.health_monitor import HealthMonitor
 from frontend.triton.models import MAX_AGE_S, ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import RELOAD_PAUSE_S, TRIAL_PAUSE_S, State
 from model_repository.contract.output import EngineStats
-from tests.fakes import DEMO, FakeTriton, chunks, served_model
+from tests.fakes import DEMO, FakeTriton, chunks, leases_without_arbiter, served_model
 from tests.frontend.triton.test_models import Clock
 
 ENGINE = "org--demo__engine"
@@ -35,7 +35,7 @@ def monitor(triton: FakeTriton, clock: Clock) -> HealthMonitor:
 
 
 def monitor_of(triton: FakeTriton, clock: Clock) -> HealthMonitor:
-    return HealthMonitor("fake:1", triton, ModelDirectory(triton, clock), Settings(), clock)
+    return HealthMonitor("fake:1", triton, ModelDirectory(triton, clock), Settings(), leases_without_arbiter(), clock)
 
 
 def find_down(monitor: HealthMonitor, stage: str, since: float) -> None:
@@ -191,7 +191,13 @@ async def test_an_engine_is_reported_as_down_while_it_is_reloaded() -> None:
     triton, clock = FakeTriton(), Clock()
     seen: list[EngineStats | APIError] = []
     monitor = HealthMonitor(
-        "fake:1", triton, ModelDirectory(triton, clock), Settings(), clock, lambda model, what: seen.append(what)
+        "fake:1",
+        triton,
+        ModelDirectory(triton, clock),
+        Settings(),
+        leases_without_arbiter(),
+        clock,
+        lambda model, what: seen.append(what),
     )
     triton.stats_error = StageUnhealthy(ENGINE)
     triton.load_error = TritonTimeout()

@@ -1,0 +1,388 @@
+"""What this process may use of the models of one Triton. The arbiter in Triton decides: it loads and unloads them.
+
+With the lease of a model its requests need no message. Without one they wait until the arbiter has loaded the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from frontend.errors import (
+    APIError,
+    LoadFailed,
+    ModelNotReady,
+    ModelTooLarge,
+    QueueFull,
+    StageUnhealthy,
+    TritonTimeout,
+    TritonUnreachable,
+    retry_headers,
+)
+from frontend.triton.models import ModelSnapshot, ServedModel
+from model_repository.contract.arbiter import (
+    ArbiterAnswer,
+    ArbiterRequest,
+    GivenLease,
+    HeldLease,
+    LoadRefusal,
+    ModelStatus,
+    Wish,
+)
+from model_repository.contract.tensors import CALL_TIMEOUT_S
+from model_repository.model_parameters import PARAMETER, ModelParameters
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 2048  # requests for one model
+_RETRY_S = 0.5  # after a Triton that did not answer
+_ABSENT_S = 5.0  # between two questions for an arbiter that is not there
+LOADED = "loaded"
+
+type Ask = Callable[[ArbiterRequest], Awaitable[ArbiterAnswer]]
+
+
+class Hold:
+    """A request's part in the lease of a model, or its place among those that wait for it.
+
+    Args:
+        leases: of the model's Triton.
+        sender: of the request.
+        may_name: whether an error may name a model to the sender.
+    """
+
+    __slots__ = ("_granted", "_leases", "_may_name", "_since_s", "model_id", "sender", "waited_s")
+
+    def __init__(self, leases: ModelLeases, model_id: str, sender: str, may_name: Callable[[str], bool]) -> None:
+        self.model_id, self.sender, self.waited_s = model_id, sender, 0.0
+        self._leases, self._may_name, self._since_s = leases, may_name, leases.clock()
+        self._granted: asyncio.Future[None] | None = None  # None: it has the lease
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the request may run."""
+        return self._granted is None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request came."""
+        return self._leases.clock() - self._since_s
+
+    @property
+    def status(self) -> ModelStatus | None:
+        """The state of the model."""
+        return self._leases.statuses.get(self.model_id)
+
+    async def ready(self, max_wait_s: float) -> None:
+        """Wait until the request may run.
+
+        Raises:
+            ModelTooLarge: it never fits.
+            LoadFailed: the model's load has failed.
+            ModelNotReady: it was not loaded in time, or its Triton has no arbiter any more.
+        """
+        if self._granted is None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, max_wait_s - self.age_s)):
+                await asyncio.shield(self._granted)
+        except TimeoutError as exc:
+            text = f"The model was not loaded within {max_wait_s:g} seconds: other models are in use."
+            raise ModelNotReady(text, headers=retry_headers(1.0)) from exc
+        self._granted, self.waited_s = None, self.age_s
+
+    def wait(self) -> asyncio.Future[None]:
+        """Have it wait for the lease."""
+        self._granted = asyncio.get_running_loop().create_future()
+        self._granted.add_done_callback(lambda granted: granted.cancelled() or granted.exception())  # its request left
+        return self._granted
+
+    def grant(self) -> None:
+        """Give it the lease."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
+
+    def refuse(self, refusal: LoadRefusal) -> None:
+        """End its wait."""
+        self.fail(error_of(self.model_id, refusal, self._may_name))
+
+    def fail(self, error: APIError) -> None:
+        """End its wait with an error."""
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_exception(error)
+
+    def release(self) -> None:
+        """End it: the request has ended, or waits no longer."""
+        self._leases.leave(self)
+
+
+class ModelLeases:
+    """Leases of the models of one Triton.
+
+    Args:
+        ask: sends a request to the arbiter.
+        mend: has Triton load the arbiter again.
+        is_listed: whether a model, by its id, is in our list of loaded models.
+        refresh: fetches that list.
+        on_left: called with the id of a model after the end of its lease.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        mend: Callable[[], Awaitable[None]],
+        is_listed: Callable[[str], bool],
+        refresh: Callable[[], Awaitable[object]],
+        on_left: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._mend, self._on_left = ask, mend, on_left
+        self._is_listed, self._refresh = is_listed, refresh
+        self.clock = clock
+        self.statuses: Mapping[str, ModelStatus] = {}
+        self._models: Mapping[str, ServedModel] = {}  # the catalog, by id
+        self._catalog = ""
+        self._has_arbiter: bool | None = None  # None: it has not answered yet
+        self._leases: dict[str, GivenLease] = {}
+        self._num_used: Counter[str] = Counter()  # requests that run, by model
+        self._keep_alive_s: dict[str, float | None] = {}  # of the latest request of each model
+        self._repairing: set[str] = set()
+        self._waiting: dict[str, list[Hold]] = {}
+        self._client, self._serial = secrets.token_hex(8), 0
+        self._news = asyncio.Event()  # the arbiter should hear of
+        self._is_known = asyncio.Event()  # whether there is an arbiter
+        self._is_running = False
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    # --- for requests ---
+
+    def may_begin(self, model_id: str) -> bool:
+        """Whether a request of the model may run at once."""
+        lease = self._leases.get(model_id)
+        return self._is_free or (lease is not None and not lease.is_recalled)
+
+    def is_held(self, model_id: str) -> bool:
+        """Whether this process has the lease of a model, recalled or not."""
+        return self._is_free or model_id in self._leases
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether models are used without leases."""
+        return self._has_arbiter is False or not self._is_running
+
+    def can_load(self, model_id: str) -> bool:
+        """Whether the arbiter has the model in its repository."""
+        return model_id in self.statuses
+
+    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
+        """Return a request's hold, which has the lease at once, or waits for it.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+        """
+        hold = Hold(self, model_id, sender, may_name)
+        if self.may_begin(model_id):
+            self.begin(model_id)
+            if not self._is_listed(model_id):
+                hold.wait()
+                self._spawn(self._grant(model_id, [hold]))
+            return hold
+        waiting = self._waiting.setdefault(model_id, [])
+        if len(waiting) >= MAX_WAITING:
+            raise QueueFull(f"{MAX_WAITING} requests wait for the model already.")
+        hold.wait()
+        waiting.append(hold)
+        if len(waiting) == 1:
+            self._news.set()
+        return hold
+
+    def leave(self, hold: Hold) -> None:
+        """End a hold."""
+        waiting = self._waiting.get(hold.model_id)
+        if waiting is None or hold not in waiting:
+            self.end(hold.model_id)
+            return
+        waiting.remove(hold)
+        if not waiting:
+            del self._waiting[hold.model_id]
+            self._news.set()
+
+    def begin(self, model_id: str) -> None:
+        """Count a request of a model as running."""
+        self._num_used[model_id] += 1
+
+    def end(self, model_id: str) -> None:
+        """Count it no more."""
+        self._num_used[model_id] -= 1
+        if not self._num_used[model_id]:
+            del self._num_used[model_id]
+            if model_id in self._leases and self._leases[model_id].is_recalled:
+                self._news.set()
+
+    @contextlib.contextmanager
+    def repairing(self, model_id: str) -> Iterator[bool]:
+        """Keep a model where it is while a stage of it is reloaded; yield whether this process may do that."""
+        if not self.may_begin(model_id):
+            yield False
+            return
+        self.begin(model_id)
+        self._repairing.add(model_id)
+        self._news.set()
+        try:
+            yield True
+        finally:
+            self._repairing.discard(model_id)
+            self.end(model_id)
+            self._news.set()
+
+    # --- for lists of models ---
+
+    async def known(self) -> None:
+        """Wait until the arbiter of a Triton that answers has answered once, or is known to be missing."""
+        if self._is_running:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_known.wait(), CALL_TIMEOUT_S)
+
+    def completed(self, snapshot: ModelSnapshot, offered: Container[str]) -> ModelSnapshot:
+        """Return a list of what Triton has loaded with the models that the arbiter can load."""
+        asleep = {
+            model_id: model
+            for model_id, model in self._models.items()
+            if model_id not in snapshot.ready and model_id in offered
+        }
+        unready = {model_id: state for model_id, state in snapshot.unready.items() if model_id not in asleep}
+        return replace(snapshot, unready=unready, asleep=asleep)
+
+    # --- the exchange with the arbiter ---
+
+    async def run(self) -> None:
+        """Keep the arbiter and this process informed of each other, until cancelled."""
+        self._is_running = True
+        try:
+            while True:
+                self._news.clear()
+                asking = asyncio.ensure_future(self._ask(self._question()))
+                self._tasks.add(asking)
+                asking.add_done_callback(self._end_asking)
+                news = asyncio.ensure_future(self._news.wait())
+                try:
+                    await asyncio.wait((asking, news), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                if not asking.done():
+                    continue  # the next question ends it
+                pause_s = await self._take(asking)
+                if self._has_arbiter is not None:
+                    self._is_known.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), pause_s)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def _end_asking(self, asking: asyncio.Future[ArbiterAnswer]) -> None:
+        self._tasks.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # marks it as seen: an answer that was overtaken is not read
+
+    def _question(self) -> ArbiterRequest:
+        """Return our whole state; leases that were recalled and are not used end with it."""
+        self._serial += 1
+        idle = [name for name, lease in self._leases.items() if lease.is_recalled and not self._num_used[name]]
+        for name in idle:
+            del self._leases[name]
+            self._on_left(name)
+        return ArbiterRequest(
+            client=self._client,
+            serial=self._serial,
+            leases={
+                name: HeldLease(
+                    lease.number,
+                    is_busy=self._num_used[name] > 0,
+                    is_repairing=name in self._repairing,
+                    keep_alive_s=self._keep_alive_s.get(name),
+                )
+                for name, lease in self._leases.items()
+            },
+            wishes={name: Wish(waiting[0].sender, waiting[0].age_s) for name, waiting in self._waiting.items()},
+            catalog=self._catalog,
+        )
+
+    async def _take(self, asking: asyncio.Future[ArbiterAnswer]) -> float:
+        """Take an answer; return the seconds until the next question."""
+        try:
+            answer = asking.result()
+        except (TritonUnreachable, TritonTimeout):
+            return _RETRY_S  # the leases stay: requests find out by themselves
+        except StageUnhealthy:
+            logger.warning("the arbiter of models is down, and loaded again")
+            with contextlib.suppress(APIError):
+                await self._mend()
+            return _RETRY_S
+        except APIError:  # Triton's repository has no arbiter, or we do not have Triton's key: its list says so
+            self._has_arbiter = False
+            self.statuses, self._models, self._leases = {}, {}, {}
+            self._grant_waiting()
+            return _ABSENT_S
+        self._has_arbiter = True
+        self._apply(answer)
+        return 0.0
+
+    def _apply(self, answer: ArbiterAnswer) -> None:
+        self.statuses = answer.statuses
+        if answer.models is not None:
+            replicas = {
+                model_id: ModelParameters.from_config({PARAMETER: bytes(first).decode()})
+                for model_id, (first, *_) in answer.models.items()
+            }
+            self._models = {
+                model_id: ServedModel(ensemble=each.ensemble, parameters=each) for model_id, each in replicas.items()
+            }
+            self._catalog = answer.catalog
+        lost, self._leases = self._leases.keys() - answer.leases.keys(), dict(answer.leases)
+        for model_id in lost:
+            self._on_left(model_id)
+        for model_id, refusal in answer.refusals.items():
+            for hold in self._waiting.pop(model_id, ()):
+                self.begin(model_id)  # until it is released
+                hold.refuse(refusal)
+        self._grant_waiting()
+
+    def _grant_waiting(self) -> None:
+        for model_id in [name for name in self._waiting if self.may_begin(name)]:
+            holds = self._waiting.pop(model_id)
+            for _ in holds:
+                self.begin(model_id)
+            self._spawn(self._grant(model_id, holds))
+
+    async def _grant(self, model_id: str, holds: Iterable[Hold]) -> None:
+        if not self._is_listed(model_id):
+            with contextlib.suppress(APIError):  # requests find out by themselves
+                await self._refresh()
+        for hold in holds:
+            hold.grant()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def error_of(model_id: str, refusal: LoadRefusal, may_name: Callable[[str], bool]) -> APIError:
+    """Return the error of requests for a model that is not loaded for them."""
+    if refusal.code == ModelTooLarge.code:
+        names = ", ".join(filter(may_name, refusal.pinned))
+        pinned = f" beside the models that stay loaded ({names})" if names else ""
+        needed, total = refusal.needed_bytes, refusal.total_bytes
+        text = f"model={model_id}: it needs {needed} bytes of memory, and all models together have {total}{pinned}"
+        return ModelTooLarge(text)
+    text = f"model={model_id}: it does not load: {refusal.cause}"
+    return LoadFailed(text, headers=retry_headers(refusal.retry_after_s))

@@ -1,0 +1,105 @@
+"""Loads models in processes of their own: Triton's load keeps Python's lock until it ends, which may take minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from model_repository.errors import EngineFailed
+
+logger = logging.getLogger(__name__)
+
+NUM_LOADERS = 2  # models that are loaded at the same time: a small one passes a large one
+
+_MAX_BYTES = 1 << 20  # of an order, or of its answer
+_CONNECT_S = 10.0  # a loader that starts listens by then
+_POLL_S = 0.05
+
+
+def _path(number: int) -> Path:
+    """Return the socket's path, in the folder that the server runs in: each server has its own, made anew."""
+    return Path(f"loader-{number}.sock")
+
+
+class Loader:
+    """The end that loads.
+
+    Args:
+        number: from 0, below NUM_LOADERS.
+        load: loads stages and ensembles by their Triton names; raises an error with the reason.
+    """
+
+    def __init__(self, number: int, load: Callable[[Sequence[str]], None]) -> None:
+        self._load, path = load, _path(number)
+        path.unlink(missing_ok=True)  # left by a killed one
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._run, name="loader", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more orders."""
+        self._socket.close()
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # the arbiter has ended
+                order, _ = self._socket.accept()
+                with order:
+                    error = ""
+                    try:
+                        self._load(json.loads(order.recv(_MAX_BYTES)))
+                    except Exception as exc:
+                        error = str(exc) or type(exc).__name__
+                    order.send(json.dumps(error).encode()[:_MAX_BYTES])
+
+
+class Loaders:
+    """The end that gives orders: each loader has one at a time, the others wait."""
+
+    def __init__(self) -> None:
+        self._free = list(range(NUM_LOADERS))
+        self._changed = threading.Condition()
+
+    def load(self, names: Sequence[str]) -> str:
+        """Load stages and ensembles by their Triton names; return the reason why that failed, empty: it did not.
+
+        Raises:
+            EngineFailed: the loader has ended.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._free)
+            number = self._free.pop(0)
+        try:
+            with _connected(_path(number)) as connection:
+                connection.send(json.dumps(list(names)).encode())
+                answer = connection.recv(_MAX_BYTES)
+        except OSError as exc:
+            raise EngineFailed("the process that loads models does not run") from exc
+        finally:
+            with self._changed:
+                self._free.append(number)
+                self._changed.notify()
+        if not answer:
+            raise EngineFailed("the process that loads models has ended")
+        return str(json.loads(answer))
+
+
+def _connected(path: Path) -> socket.socket:
+    deadline_s = time.monotonic() + _CONNECT_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(str(path))
+            return connection
+        except OSError:
+            connection.close()
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_POLL_S)

@@ -1,0 +1,98 @@
+"""Loads and unloads the stages of models in the Triton around this process."""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from model_repository import python_backend
+from model_repository.arbiter.catalog import Entry
+from model_repository.arbiter.driver import LoadError
+from model_repository.arbiter.loading import Loaders
+from model_repository.contract.arbiter_files import busy_file
+from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE, CancelSender
+from model_repository.contract.tensors import LOADER, stage_name
+from model_repository.errors import EngineFailed
+
+_POLL_S = 0.02
+_CAUSE = re.compile(r"(?:Internal|Invalid argument): (?:\w+: )?(?P<text>[^\n]+)")
+_FOLDERS = re.compile(r"(?<![\w/])/[^\s:]*/")
+
+
+class Stages:
+    """See driver.Triton. Any thread may call it.
+
+    Args:
+        repository: the folder of all models.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._repository, self._loaders = repository, Loaders()
+
+    def is_loaded(self, entry: Entry) -> bool:
+        return any(map(python_backend.is_ready, entry.ensembles))
+
+    def load(self, entry: Entry) -> None:
+        causes = []
+        for replica in entry.replicas:
+            for stage in replica.layout.stages:
+                # Python would do it at the import, and Triton would then take the stage for a changed one.
+                compileall.compile_dir(self._repository / stage_name(replica.ensemble, stage) / "1", quiet=2)
+            try:  # the stages are loaded with the first
+                error = self._loaders.load([stage_name(replica.ensemble, name) for name in replica.layout.ensembles])
+            except EngineFailed as exc:
+                python_backend.unload(LOADER)
+                python_backend.load(LOADER)
+                raise LoadError(exc.text) from exc
+            if error:
+                causes.append(cause_of(error))
+        if len(causes) == len(entry.replicas):
+            raise LoadError(causes[0])
+
+    def unload(self, entry: Entry, end_requests_at_s: float) -> None:
+        for replica in entry.replicas:
+            python_backend.unload(replica.ensemble)  # running requests need only the stages
+        for replica in entry.replicas:
+            self._end_requests(replica.ensemble, end_requests_at_s)
+            names = (*replica.layout.stages, *filter(None, replica.layout.ensembles))
+            for name in names:
+                python_backend.unload(stage_name(replica.ensemble, name))
+        for replica in entry.replicas:
+            while any(_processes_of(f"{replica.ensemble}__")):
+                time.sleep(_POLL_S)
+
+    def _end_requests(self, ensemble: str, end_at_s: float) -> None:
+        """Wait until the engine is idle, or end its requests, and have it end its output streams."""
+        busy, sender = busy_file(ensemble), CancelSender(ensemble)
+        with contextlib.closing(sender):
+            busy.touch()
+            sender.cancel(LEAVE)
+            while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # a dead engine has no requests
+                if time.monotonic() >= end_at_s:
+                    sender.cancel(END_REQUESTS)
+                    end_at_s = math.inf
+                time.sleep(_POLL_S)
+            busy.unlink(missing_ok=True)
+
+
+def cause_of(text: str) -> str:
+    """Return the cause of a failed load in Triton's message, without the folders of paths."""
+    found = _CAUSE.findall(text)
+    return _FOLDERS.sub("", found[-1] if found else text.splitlines()[0])
+
+
+def _processes_of(prefix: str) -> Iterator[int]:
+    """Yield the ids of processes of our Triton's stages with names that begin so."""
+    ours, word = os.getppid(), f"/{prefix}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            # See proc(5). The name in front may be cut inside a character.
+            parent = (folder / "stat").read_bytes().rpartition(b") ")[2].split()[1]
+            if int(parent) == ours and word in (folder / "cmdline").read_bytes():
+                yield int(folder.name)

@@ -1,0 +1,104 @@
+"""The models of an arbiter, its actions, and the errors of refusals: plain values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+OPERATOR = ""  # the client and the key of an operator's load; it gets no lease, and its loads have no bound
+
+
+class State(StrEnum):
+    """The state of a model, in the words of /v1/models."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"  # also a load that was aborted, until its memory is free
+    FAILED = "failed"  # its last load
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    name: str
+    size_bytes: int  # memory that the loaded model holds
+    is_pinned: bool = False  # only an operator unloads it
+    keep_alive_s: float = math.inf  # from the last use until it is unloaded; inf: never
+    load_s: float = 1.0  # estimate; each load replaces it
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTooLarge:
+    """The model does not fit beside the pinned ones."""
+
+    code: ClassVar[str] = "model_too_large"
+    needed_bytes: int
+    total_bytes: int
+    pinned: tuple[str, ...] = ()  # names of the others
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    code: ClassVar[str] = "load_failed"
+    cause: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The driver answers with `loaded` or `load_failed`."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """The driver answers with `unloaded`, when the memory is free."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Stop a load, or unload its model if it has just ended. The driver answers with `unloaded`."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    client: str
+    model: str
+    lease: int  # its number; it takes the place of an earlier lease of this client, recalled or not
+    is_busy: bool = True  # requests have waited for it
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    client: str
+    model: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    client: str
+    model: str
+    error: ModelTooLarge | LoadFailed
+
+
+type Action = Load | Unload | Abort | Grant | Recall | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    state: State
+    size_bytes: int
+    used_s: float  # time of the last use or load; -inf: never
+    until_s: float  # time at which it is unloaded without further use; inf: never, or not known while in use
+    num_waiting: int  # clients
+    is_busy: bool  # requests run
+    cause: str  # of the failure of its last load; empty: it did not fail
+    position: int | None  # in the line of models that wait for a load: 0 is loading; None: no client waits
