@@ -26,7 +26,7 @@ from model_repository.runtimes import PROJECTOR
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.launching import free_port
 from tests.raw_model import real_embedder, real_model
-from tests.workshop.load import dynamo
+from tests.workshop.load import dynamo, peers
 from tests.workshop.load.accounting import Processes
 from tests.workshop.load.load import Target
 from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, Setup
@@ -90,7 +90,7 @@ class ServerFactory:
             elif setup.peer == DYNAMO:
                 try:
                     servers[DYNAMO] = stack.enter_context(self._dynamo(setup))
-                except dynamo.Unavailable as exc:
+                except peers.Unavailable as exc:
                     sys.stderr.write(f"{DYNAMO} is left out: {exc}\n")
             yield servers
 
@@ -160,7 +160,7 @@ class ServerFactory:
 
     @contextmanager
     def _dynamo(self, setup: Setup) -> Iterator[Server]:
-        python = dynamo.installed_python(_DYNAMO_DIR)
+        python = peers.installed_python(_DYNAMO_DIR, dynamo.PINS)
         folder = self.state_dir / "dynamo"
         with (
             self.log_path.open("a") as log,

@@ -20,7 +20,7 @@ import pytest
 
 from tests.raw_model import RawModel, real_model
 from tests.workshop.load import __main__ as command
-from tests.workshop.load import dynamo, runs
+from tests.workshop.load import peers, runs
 from tests.workshop.load.accounting import Processes, ProcessUse, Sample, cpu_between
 from tests.workshop.load.http_stream import Exchange
 from tests.workshop.load.load import Load, Target, agent_chats, requests
@@ -185,9 +185,8 @@ def test_a_missing_package_leaves_out_the_scenarios_that_need_it_alone(
     assert "unpaced" in (tmp_path / "results.json").read_text(encoding="utf-8")
 
 
-def test_a_new_pin_replaces_an_installed_dynamo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pins = tmp_path / "dynamo.txt"
-    monkeypatch.setattr(dynamo, "PINS", pins)
+def test_a_new_pin_replaces_an_installed_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = tmp_path / "pins.txt"
     monkeypatch.setattr("venv.create", lambda folder, **_: folder.mkdir(exist_ok=True))
     commands: list[list[str]] = []
 
@@ -198,7 +197,7 @@ def test_a_new_pin_replaces_an_installed_dynamo(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("subprocess.run", run)
     for content, num_installs in (("a==1", 1), ("a==1", 1), ("a==2", 2)):
         pins.write_text(content)
-        dynamo.installed_python(tmp_path / "environment")
+        peers.installed_python(tmp_path / "environment", pins)
         assert len(commands) == num_installs
 
 
