@@ -63,17 +63,14 @@ class Stages:
             names = (*replica.layout.stages, *filter(None, replica.layout.ensembles))
             for name in names:
                 python_backend.unload(stage_name(replica.ensemble, name))
-        for replica in entry.replicas:
-            while any(_processes_of(f"{replica.ensemble}__")):
-                time.sleep(_POLL_S)
 
     def _end_requests(self, ensemble: str, end_at_s: float) -> None:
-        """Wait until the engine is idle, or end its requests, and have it end its output streams."""
+        """Wait until the engine is idle and has freed its memory; end its requests at a time."""
         busy, sender = busy_file(ensemble), CancelSender(ensemble)
         with contextlib.closing(sender):
             busy.touch()
             sender.cancel(LEAVE)
-            while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # a dead engine has no requests
+            while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # it may be dead
                 if time.monotonic() >= end_at_s:
                     sender.cancel(END_REQUESTS)
                     end_at_s = math.inf

@@ -58,7 +58,7 @@ def stop_load(ensemble: str) -> None:
     _loading(ensemble).unlink(missing_ok=True)
 
 
-# --- an unload: the engine removes the file once it is idle -----------------------------------------------------------
+# --- an unload: the engine removes the file once it is idle, and its memory is free -----------------------------------
 def busy_file(ensemble: str) -> Path:
     """Return the path of the file, which the arbiter makes before it sends LEAVE."""
     return Path(f"{ensemble}.busy")

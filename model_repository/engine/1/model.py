@@ -49,6 +49,7 @@ class TritonPythonModel:
             with told_progress(ensemble):
                 self.engine = load_engine(parameters)
         self.engine.start()
+        self.freeing = threading.Lock()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
         self.is_last = parameters.task is not Task.GENERATE  # no detokenizer follows
@@ -80,12 +81,18 @@ class TritonPythonModel:
                 self._end_stream(number)
 
     def _leave(self) -> None:
-        """Let the requests end, then the output streams: Triton unloads no stage that has one."""
+        """Let the requests end, then free the memory: Triton itself takes a second until it calls `finalize`."""
         with contextlib.suppress(StageError):  # of an engine that has ended
             while (stats := self.engine.stats()).num_active + stats.num_waiting:
                 time.sleep(_POLL_S)
-            self.engine.post(FailStreams())
+            self.engine.post(FailStreams())  # Triton unloads no stage that has one
+        self._free()
         busy_file(self.ensemble).unlink(missing_ok=True)
+
+    def _free(self) -> None:
+        with self.freeing:
+            self.metrics.close()
+            self.engine.close()
 
     def _end_stream(self, number: int) -> None:
         self.engine.inbox.put(EndStream(number))
@@ -149,7 +156,6 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End the running requests and free the model."""
-        self.metrics.close()
         self.cancel_receiver.close()
         self.cancel_sender.close()
-        self.engine.close()
+        self._free()
