@@ -95,6 +95,7 @@ class Admitted(Protocol):
     """A request that may run, until the end of the block."""
 
     generations: Sequence[GenerationRequest]
+    hold: Hold  # on its model
 
     async def __aenter__(self) -> Self: ...
 
@@ -153,7 +154,6 @@ class RequestFacts:
     error_code: str | None = None
     labels: dict[str, str] = field(default_factory=dict)  # the client's, for the log
     caller: Caller = ANONYMOUS
-    hold: Hold | None = None  # None: no model, or a call without completions
     stream: StreamRecord | None = None  # None: the request does not generate
     span: Any = None  # OpenTelemetry's, if traced
     trace_id: str = ""

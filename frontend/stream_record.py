@@ -145,7 +145,13 @@ def phases_of(timing: Timing, waited_s: float, *, is_stream: bool) -> Phases:
     )
 
 
-def server_timing(phases: Phases | None, total_s: float) -> str:
-    """Return the `Server-Timing` header of an answer. Without an engine's timing it has the total only."""
-    parts = {**(phases.by_name() if phases else {}), "total": total_s}
-    return ", ".join(f"{name};dur={seconds * 1000:.1f}" for name, seconds in parts.items())
+def server_timing(phases: Phases | None, *, load_s: float = 0.0, total_s: float = 0.0) -> str:
+    """Return the `Server-Timing` header of an answer, with the parts that are known.
+
+    Args:
+        phases: of the engine; None: unknown.
+        load_s: the wait for the load of the model.
+        total_s: of the whole answer; 0: it is still being made.
+    """
+    parts = {"load": load_s, **(phases.by_name() if phases else {}), "total": total_s}
+    return ", ".join(f"{name};dur={s * 1000:.1f}" for name, s in parts.items() if s or name not in ("load", "total"))

@@ -31,6 +31,7 @@ from frontend.request_context import (
     sender_of,
     unexpected,
 )
+from frontend.stream_record import server_timing
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
@@ -137,7 +138,8 @@ class Completion(Generation[Reply]):
         """
         request, encoder = self._request, sse.EventEncoder(self._reply)
         response = EventStream(headers={**sse.HEADERS, **self._headers})
-        async with Keepalive(request, response, self._app[SETTINGS].stream_keepalive_s) as keepalive:
+        hold, interval_s = self._admitted.hold, self._app[SETTINGS].stream_keepalive_s
+        async with Keepalive(request, response, interval_s, hold) as keepalive:
             try:
                 await self._within_time(self._write_events(response, encoder, keepalive))
                 await response.write_eof(response.unwritten + encoder.end)
@@ -171,6 +173,8 @@ class Completion(Generation[Reply]):
                     memory.count(request, self._call.name, chunk)
                 if not has_begun:
                     has_begun = True
+                    if waited_s := self._admitted.hold.waited_s:
+                        await keepalive.add_headers({"Server-Timing": server_timing(None, load_s=waited_s)})
                     await keepalive.prepare()
                 events = encoder.encode(index, chunk)
                 if isinstance(events, bytes):

@@ -69,7 +69,7 @@ async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_p
     request, app, model_id = call.request, call.app, call.name.model_id
     triton, limits = app[TRITON], app.get(LIMITS)
     facts = request[FACTS]
-    hold = facts.hold = triton.hold(model_id, sender_of(request), facts.caller.may_name)
+    hold = triton.hold(model_id, sender_of(request), facts.caller.may_name)
     try:
         app[OBSERVER].begin_generation(facts)
         if call.name.model.parameters.task is Task.GENERATE:
@@ -121,7 +121,8 @@ class Generation[Writer: WholeReply[Any]]:
             Overloaded: the answer is larger than expected, and the memory of its sender is full.
         """
         body = await self._within_time(self._collected())
-        timing = server_timing(self._record.slowest, time.monotonic() - self._facts.started_at)
+        total_s = time.monotonic() - self._facts.started_at
+        timing = server_timing(self._record.slowest, load_s=self._admitted.hold.waited_s, total_s=total_s)
         memory = self._app[LARGE_ANSWERS]
         return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
 

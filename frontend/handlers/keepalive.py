@@ -9,7 +9,10 @@ from typing import Self
 
 from aiohttp import web
 
+from frontend.triton.leases import Hold
+
 COMMENT = b": keepalive\n\n"
+_WAITING_INTERVAL_S = 2.0  # the longest while a request waits for its model
 
 
 class Keepalive:
@@ -21,9 +24,11 @@ class Keepalive:
         request: the request of the stream.
         response: the stream.
         interval_s: 0: no comments.
+        hold: of the request; while it waits, comments come more often and tell about its model.
     """
 
-    def __init__(self, request: web.Request, response: web.StreamResponse, interval_s: float) -> None:
+    def __init__(self, request: web.Request, response: web.StreamResponse, interval_s: float, hold: Hold) -> None:
+        self._hold = hold
         self._request = request
         self._response = response
         self._interval_s = interval_s
@@ -64,7 +69,8 @@ class Keepalive:
 
     def _set_timer(self) -> None:
         if self._interval_s:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._write_if_silent)
+            interval_s = self._interval_s if self._hold.is_ready else min(self._interval_s, _WAITING_INTERVAL_S)
+            self._timer = asyncio.get_running_loop().call_later(interval_s, self._write_if_silent)
 
     def _write_if_silent(self) -> None:
         num_written_bytes = self._request.writer.output_size
@@ -79,4 +85,5 @@ class Keepalive:
         with suppress(ConnectionError):  # the handler notices a lost connection by itself
             if not self._response.prepared:
                 await self._response.prepare(self._request)
-            await self._response.write(COMMENT)
+            news = f": keepalive: the model is {self._hold.news}\n\n".encode()
+            await self._response.write(COMMENT if self._hold.is_ready else news)

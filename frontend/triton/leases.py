@@ -42,6 +42,7 @@ from model_repository.model_parameters import PARAMETER, ModelParameters
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 2048  # requests for one model
+_ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _RETRY_S = 0.5  # after a Triton that did not answer
 _ABSENT_S = 5.0  # between two questions for an arbiter that is not there
 LOADED = "loaded"
@@ -76,9 +77,14 @@ class Hold:
         return self._leases.clock() - self._since_s
 
     @property
-    def status(self) -> ModelStatus | None:
-        """The state of the model."""
-        return self._leases.statuses.get(self.model_id)
+    def news(self) -> str:
+        """The state of the model while the request waits, in words."""
+        status = self._leases.statuses.get(self.model_id)
+        if status is None or not status.position:
+            share = "" if status is None or status.share is None else f" ({status.share:.0%})"
+            return f"loading{share}"
+        ordinal = _ORDINALS[status.position] if status.position < len(_ORDINALS) else f"number {status.position}"
+        return f"{ordinal} in line"
 
     async def ready(self, max_wait_s: float) -> None:
         """Wait until the request may run.
