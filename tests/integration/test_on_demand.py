@@ -1,0 +1,115 @@
+"""Models on demand on the real stack: a server with memory for one of three models, and for none of a fourth."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frontend.settings import Settings
+from model_repository.arbiter.catalog import Catalog
+from tests.integration.api import COMPLETIONS, Api
+from tests.integration.conftest import build, run_build
+from tests.integration.stack import DEMO_CHECKPOINT, Stack
+from tests.launching import launched, launcher_settings
+from tests.waiting import wait_until
+
+NAMES = ("alpha", "beta", "gamma")
+WINDOW = {"alpha": 256, "beta": 257, "gamma": 258}  # tokens: an answer shows by its usage which model made it
+LARGE = "large"
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("on-demand")
+    checkpoint = ("--checkpoint", str(DEMO_CHECKPOINT))
+    artifacts = [
+        build(folder, name, *checkpoint, "--context-window", str(WINDOW[name]), *options)
+        for name, options in (("alpha", ()), ("beta", ("--load", "demand", "--keep-alive", "1s")), ("gamma", ()))
+    ]
+    artifacts.append(build(folder, LARGE, *checkpoint, "--option", "contexts=2"))
+    run_build(
+        "render", *artifacts, "--repository", str(folder / "repository"), "--num-threads", "1", "--max-sequences", "4"
+    )
+    return folder / "repository"
+
+
+@pytest.fixture(scope="module")
+def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("server")
+    sizes = {name: entry.offered.size_bytes for name, entry in Catalog.read(repository).entries.items()}
+    memory_bytes = (max(sizes[name] for name in NAMES) + sizes[LARGE]) // 2
+    settings = replace(launcher_settings(repository, Settings(stream_keepalive_s=0.1)), memory_bytes=memory_bytes)
+    with launched(settings, folder, folder / "serve.log") as launcher:
+        launcher.start()
+        assert launcher.wait_until_ready() == ["alpha", "beta", "gamma", LARGE]
+        assert launcher.on_demand == ["beta", "gamma", LARGE]
+        with Stack.of(launcher, folder / "serve.log") as stack:
+            yield stack
+
+
+def statuses(stack: Stack) -> dict[str, Any]:
+    """Return the states of the models, by id."""
+    cards = Api(stack.url).get("/v1/models").body["data"]
+    return {card["id"]: card["status"] for card in cards}
+
+
+def states(stack: Stack) -> dict[str, str]:
+    return {model_id: status["value"] for model_id, status in statuses(stack).items()}
+
+
+def window_of_answer(stack: Stack, model: str) -> int:
+    """Have a model fill its window; return the number of tokens."""
+    body = {"model": model, "prompt": "Hello", "max_tokens": WINDOW[model] - 1, "ignore_eos": True}
+    answer = Api(stack.url).post(COMPLETIONS, body)
+    assert answer.status == 200, answer.body
+    usage = answer.body["usage"]
+    assert answer.body["model"] == model
+    return int(usage["total_tokens"])
+
+
+def test_models_that_do_not_fit_together_take_turns_and_every_request_is_answered(stack: Stack) -> None:
+    assert states(stack)["alpha"] == "loaded"
+    luck = random.Random(0)
+    wanted = [luck.choice(NAMES) for _ in range(24)]
+    with ThreadPoolExecutor(8) as clients:
+        found = list(clients.map(lambda model: window_of_answer(stack, model), wanted))
+    assert found == [WINDOW[model] for model in wanted]
+    assert sum(state == "loaded" for state in states(stack).values()) == 1
+
+
+def test_an_unused_model_leaves_after_its_keep_alive_and_lists_do_not_wake_it(stack: Stack) -> None:
+    assert window_of_answer(stack, "beta") == WINDOW["beta"]
+    assert stack.processes("beta__engine")
+    wait_until(lambda: states(stack)["beta"] == "unloaded", "it has left")
+    wait_until(lambda: not stack.processes("beta__engine"), "its process has ended")
+    for path in ("/v1/models/beta", "/health/ready", "/metrics", "/"):
+        with urllib.request.urlopen(f"{stack.url}{path}", timeout=60) as answer:
+            assert answer.status == 200
+    assert states(stack)["beta"] == "unloaded"
+
+
+def test_a_stream_that_waits_tells_why_and_how_long_it_waited(stack: Stack) -> None:
+    window_of_answer(stack, "alpha")
+    body = json.dumps({"model": "gamma", "prompt": "Hello", "max_tokens": 3, "stream": True}).encode()
+    request = urllib.request.Request(f"{stack.url}{COMPLETIONS}", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        lines = answer.read().decode().split("\n\n")
+    assert any(line.startswith(": keepalive: the model is ") for line in lines)
+    assert any(line.startswith(": Server-Timing: load;dur=") for line in lines)
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_model_that_never_fits_is_refused_at_once_with_the_bytes(stack: Stack) -> None:
+    answer = Api(stack.url).post(COMPLETIONS, {"model": LARGE, "prompt": "Hello"})
+    assert (answer.status, answer.error["code"]) == (503, "model_too_large")
+    needed_bytes = statuses(stack)[LARGE]["memory_bytes"]
+    assert f"it needs {needed_bytes} bytes of memory, and all models together have" in answer.error["message"]
+    assert answer.headers["x-should-retry"] == "false"
