@@ -98,7 +98,7 @@ def serve(
                 status_of_signal = 0
                 return _talk(launcher, signals, lambda: talk(launcher.url, model_ids[0]))
             grpc = f"{ADDRESS}:{launcher.triton_ports.grpc}"
-            steps = _first_steps(launcher.url, grpc, model_ids, launcher.frontend_settings)
+            steps = _first_steps(launcher.url, grpc, model_ids, launcher.on_demand, launcher.frontend_settings)
             if is_json and not out.isatty():
                 launcher.report(f"Ready: {steps}")
             else:
@@ -245,7 +245,7 @@ def _lasting(stream: TextIO) -> Iterator[None]:
         pass
 
 
-def _first_steps(url: str, grpc: str, model_ids: list[str], frontend: Settings) -> str:
+def _first_steps(url: str, grpc: str, model_ids: list[str], on_demand: list[str], frontend: Settings) -> str:
     path = path_to_try(frontend, model_ids[0])
     body = {"model": model_ids[0], **_BODIES[path]}
     key = ' -H "Authorization: Bearer $API_KEY"' if frontend.key_file else ""
@@ -254,7 +254,9 @@ def _first_steps(url: str, grpc: str, model_ids: list[str], frontend: Settings) 
         f" (and port {frontend.port} of every address of this machine)" if frontend.host in EVERY_ADDRESS else ""
     )
     browser = f" A browser shows a playground at {url}." if frontend.has_web_pages else ""
+    later = f" A request loads {', '.join(on_demand)}." if on_demand else ""
     return (
-        f"{url}{everywhere} serves {', '.join(model_ids)}, and {grpc} gRPC clients. Ctrl-C stops it.{browser} Try:\n\n"
+        f"{url}{everywhere} serves {', '.join(model_ids)}, and {grpc} gRPC clients.{later} Ctrl-C stops it.{browser} "
+        "Try:\n\n"
         f"  curl {url}{path} {headers} -d {shlex.quote(json.dumps(body))}\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,16 +27,24 @@ class Entry:
     texts: tuple[msgspec.Raw, ...]  # the parameters of each replica, as JSON
 
     @property
+    def model_id(self) -> str:
+        """The id of the model."""
+        return self.replicas[0].model_id
+
+    @property
     def ensembles(self) -> list[str]:
         """The names of the replicas' ensembles in Triton."""
         return [replica.ensemble for replica in self.replicas]
 
     @property
-    def offered(self) -> OfferedModel:
-        """The model as the arbiter sees it: its replicas are loaded together."""
-        first = self.replicas[0]
-        size_bytes = sum(replica.memory_bytes for replica in self.replicas)
-        return OfferedModel(first.model_id, size_bytes, first.is_pinned, first.max_idle_s)
+    def memory_bytes(self) -> int:
+        """The memory of all replicas, which are loaded together."""
+        return sum(replica.memory_bytes for replica in self.replicas)
+
+    @property
+    def needs_gpus(self) -> bool:
+        """Whether its memory is that of GPUs."""
+        return "num_gpus" in self.replicas[0].requires
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,18 @@ class Catalog:
 
     version: str = ""
     entries: Mapping[str, Entry] = field(default_factory=dict)  # by model id
+
+    def offered(self, total_bytes: int) -> Iterator[OfferedModel]:
+        """Yield the models as the arbiter counts them.
+
+        Models on GPUs of their own take no memory from others. Where several have a GPU in common, one is loaded at a
+        time: each uses up the memory of its GPUs.
+        """
+        gpus = [set(replica.gpus) for each in self.entries.values() if each.needs_gpus for replica in each.replicas]
+        is_shared = len(gpus) > 1 and (not all(gpus) or len(set().union(*gpus)) < sum(map(len, gpus)))
+        for name, entry in self.entries.items():
+            size_bytes = total_bytes * is_shared if entry.needs_gpus else entry.memory_bytes
+            yield OfferedModel(name, size_bytes, entry.replicas[0].is_pinned, entry.replicas[0].max_idle_s)
 
     @classmethod
     def read(cls, repository: Path) -> Catalog:

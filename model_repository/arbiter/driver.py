@@ -142,7 +142,7 @@ class Driver:
         changed = self._repository.stat().st_mtime
         if changed != self._seen:
             self._seen, self._catalog = changed, Catalog.read(self._repository)
-            self._carry_out(self._arbiter.offer(entry.offered for entry in self._catalog.entries.values()))
+            self._carry_out(self._arbiter.offer(self._catalog.offered(self._total_bytes)))
         for name, status in self._arbiter.status().items():
             if name not in self._catalog.entries or status.state in (State.LOADING, State.UNLOADING):
                 continue
@@ -180,7 +180,7 @@ class Driver:
         threading.Thread(target=lambda: self._events.put(work(entry)), name=f"model {name}", daemon=True).start()
 
     def _load(self, entry: Entry) -> Callable[[], Iterable[Action]]:
-        name, cause = entry.offered.name, ""
+        name, cause = entry.model_id, ""
         try:
             self._triton.load(entry)
         except LoadError as exc:
@@ -206,12 +206,12 @@ class Driver:
     def _remove_rest(self, cause: str) -> Callable[[Entry], Callable[[], Iterable[Action]]]:
         def remove(entry: Entry) -> Callable[[], Iterable[Action]]:
             self._unload(entry)
-            return lambda: self._arbiter.load_failed(entry.offered.name, cause)
+            return lambda: self._arbiter.load_failed(entry.model_id, cause)
 
         return remove
 
     def _unload(self, entry: Entry) -> Callable[[], Iterable[Action]]:
-        name = entry.offered.name
+        name = entry.model_id
         try:
             self._triton.unload(entry, self._end_at_s.pop(name, math.inf))
         except Exception:
@@ -231,7 +231,7 @@ class Driver:
         entry = self._catalog.entries.get(name)
         return ModelStatus(
             state=status.state,
-            memory_bytes=status.size_bytes,
+            memory_bytes=status.size_bytes if entry is None else entry.memory_bytes,
             share=_mean_share(entry.ensembles) if is_loading and entry is not None else None,
             position=status.position,
             idle_s=now - status.used_s if status.used_s > -math.inf and not status.is_busy else None,

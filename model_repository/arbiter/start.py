@@ -21,18 +21,19 @@ class Start:
     @classmethod
     def of(cls, repository: Path, total_bytes: int) -> Start:
         """Return the start of a Triton with this memory for models: the pinned ones, and those that fit beside."""
-        entries = Catalog.read(repository).entries.values()
-        in_order = sorted(entries, key=lambda entry: (entry.replicas[0].position, entry.replicas[0].model_id))
+        catalog = Catalog.read(repository)
+        offered = {each.name: each for each in catalog.offered(total_bytes)}
+        firsts = {name: entry.replicas[0] for name, entry in catalog.entries.items()}
+        in_order = sorted(firsts, key=lambda name: (firsts[name].position, name))
         loaded, names, free_bytes = set[str](), [ARBITER, LOADER], total_bytes
-        for entry in sorted(in_order, key=lambda entry: not entry.offered.is_pinned):
-            if entry.replicas[0].load is Load.START and entry.offered.size_bytes <= free_bytes:
-                free_bytes -= entry.offered.size_bytes
-                loaded.add(entry.offered.name)
+        for name in sorted(in_order, key=lambda name: not offered[name].is_pinned):
+            if firsts[name].load is Load.START and offered[name].size_bytes <= free_bytes:
+                free_bytes -= offered[name].size_bytes
+                loaded.add(name)
                 names += [
                     stage_name(replica.ensemble, each)
-                    for replica in entry.replicas
+                    for replica in catalog.entries[name].replicas
                     for each in replica.layout.ensembles
                 ]
-        ids = [entry.offered.name for entry in in_order]
-        is_loaded = loaded.__contains__
-        return cls(tuple(filter(is_loaded, ids)), tuple(each for each in ids if each not in loaded), tuple(names))
+        later = tuple(name for name in in_order if name not in loaded)
+        return cls(tuple(name for name in in_order if name in loaded), later, tuple(names))

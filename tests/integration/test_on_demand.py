@@ -44,7 +44,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("server")
-    sizes = {name: entry.offered.size_bytes for name, entry in Catalog.read(repository).entries.items()}
+    sizes = {name: entry.memory_bytes for name, entry in Catalog.read(repository).entries.items()}
     memory_bytes = (max(sizes[name] for name in NAMES) + sizes[LARGE]) // 2
     settings = replace(launcher_settings(repository, Settings(stream_keepalive_s=0.1)), memory_bytes=memory_bytes)
     with launched(settings, folder, folder / "serve.log") as launcher:
