@@ -20,6 +20,7 @@ _CHAT = "/v1/chat/completions"
 _GENERATE = "generate"
 _PATHS = {"embed": "/v1/embeddings", "score": "/v1/rerank"}  # by task
 _DATA = b"data: "
+_NEWS = b": keepalive: "  # a comment that says why the answer has not begun
 _COUNTS = ("prompt_tokens", "completion_tokens")  # of usage
 _SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?|\d+")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
@@ -117,8 +118,13 @@ class ChatClient:
             ChatFailed: the server refuses the request, ends the stream with an error, or cannot be reached.
         """
         self.finish_reason, self.usage = "", {}
+        last_news = b""
         with self._understood():
             for line in self._lines("POST", _CHAT, body | {"stream": True}):
+                if line.startswith(_NEWS) and line != last_news:
+                    last_news = line
+                    news = line.removeprefix(_NEWS).decode("utf-8", "replace").strip()
+                    yield Piece(f"({news[:1].upper()}{news[1:]}.)", Kind.NOTE)
                 data = line.removeprefix(_DATA).strip()
                 if data == b"[DONE]":
                     return

@@ -138,7 +138,8 @@ class Conversation:
         answer = {"role": "assistant", "content": ""}
         times = [self._clock()]
         for piece in self._client.answer(self._body() | {"messages": [*self._system, *said]}):
-            times.append(self._clock())
+            if piece.kind is not Kind.NOTE:
+                times.append(self._clock())
             self._said = [*said, answer]
             if piece.kind is Kind.TEXT:
                 answer["content"] += piece.text

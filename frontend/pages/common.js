@@ -78,8 +78,10 @@ function askForKey(reason) {
   return asking;
 }
 
-/** Yields the JSON objects of a stream of server-sent events, until [DONE]. */
-export async function* events(response) {
+const NEWS = ": keepalive: "; // begins a comment that says why the answer has not begun
+
+/** Yields the JSON objects of a stream of server-sent events, until [DONE]. Its news go to `tell`. */
+export async function* events(response, tell) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -89,6 +91,7 @@ export async function* events(response) {
     rest = lines.pop();
     for (const line of lines) {
       if (line === "data: [DONE]") return;
+      if (line.startsWith(NEWS)) tell(line.slice(NEWS.length));
       if (line.startsWith("data: ")) yield JSON.parse(line.slice(6));
     }
   }

@@ -139,7 +139,7 @@ async function answer() {
     view.begin(body);
     const response = await ask(body, running.signal);
     view.ignored = response.headers.get("x-ignored-params");
-    for await (const event of events(response)) {
+    for await (const event of events(response, (news) => view.tell(news))) {
       if (event.error) throw new Error(event.error.message);
       view.add(event);
     }
@@ -182,6 +182,11 @@ class AnswerView {
     this.waiting = { content: "", reasoning_content: "" }; // what the next frame will show
     this.calls = [];
     this.tokens = [];
+  }
+
+  /** Shows why the answer has not begun. */
+  tell(news) {
+    this.figures.textContent = `${news[0].toUpperCase()}${news.slice(1)}`;
   }
 
   begin(body) {
