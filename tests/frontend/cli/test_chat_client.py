@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frontend.cli.chat_client import ChatClient, ChatFailed
+from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
 
 CHATS = {"id": "demo", "owned_by": "conch", "max_model_len": 64, "task": "generate"}
 EMBEDS = {"id": "bge-m3", "owned_by": "conch", "max_model_len": 64, "task": "embed"}
@@ -106,3 +106,12 @@ def test_an_answer_without_an_end_is_a_failure(status: int, part: bytes) -> None
     """It filled the memory."""
     with _endless(b"HTTP/1.0 %d A\r\n\r\n" % status, part) as url, pytest.raises(ChatFailed, match="OpenAI server"):
         ChatClient(url).models()
+
+
+def test_the_news_of_an_answer_that_waits_are_notes_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    second, loading = b": keepalive: the model is second in line\n", b": keepalive: the model is loading (40%)\n"
+    lines = [b": keepalive\n", second, second, loading, b"data: " + _chunk(delta={"content": "x"}), b"data: [DONE]"]
+    server = Server()
+    monkeypatch.setattr(server, "_lines", lambda *_: iter(lines))
+    notes = ["(The model is second in line.)", "(The model is loading (40%).)"]
+    assert list(server.answer({})) == [*(Piece(note, Kind.NOTE) for note in notes), Piece("x")]
