@@ -29,6 +29,11 @@ class Caller:
     organization: str = ""  # this request's; checked if the key has organizations
     project: str = ""  # this request's; checked if the key has projects
 
+    @property
+    def may_keep_models(self) -> bool:
+        """Whether requests may say how long their model stays loaded."""
+        return self.role is KeyRole.ADMIN or self.id == ANONYMOUS.id
+
     def may_name(self, name: str) -> bool:
         """Whether the key allows the name of a model, served or not."""
         return not self.models or _allowed(self.models).fullmatch(name) is not None

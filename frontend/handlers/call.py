@@ -12,6 +12,7 @@ from aiohttp import web
 from frontend.errors import APIError, InvalidRequest, UnsupportedValue, shown
 from frontend.handlers.bodies import read_body
 from frontend.protocol.body import ModelBody
+from frontend.protocol.fields import QueuedBody
 from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
 from frontend.translate.places import Places
 from frontend.translate.requests import ignored_fields
@@ -69,6 +70,8 @@ async def answer_call[Request: ModelBody](
         rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
         raise UnsupportedValue(f"model={shown(body.model)}: {rule}", param="model")
     ignored += ignored_fields(body, name)
+    if isinstance(body, QueuedBody) and body.keep_alive_s is not None and not request[FACTS].caller.may_keep_models:
+        ignored += [field for field in ("keep_alive", "ttl") if getattr(body, field) is not None]
     refuse_ignored(app, ignored)
     headers = ignored_header(ignored)
     if is_counted and (limits := app.get(LIMITS)) is not None:

@@ -15,6 +15,7 @@ from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
 from model_repository.contract.spec import MAX_INT32
 from model_repository.contract.tensors import INPUTS
+from model_repository.quantities import DURATION_RULE, seconds_of
 
 # --- known fields without support ------------------------------------------------------------------------------------
 REFUSED: dict[str, Refused] = {
@@ -80,6 +81,16 @@ def _exact_int(value: Any) -> Any:
     return value
 
 
+def _seconds(value: Any) -> Any:
+    """Return the seconds of a duration; inf: never."""
+    if value is None:
+        return None
+    try:
+        return seconds_of(value)
+    except ValueError as exc:
+        raise PydanticCustomError("duration", "Input should be {rule}", {"rule": DURATION_RULE}) from exc
+
+
 def _not_too_many_biases(value: Any) -> Any:
     """Refuse a long object at once: pydantic counts members only after it has checked them all."""
     if isinstance(value, dict) and len(value) > _MAX_BIASES:
@@ -106,7 +117,16 @@ class QueuedBody(ModelBody):
     priority: int | None = optional(
         1, "vLLM's form of service_tier: below 0 is priority, above 0 is flex", ge=-MAX_INT32, le=MAX_INT32
     )
+    keep_alive: Annotated[float | None, BeforeValidator(_seconds, json_schema_input_type=float | str | None)] = (
+        optional("10m", "Ollama's: the model is unloaded after this time without use; of a key that may decide it")
+    )
+    ttl: float | None = optional(600, "LM Studio's form of keep_alive, in seconds", gt=0, le=MAX_INT32)
     user: str | None = optional("u-1", "bookkeeping")
+
+    @property
+    def keep_alive_s(self) -> float | None:
+        """Seconds until the model is unloaded without further use; inf: never; None: the model decides."""
+        return self.ttl if self.keep_alive is None else self.keep_alive
 
     @model_validator(mode="after")
     def _check_priority(self) -> Self:

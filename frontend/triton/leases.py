@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections import Counter
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 2048  # requests for one model
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+_NEVER = -1.0  # JSON has no infinite number
 _RETRY_S = 0.5  # after a Triton that did not answer
 _ABSENT_S = 5.0  # between two questions for an arbiter that is not there
 LOADED = "loaded"
@@ -188,13 +190,27 @@ class ModelLeases:
         """Whether the arbiter has the model in its repository."""
         return model_id in self.statuses
 
-    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
+    def hold(
+        self,
+        model_id: str,
+        sender: str = "",
+        may_name: Callable[[str], bool] = lambda name: False,
+        keep_alive_s: float | None = None,
+    ) -> Hold:
         """Return a request's hold, which has the lease at once, or waits for it.
+
+        Args:
+            model_id: of its model.
+            sender: of the request; empty: the server itself.
+            may_name: whether an error may name a model to the sender.
+            keep_alive_s: time without use after which the model is unloaded; inf: never; None: the model decides.
 
         Raises:
             QueueFull: too many requests wait for the model.
         """
         hold = Hold(self, model_id, sender, may_name)
+        if sender:
+            self._keep_alive_s[model_id] = keep_alive_s
         if self.may_begin(model_id):
             self.begin(model_id)
             if not self._is_listed(model_id):
@@ -314,7 +330,7 @@ class ModelLeases:
                     lease.number,
                     is_busy=self._num_used[name] > 0,
                     is_repairing=name in self._repairing,
-                    keep_alive_s=self._keep_alive_s.get(name),
+                    keep_alive_s=_NEVER if self._keep_alive_s.get(name) == math.inf else self._keep_alive_s.get(name),
                 )
                 for name, lease in self._leases.items()
             },

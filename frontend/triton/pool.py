@@ -193,7 +193,13 @@ class ReplicaPool:
             state = self.state_of(model_id)
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
-    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
+    def hold(
+        self,
+        model_id: str,
+        sender: str = "",
+        may_name: Callable[[str], bool] = lambda name: False,
+        keep_alive_s: float | None = None,
+    ) -> Hold:
         """Return the hold of a request on the model at one of its Tritons; see `ModelLeases.hold`.
 
         Raises:
@@ -204,7 +210,7 @@ class ReplicaPool:
         if not replicas:
             self.require_available(model_id)
         first = min(replicas, key=lambda each: (not each.leases.may_begin(model_id), each.num_in_flight.total()))
-        return first.leases.hold(model_id, sender, may_name)
+        return first.leases.hold(model_id, sender, may_name, keep_alive_s)
 
     def generate(
         self,

@@ -62,7 +62,8 @@ class Clients:
                 del client.leases[model]
                 actions += self._arbiter.release(name, model, lease.number)
             elif _use_of(held) != _use_of(client.held[model]):
-                actions += self._arbiter.used(name, model, is_busy=held.is_busy, keep_alive_s=held.keep_alive_s)
+                keep_alive_s = math.inf if (held.keep_alive_s or 0) < 0 else held.keep_alive_s
+                actions += self._arbiter.used(name, model, is_busy=held.is_busy, keep_alive_s=keep_alive_s)
         client.held = {model: held for model, held in request.leases.items() if model in client.leases}
         for model in client.wishes.difference(request.wishes):
             client.wishes.discard(model)

@@ -21,7 +21,7 @@ class HeldLease(msgspec.Struct, omit_defaults=True, frozen=True):
     number: int
     is_busy: bool = False  # requests of this frontend run
     is_repairing: bool = False  # this frontend reloads a stage of the model
-    keep_alive_s: float | None = None  # that the latest request asked for; None: the model's own
+    keep_alive_s: float | None = None  # that the latest request asked for; negative: never; None: the model's own
 
 
 class Wish(msgspec.Struct, omit_defaults=True, frozen=True):

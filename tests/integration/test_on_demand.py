@@ -65,9 +65,9 @@ def states(stack: Stack) -> dict[str, str]:
     return {model_id: status["value"] for model_id, status in statuses(stack).items()}
 
 
-def window_of_answer(stack: Stack, model: str) -> int:
+def window_of_answer(stack: Stack, model: str, **fields: Any) -> int:
     """Have a model fill its window; return the number of tokens."""
-    body = {"model": model, "prompt": "Hello", "max_tokens": WINDOW[model] - 1, "ignore_eos": True}
+    body = {"model": model, "prompt": "Hello", "max_tokens": WINDOW[model] - 1, "ignore_eos": True, **fields}
     answer = Api(stack.url).post(COMPLETIONS, body)
     assert answer.status == 200, answer.body
     usage = answer.body["usage"]
@@ -94,6 +94,15 @@ def test_an_unused_model_leaves_after_its_keep_alive_and_lists_do_not_wake_it(st
         with urllib.request.urlopen(f"{stack.url}{path}", timeout=60) as answer:
             assert answer.status == 200
     assert states(stack)["beta"] == "unloaded"
+
+
+def test_a_request_may_say_how_long_its_model_stays(stack: Stack) -> None:
+    window_of_answer(stack, "gamma", keep_alive=0)
+    wait_until(lambda: states(stack)["gamma"] == "unloaded", "it has left at once")
+    window_of_answer(stack, "beta", keep_alive=-1)
+    assert "expires_s" not in statuses(stack)["beta"]
+    window_of_answer(stack, "beta", ttl=1)
+    wait_until(lambda: states(stack)["beta"] == "unloaded", "it has left after a second")
 
 
 def test_a_stream_that_waits_tells_why_and_how_long_it_waited(stack: Stack) -> None:
