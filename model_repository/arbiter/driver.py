@@ -205,10 +205,16 @@ class Driver:
 
     def _remove_rest(self, cause: str) -> Callable[[Entry], Callable[[], Iterable[Action]]]:
         def remove(entry: Entry) -> Callable[[], Iterable[Action]]:
-            self._unload(entry)
-            return lambda: self._arbiter.load_failed(entry.model_id, cause)
+            unloaded = self._unload(entry)
+            return lambda: self._failed(entry.model_id, cause, unloaded)
 
         return remove
+
+    def _failed(self, name: str, cause: str, unloaded: Callable[[], Iterable[Action]]) -> Iterable[Action]:
+        if name in self._aborted:  # since then
+            self._aborted.remove(name)
+            return unloaded()
+        return self._arbiter.load_failed(name, cause)
 
     def _unload(self, entry: Entry) -> Callable[[], Iterable[Action]]:
         name = entry.model_id

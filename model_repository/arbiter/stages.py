@@ -41,6 +41,7 @@ class Stages:
     def load(self, entry: Entry) -> None:
         causes = []
         for replica in entry.replicas:
+            self._remove_rest(replica)
             for stage in replica.layout.stages:
                 # Python would do it at the import, and Triton would then take the stage for a changed one.
                 compileall.compile_dir(self._repository / stage_name(replica.ensemble, stage) / "1", quiet=2)
@@ -54,6 +55,13 @@ class Stages:
                 causes.append(cause_of(error))
         if len(causes) == len(entry.replicas):
             raise LoadError(causes[0])
+
+    def _remove_rest(self, replica: ModelParameters) -> None:
+        """Unload the stages of a load or an unload that another arbiter has begun: an engine that left is of no use."""
+        stages = [stage_name(replica.ensemble, stage) for stage in replica.layout.stages]
+        if not python_backend.is_ready(replica.ensemble) and any(map(python_backend.is_ready, stages)):
+            for stage in stages:
+                python_backend.unload(stage)
 
     def unload(self, entry: Entry, end_requests_at_s: float) -> None:
         for replica in entry.replicas:
@@ -69,8 +77,8 @@ class Stages:
         busy, sender = busy_file(ensemble), CancelSender(ensemble)
         with contextlib.closing(sender):
             busy.touch()
-            sender.cancel(LEAVE)
             while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # it may be dead
+                sender.cancel(LEAVE)  # one that loads hears it later
                 if time.monotonic() >= end_at_s:
                     sender.cancel(END_REQUESTS)
                     end_at_s = math.inf
