@@ -291,24 +291,35 @@ class ModelLeases:
         try:
             while True:
                 self._news.clear()
-                asking = asyncio.ensure_future(self._ask(self._question()))
-                self._tasks.add(asking)
-                asking.add_done_callback(self._end_asking)
-                news = asyncio.ensure_future(self._news.wait())
                 try:
-                    await asyncio.wait((asking, news), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
-                if not asking.done():
-                    continue  # the next question ends it
-                pause_s = await self._take(asking)
-                if self._has_arbiter is not None:
-                    self._is_known.set()
+                    pause_s = await self._exchange()
+                except Exception:
+                    logger.exception("unexpected exception in the exchange with the arbiter of models")
+                    pause_s = _RETRY_S
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), pause_s)
         finally:
-            for task in self._tasks:
+            tasks = [*self._tasks]
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _exchange(self) -> float:
+        """Ask once; return the seconds until the next question, which news bring forward."""
+        asking = asyncio.ensure_future(self._ask(self._question()))
+        self._tasks.add(asking)
+        asking.add_done_callback(self._end_asking)
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait((asking, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        if not asking.done():
+            return 0.0  # the next question ends it
+        pause_s = await self._take(asking)
+        if self._has_arbiter is not None:
+            self._is_known.set()
+        return pause_s
 
     def _end_asking(self, asking: asyncio.Future[ArbiterAnswer]) -> None:
         self._tasks.discard(asking)
