@@ -397,11 +397,16 @@ class ModelLeases:
             self._spawn(self._grant(model_id, holds))
 
     async def _grant(self, model_id: str, holds: Iterable[Hold]) -> None:
-        if not self._is_listed(model_id):
-            with contextlib.suppress(APIError):  # requests find out by themselves
+        try:
+            if not self._is_listed(model_id):
                 await self._refresh()
-        for hold in holds:
-            hold.grant()
+        except APIError:
+            logger.debug("%s is not in the list of models", model_id)  # requests find out by themselves
+        except Exception:
+            logger.exception("unexpected exception while models are listed")
+        finally:
+            for hold in holds:
+                hold.grant()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
