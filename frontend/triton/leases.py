@@ -61,12 +61,13 @@ class Hold:
         may_name: whether an error may name a model to the sender.
     """
 
-    __slots__ = ("_granted", "_leases", "_may_name", "_since_s", "model_id", "sender", "waited_s")
+    __slots__ = ("_granted", "_is_released", "_leases", "_may_name", "_since_s", "model_id", "sender", "waited_s")
 
     def __init__(self, leases: ModelLeases, model_id: str, sender: str, may_name: Callable[[str], bool]) -> None:
         self.model_id, self.sender, self.waited_s = model_id, sender, 0.0
         self._leases, self._may_name, self._since_s = leases, may_name, leases.clock()
         self._granted: asyncio.Future[None] | None = None  # None: it has the lease
+        self._is_released = False
 
     @property
     def is_ready(self) -> bool:
@@ -127,8 +128,10 @@ class Hold:
             self._granted.set_exception(error)
 
     def release(self) -> None:
-        """End it: the request has ended, or waits no longer."""
-        self._leases.leave(self)
+        """End it: the request has ended, or waits no longer. A second call does nothing."""
+        if not self._is_released:
+            self._is_released = True
+            self._leases.leave(self)
 
 
 class ModelLeases:
