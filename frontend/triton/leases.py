@@ -21,10 +21,10 @@ from frontend.errors import (
     LoadFailed,
     ModelNotReady,
     ModelTooLarge,
+    NotFound,
     QueueFull,
     StageUnhealthy,
-    TritonTimeout,
-    TritonUnreachable,
+    TritonKeyRefused,
     retry_headers,
 )
 from frontend.triton.models import ModelSnapshot, ServedModel
@@ -356,18 +356,19 @@ class ModelLeases:
         """Take an answer; return the seconds until the next question."""
         try:
             answer = asking.result()
-        except (TritonUnreachable, TritonTimeout):
-            return _RETRY_S  # the leases stay: requests find out by themselves
-        except StageUnhealthy:
+        except (NotFound, TritonKeyRefused):  # Triton's repository has no arbiter, or we do not have Triton's key
+            self._has_arbiter = False
+            self.statuses, self._models, self._leases = {}, {}, {}
+            self._catalog = ""
+            self._grant_waiting()
+            return _ABSENT_S
+        except (StageUnhealthy, ModelNotReady):
             logger.warning("the arbiter of models is down, and loaded again")
             with contextlib.suppress(APIError):
                 await self._mend()
             return _RETRY_S
-        except APIError:  # Triton's repository has no arbiter, or we do not have Triton's key: its list says so
-            self._has_arbiter = False
-            self.statuses, self._models, self._leases = {}, {}, {}
-            self._grant_waiting()
-            return _ABSENT_S
+        except APIError:
+            return _RETRY_S  # the leases stay: requests find out by themselves
         self._has_arbiter = True
         self._apply(answer)
         return 0.0
