@@ -12,9 +12,11 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from frontend.errors import (
     APIError,
@@ -376,13 +378,7 @@ class ModelLeases:
     def _apply(self, answer: ArbiterAnswer) -> None:
         self.statuses = answer.statuses
         if answer.models is not None:
-            replicas = {
-                model_id: ModelParameters.from_config({PARAMETER: bytes(first).decode()})
-                for model_id, (first, *_) in answer.models.items()
-            }
-            self._models = {
-                model_id: ServedModel(ensemble=each.ensemble, parameters=each) for model_id, each in replicas.items()
-            }
+            self._models = dict(_catalog_of(answer.models))
             self._catalog = answer.catalog
         lost, self._leases = self._leases.keys() - answer.leases.keys(), dict(answer.leases)
         for model_id in lost:
@@ -416,6 +412,16 @@ class ModelLeases:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _catalog_of(models: Mapping[str, Sequence[msgspec.Raw]]) -> Iterator[tuple[str, ServedModel]]:
+    for model_id, (first, *_) in models.items():
+        try:
+            parameters = ModelParameters.from_config({PARAMETER: bytes(first).decode()})
+        except ValueError as exc:
+            logger.error("%s cannot be loaded: %s", model_id, exc)
+        else:
+            yield model_id, ServedModel(ensemble=parameters.ensemble, parameters=parameters)
 
 
 def error_of(model_id: str, refusal: LoadRefusal, may_name: Callable[[str], bool]) -> APIError:
