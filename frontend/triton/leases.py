@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -254,6 +255,16 @@ class ModelLeases:
             if model_id in self._leases and self._leases[model_id].is_recalled:
                 self._news.set()
 
+    def end_all(self, error: APIError) -> None:
+        """End all waits with an error."""
+        for model_id in [*self._waiting]:
+            self._end_waits(model_id, lambda hold: hold.fail(error))
+
+    def _end_waits(self, model_id: str, end: Callable[[Hold], None]) -> None:
+        for hold in self._waiting.pop(model_id, ()):
+            self.begin(model_id)  # until it is released
+            end(hold)
+
     @contextlib.contextmanager
     def repairing(self, model_id: str) -> Iterator[bool]:
         """Keep a model where it is while a stage of it is reloaded; yield whether this process may do that."""
@@ -308,6 +319,7 @@ class ModelLeases:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.end_all(ModelNotReady("The model's server is no longer in use."))
 
     async def _exchange(self) -> float:
         """Ask once; return the seconds until the next question, which news bring forward."""
@@ -384,9 +396,7 @@ class ModelLeases:
         for model_id in lost:
             self._on_left(model_id)
         for model_id, refusal in answer.refusals.items():
-            for hold in self._waiting.pop(model_id, ()):
-                self.begin(model_id)  # until it is released
-                hold.refuse(refusal)
+            self._end_waits(model_id, partial(Hold.refuse, refusal=refusal))
         self._grant_waiting()
 
     def _grant_waiting(self) -> None:

@@ -205,7 +205,10 @@ class ReplicaPool:
         Raises:
             ModelNotReady: no replica of the model is ready, and none can be loaded.
             QueueFull: too many requests wait for the model.
+            Draining: the server stops.
         """
+        if self._end_error is not None:
+            raise self._end_error
         replicas = [each for each in self.replicas if each.may_serve(model_id)]
         if not replicas:
             self.require_available(model_id)
@@ -296,8 +299,10 @@ class ReplicaPool:
         )
 
     def end_all(self, error: APIError) -> int:
-        """End all generations, now and later, with an error; return how many were running."""
+        """End all generations and waits, now and later, with an error; return how many generations were running."""
         self._end_error = error
+        for replica in (*self.replicas, *self._retired):
+            replica.leases.end_all(error)
         return sum(replica.triton.generations.end_all(error) for replica in (*self.replicas, *self._retired))
 
     async def close(self) -> None:
