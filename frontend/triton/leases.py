@@ -192,6 +192,14 @@ class ModelLeases:
         """Whether models are used without leases."""
         return self._has_arbiter is False or not self._is_running
 
+    def distance(self, model_id: str) -> int:
+        """Return the nearness of a model to running a request here: 0 at once, 1 soon, 2 after a load."""
+        if self.may_begin(model_id):
+            return 0
+        status = self.statuses.get(model_id)
+        is_wished = model_id in self._waiting or (status is not None and status.state in (LOADED, "loading"))
+        return 1 if is_wished else 2
+
     def can_load(self, model_id: str) -> bool:
         """Whether the arbiter has the model in its repository."""
         return model_id in self.statuses

@@ -212,7 +212,8 @@ class ReplicaPool:
         replicas = [each for each in self.replicas if each.may_serve(model_id)]
         if not replicas:
             self.require_available(model_id)
-        first = min(replicas, key=lambda each: (not each.leases.may_begin(model_id), each.num_in_flight.total()))
+        # One Triton loads the model for all.
+        first = min(replicas, key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()))
         return first.leases.hold(model_id, sender, may_name, keep_alive_s)
 
     def generate(
