@@ -267,7 +267,8 @@ class ReplicaPool:
         Raises:
             APIError: one of them would be refused, or no replica answered.
         """
-        await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests))
+        sender = requests[0][1].params.sender
+        await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests), sender)
 
     async def tokenize(
         self, model_id: str, prompt: Prompt, *, add_special_tokens: bool, sender: str, has_strings: bool = False
@@ -282,6 +283,7 @@ class ReplicaPool:
             lambda triton, ensemble: triton.tokenize(
                 ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender, has_strings=has_strings
             ),
+            sender,
         )
 
     async def detokenize(
@@ -297,6 +299,7 @@ class ReplicaPool:
             lambda triton, ensemble: triton.detokenize(
                 ensemble, token_ids, has_special_tokens=has_special_tokens, sender=sender
             ),
+            sender,
         )
 
     def end_all(self, error: APIError) -> int:
@@ -310,9 +313,11 @@ class ReplicaPool:
         """Close all connections."""
         await asyncio.gather(*(replica.triton.close() for replica in (*self.replicas, *self._retired)))
 
-    async def _call[Answer](self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]) -> Answer:
+    async def _call[Answer](
+        self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]], sender: str
+    ) -> Answer:
         self._budget.count_request()
-        hold = self.hold(model_id)
+        hold = self.hold(model_id, sender)
         try:
             await hold.ready(self.load_wait_s)
             return await self._call_ready(model_id, call)
