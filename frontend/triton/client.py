@@ -58,6 +58,7 @@ from model_repository.model_parameters import ModelParameters
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
 _ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are, and the engine ends its step first
+_ASLEEP = ("unloaded", "loading", "unloading")  # states of a model that a request may wait for
 
 
 class TritonClient:
@@ -223,7 +224,7 @@ class TritonClient:
             return msgspec.json.decode(payload_of(response, ARBITER_ANSWER), type=ArbiterAnswer)
 
     async def asleep(self) -> list[str]:
-        """Return the ids of models that are not loaded, and that a request has loaded.
+        """Return the ids of models that are not loaded, and that a request loads.
 
         Raises:
             TritonUnreachable or TritonTimeout: Triton did not answer.
@@ -234,7 +235,7 @@ class TritonClient:
             raise
         except APIError:  # it has no arbiter, or refuses our key
             return []
-        return [model_id for model_id, status in statuses.items() if status.state in ("unloaded", "loading")]
+        return [model_id for model_id, status in statuses.items() if status.state in _ASLEEP]
 
     async def close(self) -> None:
         """Send the outstanding cancellations, then close the connection."""
