@@ -239,14 +239,16 @@ class _Placed:
 
     async def __aenter__(self) -> Chunks:
         admitted, first, place = self._admitted, self._admitted.first, self._admitted.lease
+        triton = admitted.request.app[TRITON]
         if self._index or place is None:
-            await admitted.hold.ready(admitted.request.app[TRITON].load_wait_s)
+            await admitted.hold.ready(triton.load_wait_s)
             num = admitted.nums_prompt_tokens[self._index // admitted.charge.num_per_prompt]
             num_tokens = num + first.num_tokens - first.num_prompt_tokens
             own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)
+            if admitted.hold.waited_s:  # its replicas were not loaded at the estimate
+                own = replace(own, num_replicas=max(1, triton.num_ready(first.model)))
             place = await admitted.limits.limiter.acquire(own)
         self._place = place
-        triton = admitted.request.app[TRITON]
         self._chunks = triton.generate(first.model, self._generation, self._end, index=self._index)
         return self._chunks
 
