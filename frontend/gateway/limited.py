@@ -209,6 +209,7 @@ class Limited:
     charge: Charge
     nums_prompt_tokens: Sequence[int]  # by prompt
     hold: Hold
+    has_begun: bool = False  # a completion has been sent, or is about to be
 
     def running(self, index: int, generation: GenerationRequest) -> AbstractAsyncContextManager[Chunks]:
         """See Admitted."""
@@ -225,6 +226,8 @@ class Limited:
                 outcome = Outcome.EXHAUSTED
             case Exception():
                 outcome = Outcome.REFUSED
+            case _ if not self.has_begun:
+                outcome = Outcome.REFUSED  # it has waited for its model or its place
             case _:
                 outcome = Outcome.ABANDONED
         self.hold.release()
@@ -248,7 +251,7 @@ class _Placed:
             if admitted.hold.waited_s:  # its replicas were not loaded at the estimate
                 own = replace(own, num_replicas=max(1, triton.num_ready(first.model)))
             place = await admitted.limits.limiter.acquire(own)
-        self._place = place
+        self._place, admitted.has_begun = place, True
         self._chunks = triton.generate(first.model, self._generation, self._end, index=self._index)
         return self._chunks
 
