@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
 
+import msgspec
 import msgspec.structs
 
 from frontend.errors import AdapterNotFound, APIError, NotFound
@@ -21,13 +23,15 @@ from model_repository.contract.arbiter import (
     ArbiterAnswer,
     ArbiterRequest,
     GivenLease,
+    HeldLease,
     LoadRefusal,
     ModelStatus,
+    Wish,
 )
 from model_repository.contract.output import Chunk, EngineStats, FinishReason, GenerationChunk, Usage, VectorChunk
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 from model_repository.contract.tensors import ARBITER
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import PARAMETER, ModelParameters
 
 
 def served_model(model_id: str = "org/demo", adapters: Sequence[str] = (), **parameters: Any) -> ServedModel:
@@ -233,12 +237,12 @@ class FakeTriton(TritonClient):
         return self.num_open
 
     async def snapshot(self) -> ModelSnapshot:
-        """Return `models`."""
+        """Return `models`, without those that a played arbiter has not loaded."""
         self.num_snapshots += 1
         await asyncio.sleep(0)  # as any answer over a network, it lets others run first
         if self.snapshot_error is not None:
             raise self.snapshot_error
-        return self.models
+        return self.arbiter.loaded(self.models) if isinstance(self.arbiter, PlayedArbiter) else self.models
 
     async def check(self, ensemble: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Note them, or refuse them."""
@@ -338,12 +342,20 @@ class PlayedArbiter:
     """Answers at once: all that it knows may be used, and an order takes effect with the next question.
 
     Args:
+        catalog: models that wishes load, unless `is_holding`; the list of Triton has them while they are loaded.
         states: of the models, by id.
     """
 
-    def __init__(self, **states: str) -> None:
+    def __init__(self, *catalog: ServedModel, **states: str) -> None:
         self.states = {model_id.replace("_", "/"): state for model_id, state in states.items()}
-        self.refusals: dict[str, LoadRefusal] = {}  # of orders
+        self.states = dict.fromkeys((model.id for model in catalog), "unloaded") | self.states
+        self.catalog = {model.id: model for model in catalog}
+        self.is_holding = False
+        self.recalled: set[str] = set()
+        self.wishes: Mapping[str, Wish] = {}  # of the last client
+        self.held: Mapping[str, HeldLease] = {}  # by the last client
+        self.wished: list[str] = []  # each wish when it was first seen
+        self.refusals: dict[str, LoadRefusal] = {}  # of orders and wishes
         self.cause = ""  # of each load's failure; empty: loads succeed
         self.orders: list[str] = []
         self._next: dict[str, str] = {}
@@ -356,10 +368,34 @@ class PlayedArbiter:
             self.orders.append(f"{'load' if request.load else 'unload'} {order}")
             self.states[order] = "loading" if request.load else "unloading"
             self._next[order] = ("failed" if self.cause else "loaded") if request.load else "unloaded"
+        refused: Mapping[str, LoadRefusal] = {}
+        if request.load:
+            refused = self.refusals
+        elif request.client:
+            for model_id in self.recalled - request.leases.keys():
+                self.recalled.remove(model_id)
+                self.states[model_id] = "unloaded"
+            self.wished += [model_id for model_id in request.wishes if model_id not in self.wishes]
+            self.wishes, self.held = request.wishes, request.leases
+            if not self.is_holding:
+                refused = {model_id: each for model_id, each in self.refusals.items() if model_id in request.wishes}
+                self.states |= dict.fromkeys(request.wishes.keys() - refused.keys(), "loaded")
         statuses = {model_id: ModelStatus(state, 1000, cause=self.cause) for model_id, state in self.states.items()}
         loaded = [model_id for model_id, state in self.states.items() if state == "loaded"]
-        leases = {model_id: GivenLease(1) for model_id in loaded}
-        return ArbiterAnswer(leases, self.refusals if request.load else {}, statuses)
+        leases = {model_id: GivenLease(1, is_recalled=model_id in self.recalled) for model_id in loaded}
+        models = {model_id: (msgspec.Raw(config_of(model)),) for model_id, model in self.catalog.items()}
+        return ArbiterAnswer(leases, refused, statuses, models=models, catalog="1")
+
+    def loaded(self, models: ModelSnapshot) -> ModelSnapshot:
+        """Return the list of Triton, without the models of the catalog that are not loaded."""
+        away = {model_id for model_id in self.catalog if self.states[model_id] != "loaded"}
+        ready = {model.id: model for model in {**self.catalog, **models.ready}.values() if model.id not in away}
+        return replace(models, ready=ready, further=tuple(each for each in models.further if each.id not in away))
+
+
+def config_of(model: ServedModel) -> bytes:
+    """Return the parameters of a model's config.pbtxt, as an arbiter has them."""
+    return model.parameters.to_config()[PARAMETER].encode()
 
 
 def leases_without_arbiter() -> ModelLeases:
