@@ -89,7 +89,7 @@ class Stages:
 def cause_of(text: str) -> str:
     """Return the cause of a failed load in Triton's message, without the folders of paths."""
     found = _CAUSE.findall(text)
-    return _FOLDERS.sub("", found[-1] if found else text.splitlines()[0])
+    return _FOLDERS.sub("", found[-1] if found else text.splitlines()[0]).strip("; ")
 
 
 def _processes_of(prefix: str) -> Iterator[int]:
