@@ -19,6 +19,7 @@ from model_repository.contract.arbiter_files import busy_file
 from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE, CancelSender
 from model_repository.contract.tensors import LOADER, stage_name
 from model_repository.errors import EngineFailed
+from model_repository.model_parameters import ModelParameters
 
 _POLL_S = 0.02
 _CAUSE = re.compile(r"(?:Internal|Invalid argument): (?:\w+: )?(?P<text>[^\n]+)")

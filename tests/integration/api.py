@@ -20,7 +20,7 @@ COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 RESPONSES = "/v1/responses"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 
-# Fields with an effect on the order of a queue, or on memory, only: tests of the handlers look at the requests to Triton.
+# Fields with an effect on a queue or on memory only: tests of the handlers look at the requests to Triton.
 QUEUE_FIELDS = frozenset({"service_tier", "priority", "keep_alive", "ttl"})
 
 # The same question for both endpoints: the demo model's chat template, written out.
