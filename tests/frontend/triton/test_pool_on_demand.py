@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
-from frontend.errors import Draining, ModelNotReady, StageUnhealthy
-from frontend.settings import Settings
-from frontend.triton.endpoints import ANY_MODEL
+from frontend.errors import Draining, StageUnhealthy
 from frontend.triton.health_checks import check_health
-from frontend.triton.pool import ReplicaPool
-from frontend.triton.replica import Replica
 from frontend.triton.replica_state import State
-from model_repository.contract.request import TextPrompt
 from tests.fakes import DEMO, FakeTriton, PlayedArbiter, chunks
 from tests.frontend.gateway.test_shared_limiter import until
-from tests.frontend.triton.generating import said
 from tests.frontend.triton.test_health_monitor import settled
-from tests.frontend.triton.test_pool import REQUEST
+from tests.frontend.triton.test_pool import Pool
 
 ENGINE = "org--demo__engine"
 
 
-class Pool:
+class Demanding(Pool):
     """Two Tritons with a model on demand."""
 
     def __init__(self) -> None:
@@ -33,16 +26,14 @@ class Pool:
         self.arbiters = [PlayedArbiter(DEMO) for _ in self.tritons]
         for triton, arbiter in zip(self.tritons, self.arbiters, strict=True):
             triton.arbiter = arbiter
-        self.replicas = [Replica(f"fake:{index}", triton, Settings()) for index, triton in enumerate(self.tritons)]
-        self.pool = ReplicaPool(self.replicas)
+        super().__init__(self.tritons)
 
-    async def text(self) -> str:
+    async def answer(self) -> str:
         """Return a whole completion, as a request gets it."""
         hold = self.pool.hold(DEMO.id, "a")
         try:
             await hold.ready(300.0)
-            async with aclosing(self.pool.generate(DEMO.id, REQUEST)) as stream:
-                return "".join([said(chunk) async for _, chunk in stream])
+            return await self.text()
         finally:
             hold.release()
 
@@ -53,79 +44,52 @@ class Pool:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    async with AsyncExitStack() as stack:
-        pool = Pool()
-        await stack.enter_async_context(pool.pool.running())
+async def pool() -> AsyncIterator[Demanding]:
+    pool = Demanding()
+    async with pool.pool.running():
         await pool.pool.snapshot()
         yield pool
 
 
-async def test_a_request_goes_where_its_model_is_loaded(pool: Pool) -> None:
+async def test_a_request_goes_where_its_model_is_loaded(pool: Demanding) -> None:
     pool.arbiters[1].states[DEMO.id] = "loaded"
     await until(lambda: pool.replicas[1].leases.may_begin(DEMO.id))
-    assert await pool.text() == "x"
+    assert await pool.answer() == "x"
     assert ([triton.asked for triton in pool.tritons], pool.wished) == ([[], [DEMO.ensemble]], [[], []])
 
 
-async def test_one_triton_loads_a_model_for_all_requests_that_wait(pool: Pool) -> None:
+async def test_one_triton_loads_a_model_for_all_requests_that_wait(pool: Demanding) -> None:
     """The second one wished at the Triton with fewer requests."""
     for arbiter in pool.arbiters:
         arbiter.is_holding = True
-    first = asyncio.create_task(pool.text())
+    first = asyncio.create_task(pool.answer())
     await until(lambda: any(pool.wished))
     with pool.replicas[0].serving("org--busy"):
-        second = asyncio.create_task(pool.text())
+        second = asyncio.create_task(pool.answer())
         pool.arbiters[0].is_holding = False
         assert [*await asyncio.gather(first, second)] == ["x", "x"]
     assert pool.wished == [[DEMO.id], []]
 
 
-async def test_a_request_waits_where_another_frontend_has_its_model_loaded(pool: Pool) -> None:
+async def test_a_request_waits_where_another_frontend_has_its_model_loaded(pool: Demanding) -> None:
     pool.arbiters[1].states[DEMO.id] = "loading"
     await until(lambda: pool.pool.status_of(DEMO.id).state == "loading")  # type: ignore[union-attr]
-    assert await pool.text() == "x"
+    assert await pool.answer() == "x"
     assert pool.wished == [[], [DEMO.id]]
 
 
-async def test_the_end_of_a_drain_ends_requests_that_wait(pool: Pool) -> None:
+async def test_the_end_of_a_drain_ends_requests_that_wait(pool: Demanding) -> None:
     """Each held the server back for two seconds, and was cut off without an answer."""
     pool.arbiters[0].is_holding = True
-    asking = asyncio.create_task(pool.text())
+    asking = asyncio.create_task(pool.answer())
     await until(lambda: any(pool.wished))
     pool.pool.end_all(Draining())
-    for each in (asking, pool.text()):
+    for each in (asking, pool.answer()):
         with pytest.raises(Draining):
             await each
 
 
-async def test_requests_that_wait_at_a_removed_endpoint_end(pool: Pool) -> None:
-    """They waited until their bound."""
-    for replica in pool.replicas:
-        replica.model_filter.add([ANY_MODEL])
-    pool.arbiters[0].is_holding = True
-    asking = asyncio.create_task(pool.text())
-    await until(lambda: any(pool.wished))
-    for _ in range(2):
-        pool.pool.remove("fake:0", [ANY_MODEL])
-    with pytest.raises(ModelNotReady):
-        await asking
-
-
-async def test_the_wish_of_a_tokenization_has_its_sender(pool: Pool) -> None:
-    pool.arbiters[0].is_holding = True
-    prompt = TextPrompt("a")
-    asking = [
-        asyncio.create_task(pool.pool.tokenize(DEMO.id, prompt, add_special_tokens=True, sender="someone")),
-        asyncio.create_task(pool.pool.detokenize(DEMO.id, [1], has_special_tokens=True, sender="someone")),
-    ]
-    await until(lambda: any(pool.wished))
-    assert pool.arbiters[0].wishes[DEMO.id].sender == "someone"
-    pool.arbiters[0].is_holding = False
-    await asyncio.gather(*asking)
-
-
-async def test_monitors_of_a_model_that_is_not_held_ask_its_stages_nothing(pool: Pool) -> None:
+async def test_monitors_of_a_model_that_is_not_held_ask_its_stages_nothing(pool: Demanding) -> None:
     replica = pool.replicas[0]
     pool.tritons[0].arbiter = PlayedArbiter()  # its list still has the model
     await until(lambda: not replica.leases.can_load(DEMO.id))
@@ -140,8 +104,8 @@ async def test_monitors_of_a_model_that_is_not_held_ask_its_stages_nothing(pool:
     assert pool.tritons[0].calls == []
 
 
-async def test_the_state_of_a_replica_ends_with_its_lease(pool: Pool) -> None:
-    await pool.text()
+async def test_the_state_of_a_replica_ends_with_its_lease(pool: Demanding) -> None:
+    await pool.answer()
     replica = pool.replicas[0]
     replica.monitor.request_failed(DEMO.ensemble, StageUnhealthy(ENGINE), 0.0)
     assert replica.monitor.states[DEMO.ensemble].state is State.RECOVERING
