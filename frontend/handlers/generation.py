@@ -69,8 +69,8 @@ async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_p
     request, app, model_id = call.request, call.app, call.name.model_id
     triton, limits = app[TRITON], app.get(LIMITS)
     facts = request[FACTS]
-    keep_alive_s = call.body.keep_alive_s if facts.caller.may_keep_models else None
-    hold = triton.hold(model_id, sender_of(request), facts.caller.may_name, keep_alive_s)
+    hold = triton.hold(model_id, sender_of(request), facts.caller.may_name)
+    hold.keep(call.body.keep_alive_s if facts.caller.may_keep_models else None)
     try:
         app[OBSERVER].begin_generation(facts)
         if call.name.model.parameters.task is Task.GENERATE:

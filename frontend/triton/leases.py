@@ -92,6 +92,10 @@ class Hold:
         ordinal = _ORDINALS[status.position] if status.position < len(_ORDINALS) else f"number {status.position}"
         return f"{ordinal} in line"
 
+    def keep(self, keep_alive_s: float | None) -> None:
+        """Set the time without use after which the model is unloaded; inf: never; None: the model decides."""
+        self._leases.keep(self.model_id, keep_alive_s)
+
     async def ready(self, max_wait_s: float) -> None:
         """Wait until the request may run.
 
@@ -204,27 +208,13 @@ class ModelLeases:
         """Whether the arbiter has the model in its repository."""
         return model_id in self.statuses
 
-    def hold(
-        self,
-        model_id: str,
-        sender: str = "",
-        may_name: Callable[[str], bool] = lambda name: False,
-        keep_alive_s: float | None = None,
-    ) -> Hold:
+    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
         """Return a request's hold, which has the lease at once, or waits for it.
-
-        Args:
-            model_id: of its model.
-            sender: of the request; empty: the server itself.
-            may_name: whether an error may name a model to the sender.
-            keep_alive_s: time without use after which the model is unloaded; inf: never; None: the model decides.
 
         Raises:
             QueueFull: too many requests wait for the model.
         """
         hold = Hold(self, model_id, sender, may_name)
-        if sender:
-            self._keep_alive_s[model_id] = keep_alive_s
         if self.may_begin(model_id):
             self.begin(model_id)
             if not self._is_listed(model_id):
@@ -250,6 +240,10 @@ class ModelLeases:
         if not waiting:
             del self._waiting[hold.model_id]
             self._news.set()
+
+    def keep(self, model_id: str, keep_alive_s: float | None) -> None:
+        """Note the time without use after which a model is unloaded; see `Hold.keep`."""
+        self._keep_alive_s[model_id] = keep_alive_s
 
     def begin(self, model_id: str) -> None:
         """Count a request of a model as running."""

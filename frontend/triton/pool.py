@@ -193,13 +193,7 @@ class ReplicaPool:
             state = self.state_of(model_id)
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
-    def hold(
-        self,
-        model_id: str,
-        sender: str = "",
-        may_name: Callable[[str], bool] = lambda name: False,
-        keep_alive_s: float | None = None,
-    ) -> Hold:
+    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
         """Return the hold of a request on the model at one of its Tritons; see `ModelLeases.hold`.
 
         Raises:
@@ -214,7 +208,7 @@ class ReplicaPool:
             self.require_available(model_id)
         # One Triton loads the model for all.
         first = min(replicas, key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()))
-        return first.leases.hold(model_id, sender, may_name, keep_alive_s)
+        return first.leases.hold(model_id, sender, may_name)
 
     def generate(
         self,

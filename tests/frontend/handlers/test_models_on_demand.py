@@ -185,3 +185,14 @@ async def test_lists_show_unloaded_models_and_wish_for_nothing(serve: Serve) -> 
     arbiter.states[DEMO.id] = "unloaded"
     assert (await http.get("/health/ready")).status == 200
     assert arbiter.wished == []
+
+
+async def test_checks_and_tokenizations_leave_the_time_that_their_model_stays(serve: Serve) -> None:
+    """They set it back to the model's own."""
+    triton, arbiter = unloaded(DEMO)
+    http = await serve(triton)
+    body = COMPLETION | {"prompt": ["a", "b"], "stream": True, "keep_alive": 600}
+    await (await http.post("/v1/completions", json=body)).read()
+    await http.post("/tokenize", json={"model": DEMO.id, "prompt": "a"})
+    await until(lambda: arbiter.held and not arbiter.held[DEMO.id].is_busy)
+    assert arbiter.held[DEMO.id].keep_alive_s == 600
