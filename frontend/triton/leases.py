@@ -171,6 +171,7 @@ class ModelLeases:
         self._has_arbiter: bool | None = None  # None: it has not answered yet
         self._leases: dict[str, GivenLease] = {}
         self._num_used: Counter[str] = Counter()  # requests that run, by model
+        self._num_begun: Counter[str] = Counter()  # all requests, by model
         self._keep_alive_s: dict[str, float | None] = {}  # of the latest request of each model
         self._repairing: set[str] = set()
         self._waiting: dict[str, list[Hold]] = {}
@@ -248,6 +249,7 @@ class ModelLeases:
     def begin(self, model_id: str) -> None:
         """Count a request of a model as running."""
         self._num_used[model_id] += 1
+        self._num_begun[model_id] += 1
 
     def end(self, model_id: str) -> None:
         """Count it no more."""
@@ -359,6 +361,7 @@ class ModelLeases:
                 name: HeldLease(
                     lease.number,
                     is_busy=self._num_used[name] > 0,
+                    num_begun=self._num_begun[name],
                     is_repairing=name in self._repairing,
                     keep_alive_s=_NEVER if self._keep_alive_s.get(name) == math.inf else self._keep_alive_s.get(name),
                 )

@@ -145,8 +145,14 @@ class Arbiter:
     # --- events of the driver ---
 
     def offer(self, models: Iterable[OfferedModel]) -> list[Action]:
-        """Note all that can be loaded now. One that is in memory keeps its size until it leaves."""
-        for offered in models:
+        """Note all that can be loaded now. Any other that is in memory stays as it is until it leaves."""
+        by_name = {each.name: each for each in models}
+        for model in list(self._models.values()):
+            if model.is_loadable and model.name not in by_name:
+                del self._models[model.name]
+                error = LoadFailed("it is not in the repository any more", 0.0)
+                self._ordered += [Refuse(client, model.name, error) for client in model.wants]
+        for offered in by_name.values():
             known = self._models.get(offered.name)
             if known is None:
                 self._models[offered.name] = Model(offered, offered.load_s, offered.keep_alive_s)

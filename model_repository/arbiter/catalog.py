@@ -72,15 +72,14 @@ class Catalog:
         texts: dict[str, list[bytes]] = {}
         digest = hashlib.blake2b(digest_size=16)
         replicas: dict[str, list[ModelParameters]] = {}
-        for path in sorted(repository.glob("*/config.pbtxt")):
-            name = path.parent.name
-            found = _VALUE.search(path.read_text("utf-8")) if ensemble_of_stage(name) == name else None
-            if found is None:
-                continue
-            text = ast.literal_eval(f"b{found[1]}")
+        for path in _configs(repository):
             try:
+                found = _VALUE.search(path.read_text("latin-1"))  # bytes
+                if found is None:
+                    continue
+                text = ast.literal_eval("b" + found[1].encode("ascii", "backslashreplace").decode())
                 parameters = ModelParameters.from_config({PARAMETER: text.decode()})
-            except ValueError:
+            except (OSError, SyntaxError, ValueError):
                 continue
             digest.update(text)
             texts.setdefault(parameters.model_id, []).append(text)
@@ -89,3 +88,17 @@ class Catalog:
             model_id: Entry(tuple(own), tuple(map(msgspec.Raw, texts[model_id]))) for model_id, own in replicas.items()
         }
         return cls(digest.hexdigest(), entries)
+
+
+def marks_of(repository: Path) -> dict[Path, object] | None:
+    """Return values that differ after a change of a model, by its config.pbtxt; None: the repository is not there."""
+    try:
+        return {path: (status.st_mtime_ns, status.st_ino) for path in _configs(repository) if (status := path.stat())}
+    except OSError:  # it is being replaced
+        return None
+
+
+def _configs(repository: Path) -> list[Path]:
+    """Return the configurations of the models' public ensembles."""
+    folders = sorted(folder for folder in repository.iterdir() if ensemble_of_stage(folder.name) == folder.name)
+    return [path for folder in folders if (path := folder / "config.pbtxt").is_file()]

@@ -11,6 +11,7 @@ from model_repository.arbiter.types import Action, Grant, LoadFailed, ModelTooLa
 from model_repository.contract.arbiter import HELD_S, ArbiterAnswer, ArbiterRequest, GivenLease, HeldLease, LoadRefusal
 
 GONE_S = 3.0  # a client without a request for this time has ended, or hangs
+_EARLIER = "earlier"  # stands for the clients of an arbiter that has died, until they have had the time to ask this one
 
 type Reply = Callable[[ArbiterAnswer], None]
 type Fill = Callable[[ArbiterAnswer, str], ArbiterAnswer]  # adds what every client gets, for the catalog that it has
@@ -39,7 +40,7 @@ class Clients:
     def __init__(self, arbiter: Arbiter, clock: Callable[[], float]) -> None:
         self._arbiter = arbiter
         self._clock = clock
-        self._clients: dict[str, _Client] = {}
+        self._clients = {_EARLIER: _Client(asked_s=clock())}
 
     def ask(self, request: ArbiterRequest, reply: Reply, loaded: list[str]) -> list[Action]:
         """Take a client's request, which is answered by `answer`; return the actions that follow, for `tell` too.
@@ -53,27 +54,34 @@ class Clients:
             return []
         if client.reply is not None:
             client.reply(ArbiterAnswer())
-        client.has_news = request.catalog != client.request.catalog or not client.request.client
+        client.has_news |= request.catalog != client.request.catalog or not client.request.client
         client.request, client.reply, client.asked_s = request, reply, self._clock()
         name, actions = request.client, list[Action]()
         for model, lease in list(client.leases.items()):
             held = request.leases.get(model)
-            if held is None or held.number != lease.number:
-                del client.leases[model]
+            is_wished = model in request.wishes and not lease.is_recalled
+            if is_wished or (held is not None and held.number != lease.number):
+                client.has_news = True  # it has not heard of the lease
+            elif held is None:
+                del client.leases[model], client.held[model]
                 actions += self._arbiter.release(name, model, lease.number)
-            elif _use_of(held) != _use_of(client.held[model]):
-                keep_alive_s = math.inf if (held.keep_alive_s or 0) < 0 else held.keep_alive_s
-                actions += self._arbiter.used(name, model, is_busy=held.is_busy, keep_alive_s=keep_alive_s)
-        client.held = {model: held for model, held in request.leases.items() if model in client.leases}
+            else:
+                if _use_of(held) != _use_of(client.held[model]):
+                    keep_alive_s = math.inf if (held.keep_alive_s or 0) < 0 else held.keep_alive_s
+                    actions += self._arbiter.used(name, model, is_busy=held.is_busy, keep_alive_s=keep_alive_s)
+                client.held[model] = held
         for model in client.wishes.difference(request.wishes):
             client.wishes.discard(model)
             actions += self._arbiter.unwant(name, model)
         for model, wish in request.wishes.items():
+            if model in client.refusals or (model in client.leases and not client.leases[model].is_recalled):
+                continue  # it has not heard of that
             if self._arbiter.knows(model):
                 client.wishes.add(model)
                 actions += self._arbiter.want(name, model, wish.sender, wish.waited_s)
             else:
                 client.refusals[model] = LoadRefusal("load_failed", cause="it is not in the repository")
+                client.has_news = True
         for model in loaded:
             if model not in client.leases and model not in client.wishes:
                 actions += self._arbiter.lend(name, model)
@@ -97,10 +105,17 @@ class Clients:
                 client.wishes.discard(model)
                 client.refusals[model] = refusal_of(error)
 
+    def adopt(self, model: str) -> list[Action]:
+        """Keep a model that was loaded before the arbiter's start until its clients tell of their leases."""
+        if _EARLIER not in self._clients:
+            return []
+        return [*self._arbiter.lend(_EARLIER, model), *self._arbiter.used(_EARLIER, model, is_busy=True)]
+
     def forget(self, model: str) -> None:
         """Forget the leases of a model that was lost."""
         for client in self._clients.values():
             if client.leases.pop(model, None) is not None:
+                del client.held[model]
                 client.has_news = True
 
     def is_repairing(self, model: str) -> bool:
@@ -114,7 +129,8 @@ class Clients:
             is_news: there is news for all.
         """
         for client in self._clients.values():
-            is_due = is_news or client.has_news or self._clock() - client.asked_s >= HELD_S
+            client.has_news |= is_news  # also for one whose next request is on its way
+            is_due = client.has_news or self._clock() - client.asked_s >= HELD_S
             if client.reply is not None and is_due:
                 reply, client.reply = client.reply, None
                 answer = ArbiterAnswer(leases=dict(client.leases), refusals=dict(client.refusals))
@@ -142,8 +158,8 @@ class Clients:
         return min(times, default=math.inf)
 
 
-def _use_of(lease: HeldLease) -> tuple[bool, float | None]:
-    return lease.is_busy, lease.keep_alive_s
+def _use_of(lease: HeldLease) -> tuple[bool, int, float | None]:
+    return lease.is_busy, lease.num_begun, lease.keep_alive_s
 
 
 def refusal_of(error: ModelTooLarge | LoadFailed) -> LoadRefusal:

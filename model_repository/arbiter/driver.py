@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import queue
@@ -10,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from model_repository.arbiter.arbiter import Arbiter
-from model_repository.arbiter.catalog import Catalog, Entry
+from model_repository.arbiter.catalog import Catalog, Entry, marks_of
 from model_repository.arbiter.clients import Clients, Reply, refusal_of
 from model_repository.arbiter.types import Abort, Action, Grant, Load, Recall, Refuse, State, Status, Unload
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, ModelStatus
@@ -34,13 +34,13 @@ class Triton(Protocol):
     """The server around the arbiter."""
 
     def is_loaded(self, entry: Entry) -> bool:
-        """Whether all replicas of a model are ready."""
+        """Whether a replica of a model is ready."""
 
     def load(self, entry: Entry) -> None:
         """Load all replicas of a model.
 
         Raises:
-            LoadError: it failed.
+            LoadError: all of them failed.
         """
 
     def unload(self, entry: Entry, end_requests_at_s: float) -> None:
@@ -74,7 +74,8 @@ class Driver:
         self, repository: Path, triton: Triton, total_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._repository, self._triton, self._total_bytes, self._clock = repository, triton, total_bytes, clock
-        self._catalog, self._seen = Catalog(), 0.0  # when the folder was changed, as it was read
+        self._catalog, self._marks = Catalog(), dict[Path, object]()
+        self._entries: dict[str, Entry] = {}  # by model: of the catalog, or with which it was loaded
         self._arbiter = Arbiter([], total_bytes, clock)
         self._clients = Clients(self._arbiter, clock)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -88,7 +89,7 @@ class Driver:
 
     def ask(self, request: ArbiterRequest, reply: Reply) -> None:
         """Answer a request; any thread may call this, and `reply` is called in another one."""
-        self._events.put(_Asked(request, reply))
+        self._events.put(_Asked(request, _logged(reply)))
 
     def close(self) -> None:
         """End the thread. Loads and unloads end with the process."""
@@ -96,27 +97,32 @@ class Driver:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            due_s = min(self._clients.due_s, self._arbiter.due_s or math.inf)
-            event: _Event = self._tick
-            with contextlib.suppress(queue.Empty):
-                timeout_s = None if due_s == math.inf else max(0.0, due_s - self._clock())
-                event = self._events.get(timeout=timeout_s)
-            if event is None:
-                return
-            try:
-                self._look()
-                actions = self._asked(event) if isinstance(event, _Asked) else event()
-                self._carry_out(actions)
-                self._carry_out(self._clients.end_gone())
-            except Exception:
-                logger.exception("unexpected exception in the arbiter of models")
-            states = [(each.state, each.position) for each in self._arbiter.status().values()]
-            self._clients.answer(self._filled, is_news=states != self._told)
-            self._told = states
+        while (event := self._next_event()) is not None:
+            self._perform(self._look)
+            self._perform(partial(self._asked, event) if isinstance(event, _Asked) else event)
+            self._perform(self._answer)
+            if self._clients.due_s <= self._clock():
+                self._events.put(self._clients.end_gone)  # after requests of clients that only seem to be gone
 
-    def _tick(self) -> Iterable[Action]:
-        return self._arbiter.tick()
+    def _next_event(self) -> _Event:
+        due_s = min(self._clients.due_s, self._arbiter.due_s or math.inf)
+        try:
+            return self._events.get(timeout=None if due_s == math.inf else max(0.0, due_s - self._clock()))
+        except queue.Empty:
+            return self._arbiter.tick
+
+    def _perform(self, step: Callable[[], Iterable[Action]]) -> None:
+        """Carry out the actions that follow from a step. An unexpected exception ends no other step."""
+        try:
+            self._carry_out(step())
+        except Exception:
+            logger.exception("unexpected exception in the arbiter of models")
+
+    def _answer(self) -> Iterable[Action]:
+        states = [(each.state, each.position) for each in self._arbiter.status().values()]
+        self._clients.answer(self._filled, is_news=states != self._told)
+        self._told = states
+        return ()
 
     def _asked(self, asked: _Asked) -> Iterable[Action]:
         request = asked.request
@@ -124,44 +130,59 @@ class Driver:
             loaded = [name for name, each in self._arbiter.status().items() if each.state is State.LOADED]
             return self._clients.ask(request, asked.reply, loaded)
         actions: list[Action] = []
-        if request.load and self._arbiter.knows(request.load):
-            actions = self._arbiter.load(request.load)
-        elif request.unload and self._arbiter.knows(request.unload):
-            self._end_at_s[request.unload] = self._clock() + request.timeout_s
-            actions = self._arbiter.unload(request.unload)
-        self._carry_out(actions)
-        refused = {action.model: refusal_of(action.error) for action in actions if isinstance(action, Refuse)}
-        asked.reply(self._filled(ArbiterAnswer(refusals=refused), ""))
+        try:
+            if request.load and self._arbiter.knows(request.load):
+                actions = self._arbiter.load(request.load)
+            elif request.unload and self._arbiter.knows(request.unload):
+                self._end_at_s[request.unload] = self._clock() + request.timeout_s
+                actions = self._arbiter.unload(request.unload)
+            self._carry_out(actions)
+        finally:
+            refused = {action.model: refusal_of(action.error) for action in actions if isinstance(action, Refuse)}
+            asked.reply(self._filled(ArbiterAnswer(refusals=refused), ""))
         return ()
 
-    def _look(self) -> None:
-        """Notice new models of the repository, and models that others have loaded or unloaded."""
+    def _look(self) -> Iterable[Action]:
+        """Notice changes of the repository, and models that others have loaded or unloaded."""
         if self._clock() - self._looked_s < _LOOK_INTERVAL_S:
-            return
+            return ()
         self._looked_s = self._clock()
-        changed = self._repository.stat().st_mtime
-        if changed != self._seen:
-            self._seen, self._catalog = changed, Catalog.read(self._repository)
-            self._carry_out(self._arbiter.offer(self._catalog.offered(self._total_bytes)))
+        self._read_catalog()
         for name, status in self._arbiter.status().items():
-            if name not in self._catalog.entries or status.state in (State.LOADING, State.UNLOADING):
+            if status.state in (State.LOADING, State.UNLOADING):
                 continue
-            is_loaded = self._triton.is_loaded(self._catalog.entries[name])
+            is_loaded = self._triton.is_loaded(self._entries[name])
             is_missed = status.state is State.LOADED and not is_loaded and not self._clients.is_repairing(name)
             self._num_misses[name] = self._num_misses.get(name, 0) + 1 if is_missed else 0
             if is_loaded and status.state is not State.LOADED:
                 logger.info("%s is loaded, by others", name)
+                self._end_at_s.pop(name, None)
                 self._carry_out(self._arbiter.loaded(name))
+                self._carry_out(self._clients.adopt(name))
             elif self._num_misses[name] >= _MAX_MISSES:
                 logger.warning("%s is not loaded any more", name)
                 self._clients.forget(name)
                 self._carry_out(self._arbiter.lost(name))
+        return ()
+
+    def _read_catalog(self) -> None:
+        marks = marks_of(self._repository)
+        if marks is not None and marks != self._marks:
+            catalog = Catalog.read(self._repository)
+            if marks_of(self._repository) == marks:  # otherwise it is being replaced
+                self._catalog, self._marks = catalog, marks
+        statuses = self._arbiter.status()
+        for name, entry in self._catalog.entries.items():
+            if name not in statuses or statuses[name].state in (State.UNLOADED, State.FAILED):
+                self._entries[name] = entry
+        self._carry_out(self._arbiter.offer(self._catalog.offered(self._total_bytes)))
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Load(model=name):
                     logger.info("loading %s", name)
+                    self._end_at_s.pop(name, None)  # of an order for the model when it was not loaded
                     self._start(self._load, name)
                 case Unload(model=name):
                     logger.info("unloading %s", name)
@@ -169,14 +190,14 @@ class Driver:
                 case Abort(model=name):
                     logger.info("stopping the load of %s: nobody waits for it any more", name)
                     self._aborted.add(name)
-                    for ensemble in self._catalog.entries[name].ensembles:
+                    for ensemble in self._entries[name].ensembles:
                         stop_load(ensemble)
                 case Grant() | Recall() | Refuse():
                     self._clients.tell(action)
 
     def _start(self, work: Callable[[Entry], Callable[[], Iterable[Action]]], name: str) -> None:
         """Do work on a model in a thread; its result is the next event."""
-        entry = self._catalog.entries[name]
+        entry = self._entries[name]
         threading.Thread(target=lambda: self._events.put(work(entry)), name=f"model {name}", daemon=True).start()
 
     def _load(self, entry: Entry) -> Callable[[], Iterable[Action]]:
@@ -191,30 +212,29 @@ class Driver:
         return lambda: self._loaded(name, cause)
 
     def _loaded(self, name: str, cause: str) -> Iterable[Action]:
-        if name in self._aborted:
-            self._aborted.remove(name)
+        if self._was_aborted(name):
             self._start(self._unload, name)
             return ()
         if cause:
             logger.error("%s does not load: %s", name, cause)
             # Stages beside the one that failed may be there.
-            self._start(self._remove_rest(cause), name)
+            self._start(self._remove_rest(name, cause), name)
             return ()
         logger.info("%s is loaded", name)
         return self._arbiter.loaded(name)
 
-    def _remove_rest(self, cause: str) -> Callable[[Entry], Callable[[], Iterable[Action]]]:
+    def _remove_rest(self, name: str, cause: str) -> Callable[[Entry], Callable[[], Iterable[Action]]]:
         def remove(entry: Entry) -> Callable[[], Iterable[Action]]:
             unloaded = self._unload(entry)
-            return lambda: self._failed(entry.model_id, cause, unloaded)
+            return lambda: unloaded() if self._was_aborted(name) else self._arbiter.load_failed(name, cause)
 
         return remove
 
-    def _failed(self, name: str, cause: str, unloaded: Callable[[], Iterable[Action]]) -> Iterable[Action]:
-        if name in self._aborted:  # since then
-            self._aborted.remove(name)
-            return unloaded()
-        return self._arbiter.load_failed(name, cause)
+    def _was_aborted(self, name: str) -> bool:
+        """Return whether a load was to stop, which counts once."""
+        was_aborted = name in self._aborted
+        self._aborted.discard(name)
+        return was_aborted
 
     def _unload(self, entry: Entry) -> Callable[[], Iterable[Action]]:
         name = entry.model_id
@@ -234,7 +254,7 @@ class Driver:
 
     def _status(self, name: str, status: Status) -> ModelStatus:
         now, is_loading = self._clock(), status.state is State.LOADING
-        entry = self._catalog.entries.get(name)
+        entry = self._entries.get(name)
         return ModelStatus(
             state=status.state,
             memory_bytes=status.size_bytes if entry is None else entry.memory_bytes,
@@ -244,6 +264,18 @@ class Driver:
             expires_s=status.until_s - now if status.until_s < math.inf else None,
             cause=status.cause,
         )
+
+
+def _logged(reply: Reply) -> Reply:
+    """Return a reply that raises no error: a client that is gone must not keep others from their answers."""
+
+    def send(answer: ArbiterAnswer) -> None:
+        try:
+            reply(answer)
+        except Exception:
+            logger.exception("an answer of the arbiter of models could not be sent")
+
+    return send
 
 
 def _mean_share(ensembles: Sequence[str]) -> float | None:

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 NUM_LOADERS = 2  # models that are loaded at the same time: a small one passes a large one
 
 _MAX_BYTES = 1 << 20  # of an order, or of its answer
+_MAX_TEXT = 10_000  # characters of an error: a socket's buffer bounds a message too
 _CONNECT_S = 10.0  # a loader that starts listens by then
 _POLL_S = 0.05
 
@@ -45,10 +46,11 @@ class Loader:
 
     def close(self) -> None:
         """Take no more orders."""
+        self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone does not end `accept`
         self._socket.close()
 
     def _run(self) -> None:
-        while True:
+        while self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):  # the arbiter has ended
                 order, _ = self._socket.accept()
                 with order:
@@ -57,7 +59,7 @@ class Loader:
                         self._load(json.loads(order.recv(_MAX_BYTES)))
                     except Exception as exc:
                         error = str(exc) or type(exc).__name__
-                    order.send(json.dumps(error).encode()[:_MAX_BYTES])
+                    order.send(json.dumps(error[:_MAX_TEXT]).encode())
 
 
 class Loaders:

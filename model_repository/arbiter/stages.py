@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import compileall
 import contextlib
-import math
 import os
 import re
 import time
@@ -22,8 +21,11 @@ from model_repository.errors import EngineFailed
 from model_repository.model_parameters import ModelParameters
 
 _POLL_S = 0.02
-_CAUSE = re.compile(r"(?:Internal|Invalid argument): (?:\w+: )?(?P<text>[^\n]+)")
-_FOLDERS = re.compile(r"(?<![\w/])/[^\s:]*/")
+_SEND_INTERVAL_S = 1.0
+# Triton names the code of an error before its text, once for each load that failed in turn, then comes the exception.
+_CODES = "Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown|Already exists"
+_CAUSE = re.compile(rf".*\b(?:{_CODES}): (?:[A-Z][\w.]*: )?(.+)")
+_FOLDERS = re.compile(r"(?<![\w/])/+(?=[^\s/])[^:'\"\n]*/")  # a folder's name may have spaces
 
 
 class Stages:
@@ -78,11 +80,14 @@ class Stages:
         busy, sender = busy_file(ensemble), CancelSender(ensemble)
         with contextlib.closing(sender):
             busy.touch()
+            send_at_s = time.monotonic()
             while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # it may be dead
-                sender.cancel(LEAVE)  # one that loads hears it later
+                if time.monotonic() >= send_at_s:  # it is sent once, when the engine's socket is there and has room
+                    sender.cancel(LEAVE)
+                    send_at_s += _SEND_INTERVAL_S
                 if time.monotonic() >= end_at_s:
                     sender.cancel(END_REQUESTS)
-                    end_at_s = math.inf
+                    end_at_s += _SEND_INTERVAL_S
                 time.sleep(_POLL_S)
             busy.unlink(missing_ok=True)
 

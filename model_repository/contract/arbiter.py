@@ -20,6 +20,7 @@ class HeldLease(msgspec.Struct, omit_defaults=True, frozen=True):
 
     number: int
     is_busy: bool = False  # requests of this frontend run
+    num_begun: int = 0  # requests of this frontend for the model since its start: short ones run between two messages
     is_repairing: bool = False  # this frontend reloads a stage of the model
     keep_alive_s: float | None = None  # that the latest request asked for; negative: never; None: the model's own
 

@@ -26,7 +26,7 @@ def told_progress(ensemble: str) -> Iterator[None]:
     """Keep the file while this process loads the engine of an ensemble."""
     global _own
     _own = _loading(ensemble)
-    _own.write_text("0")
+    _own.write_text("0.000")
     try:
         yield
     finally:
@@ -40,9 +40,11 @@ def note_share(share: float) -> bool:
     if _own is None or time.monotonic() - _written_s < _INTERVAL_S:
         return True
     _written_s = time.monotonic()
-    if not _own.exists():
+    try:
+        with _own.open("r+") as file:  # makes no new one, and has no moment without text
+            file.write(f"{share:.3f}")
+    except FileNotFoundError:
         return False
-    _own.write_text(f"{share:.3f}")
     return True
 
 

@@ -76,7 +76,8 @@ class TritonPythonModel:
             case cancel_channel.LEAVE:
                 threading.Thread(target=self._leave, name="leave", daemon=True).start()
             case cancel_channel.END_REQUESTS:
-                self.engine.post(FailRunning())
+                with contextlib.suppress(StageError):  # of an engine that has ended
+                    self.engine.post(FailRunning())
             case _:
                 self._end_stream(number)
 

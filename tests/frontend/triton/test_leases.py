@@ -111,7 +111,7 @@ async def test_requests_that_wait_share_a_wish_and_go_on_with_one_grant(played: 
     assert not any(task.done() for task in tasks)
     question = await played.give(A, number=7)
     assert all(task.done() for task in tasks)
-    assert (question.leases, question.wishes) == ({A: HeldLease(7, is_busy=True)}, {})
+    assert (question.leases, question.wishes) == ({A: HeldLease(7, is_busy=True, num_begun=3)}, {})
     for hold in holds:
         hold.release()
     assert played.num_used == 0
@@ -144,7 +144,7 @@ async def test_a_recalled_lease_is_given_back_after_its_last_request_and_new_one
     await played.give(A)
     running = played.leases.hold(A)
     assert running.is_ready
-    assert (await played.give(A, recalled=A)).leases == {A: HeldLease(1, is_busy=True)}
+    assert (await played.give(A, recalled=A)).leases == {A: HeldLease(1, is_busy=True, num_begun=1)}
     _, [new] = await played.waiting("new")
     assert (await played.last()).wishes.keys() == {A}
     assert played.leases.is_held(A)
@@ -307,7 +307,7 @@ async def test_only_a_holder_of_the_lease_repairs_and_the_model_stays_meanwhile(
     with played.leases.repairing(B) as may_repair:
         assert not may_repair
     with played.leases.repairing(A) as may_repair:
-        repairing = HeldLease(1, is_busy=True, is_repairing=True)
+        repairing = HeldLease(1, is_busy=True, num_begun=1, is_repairing=True)
         assert may_repair and (await played.last()).leases == {A: repairing}
         assert (await played.give(A, recalled=A)).leases == {A: repairing}
         with played.leases.repairing(A) as may_begin:

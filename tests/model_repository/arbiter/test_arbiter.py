@@ -560,6 +560,58 @@ def test_a_client_that_is_gone_holds_and_wants_no_model():
     assert machine.gone("x") == [Abort("small"), Unload("a")]
 
 
+# --- models that are offered, and leases without a want ---
+
+
+def test_a_loaded_model_is_lent_idle_and_once_and_no_other_is():
+    machine = Machine(A, B)
+    machine.loaded("a")
+    assert machine.lend("x", "a") == [Grant("x", "a", 1, is_busy=False)]
+    assert machine.lend("x", "a") == machine.lend("x", "b") == []
+
+
+def test_a_lent_model_has_no_later_end():
+    machine = Machine(served("a", keep_alive_s=30.0))
+    machine.loaded("a")
+    end_s = machine.due_s
+    machine.clock.now += 20
+    machine.lend("x", "a")
+    assert machine.due_s == end_s
+    assert machine.pass_to(end_s) == [Recall("x", "a", 1)]
+
+
+def test_a_model_that_must_leave_is_not_lent():
+    machine = Machine(A, B)
+    lease = machine.serve("x", "a")
+    machine.used("x", "a", is_busy=False)
+    assert machine.want("y", "b", "key") == [Recall("x", "a", lease)]
+    assert machine.lend("z", "a") == []
+
+
+def test_a_new_offer_is_known_and_one_in_memory_keeps_its_size_until_it_leaves():
+    machine = Machine(A)
+    machine.serve("x", "a")
+    machine.offer([served("a", 3), B])
+    assert machine.knows("b")
+    assert machine.status()["a"].size_bytes == 6
+    machine.lost("a")
+    machine.offer([served("a", 3), B])
+    assert machine.status()["a"].size_bytes == 3
+
+
+def test_a_model_that_is_offered_no_more_is_forgotten_when_it_is_not_in_memory():
+    machine = Machine(A, B)
+    machine.serve("x", "a")
+    machine.want("y", "b", "key")
+    [refused] = machine.offer([])
+    assert isinstance(refused, Refuse)
+    assert (refused.client, refused.model) == ("y", "b")
+    assert (machine.knows("a"), machine.knows("b")) == (True, False)
+    machine.lost("a")
+    machine.offer([])
+    assert not machine.knows("a")
+
+
 # --- operator ---
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE
 from model_repository.contract.codec import Tensors, message_tensor, pack
 from model_repository.contract.output import (
     ChunkBatch,
@@ -24,6 +27,7 @@ from model_repository.contract.output import (
 from model_repository.contract.request import EngineRequest, EngineRequestBatch
 from model_repository.contract.signature import Signature
 from model_repository.contract.tensors import ENGINE_REQUESTS, KEY_VARIABLE, OPEN_STREAM
+from model_repository.engine.inbox import FailRunning, FailStreams
 from model_repository.errors import EngineFailed, InvalidRequest, KeyRefused
 from tests.fakes import stats
 from tests.model_repository.python_backend import Request, stage_door
@@ -103,6 +107,53 @@ def test_requests_for_the_engine_are_only_taken_with_the_tokenizers_signature(mo
     assert taken == [batch]
     with pytest.raises(InvalidRequest, match=r"^not a EngineRequestBatch"):
         model._serve(message_tensor(ENGINE_REQUESTS, signature.sign(b"{}")), Responder())
+
+
+def hear_until_free(model: Any, number: int, folder: Path) -> list[Any]:
+    """Have an idle engine hear a message of the arbiter; return the messages that it got."""
+    posted: list[Any] = []
+    model.ensemble, model.freeing, model.engine.post = "demo", threading.Lock(), posted.append
+    model.metrics = SimpleNamespace(close=lambda: posted.append("metrics"))
+    model.engine.close = lambda: posted.append("engine")
+    (folder / "demo.busy").touch()
+    model._hear(number)
+    for thread in threading.enumerate():
+        if thread.name == "leave":
+            thread.join(20)
+    return posted
+
+
+def test_an_engine_that_is_to_leave_is_free_before_the_file_goes(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    active = [3, 1, 0]
+    model.engine.stats = lambda: msgspec.structs.replace(stats(7), num_active=active.pop(0))
+    assert hear_until_free(model, LEAVE, tmp_path) == [FailStreams(), "metrics", "engine"]
+    assert (active, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_broken_engine_leaves_too(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model.engine.error = EngineFailed("the runtime is broken")
+    assert hear_until_free(model, LEAVE, tmp_path) == ["metrics", "engine"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_arbiter_can_end_requests_and_any_other_number_is_a_stream(model: Any, tmp_path: Path) -> None:
+    assert hear_until_free(model, END_REQUESTS, tmp_path) == [FailRunning()]
+    ended: list[Any] = []
+    model.engine.inbox = SimpleNamespace(put=ended.append)
+    model._hear(7)
+    assert [message.number for message in ended] == [7]
+
+
+def test_an_end_of_requests_that_comes_after_the_engine_keeps_the_receiver(model: Any) -> None:
+    def post(_: object) -> None:
+        raise EngineFailed("the engine has ended")
+
+    model.engine.post = post
+    model._hear(END_REQUESTS)
 
 
 def control(model: Any, message: Any) -> EngineStats:
