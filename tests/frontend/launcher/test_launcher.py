@@ -36,6 +36,7 @@ from model_repository.system.running_servers import running_servers
 from tests.build_engines.test_render import MANIFEST
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, free_port, running, untimed
+from tests.model_repository.arbiter.repository import parameters_of, write_model, write_models
 from tests.processes import command_line, is_running
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -64,9 +65,7 @@ def children_of(serve: Command) -> list[int]:
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository that looks as if something could be served."""
-    (tmp_path / "repository" / "demo").mkdir(parents=True)
-    (tmp_path / "repository" / "demo" / "config.pbtxt").touch()
-    return tmp_path / "repository"
+    return write_models(tmp_path / "repository", parameters_of("demo"))
 
 
 @pytest.fixture
@@ -359,9 +358,8 @@ def test_a_stage_that_has_ended_at_the_start_is_not_waited_for_unless_triton_not
 def test_a_model_that_does_not_load_is_named_and_ends_nothing_unless_it_is_the_only_one(
     launch, monkeypatch, repository, served
 ):
-    for name in ("demo__engine", *served):
-        (repository / name).mkdir()
-        (repository / name / "config.pbtxt").touch()
+    for name in served:
+        write_model(repository, parameters_of(name))
     monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: served)
     launcher, _ = launch()
     launcher.start()
@@ -373,8 +371,7 @@ def test_a_model_that_does_not_load_is_named_and_ends_nothing_unless_it_is_the_o
 
 
 def test_a_replica_that_does_not_load_is_named_while_its_model_is_served(launch, monkeypatch, repository, tmp_path):
-    (repository / "demo@2").mkdir()
-    (repository / "demo@2" / "config.pbtxt").touch()
+    write_model(repository, parameters_of("demo", replica=2))
     monkeypatch.setattr("frontend.launcher.launcher.wait_for_first_tokens", lambda *arguments, **options: ["demo"])
     launcher, _ = launch()
     launcher.start()

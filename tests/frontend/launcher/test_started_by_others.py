@@ -17,6 +17,7 @@ from frontend.__main__ import main
 from tests.another_machine import CONTAINER, WITH_LOOPBACK, needs_root
 from tests.frontend.launcher.test_launcher import FORKING_SERVER
 from tests.launching import free_port, running
+from tests.model_repository.arbiter.repository import parameters_of
 from tests.processes import command_line, is_running
 
 pytestmark = pytest.mark.usefixtures("servers")
@@ -27,12 +28,11 @@ def test_containers_that_share_a_home_serve_on_the_same_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The second one took process 1 of the first for a process of its own."""
-    (model := tmp_path / "repository" / "demo").mkdir(parents=True)
-    (model / "config.pbtxt").touch()
+    repository = write_models(tmp_path / "repository", parameters_of("demo"))
     (server := tmp_path / "tritonserver").write_text(f"#!{sys.executable}\n{FORKING_SERVER}\n")
     server.chmod(0o755)
     home, port = tmp_path / "home", free_port()
-    words = [f"--repository={model.parent}", f"--tritonserver={server}", f"--home={home}", f"--port={port}"]
+    words = [f"--repository={repository}", f"--tritonserver={server}", f"--home={home}", f"--port={port}"]
     command = [*CONTAINER, *WITH_LOOPBACK, sys.executable, "-m", "frontend", "serve", *words]
     with running(tmp_path, "first", args=command) as first:
         first.wait_for(" started")

@@ -10,6 +10,7 @@ import pytest
 
 from frontend.__main__ import main
 from tests.frontend.connections import self_signed
+from tests.model_repository.arbiter.repository import parameters_of
 
 pytestmark = pytest.mark.usefixtures("servers")
 
@@ -19,8 +20,7 @@ KEY = "0123456789abcdef" * 2
 @pytest.fixture
 def become(tmp_path, monkeypatch):
     """Run the command with a repository and a server; return the arguments with which the process becomes that."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.pbtxt").touch()
+    write_models(tmp_path, parameters_of("model"))
     (tmp_path / "tritonserver").touch(0o755)
     became: list[Any] = []
     monkeypatch.delenv("CONCH_TRITON_KEY", raising=False)

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from model_repository.contract.tensors import ARBITER
 from model_repository.model_parameters import PARAMETER, ModelParameters
 from tests.model_repository.test_model_parameters import PARAMETERS
 
@@ -23,3 +24,11 @@ def write_model(repository: Path, parameters: ModelParameters) -> Path:
     value = f'  value {{\n    string_value: "{text}"\n  }}\n'
     path.write_text(f'parameters {{\n  key: "{PARAMETER}"\n{value}}}\n', "utf-8")
     return path
+
+
+def write_models(repository: Path, *models: ModelParameters) -> Path:
+    """Write a repository that looks as if these could be served; return it."""
+    (repository / ARBITER).mkdir(parents=True)
+    for model in models:
+        write_model(repository, model)
+    return repository
