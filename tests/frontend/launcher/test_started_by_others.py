@@ -17,7 +17,7 @@ from frontend.__main__ import main
 from tests.another_machine import CONTAINER, WITH_LOOPBACK, needs_root
 from tests.frontend.launcher.test_launcher import FORKING_SERVER
 from tests.launching import free_port, running
-from tests.model_repository.arbiter.repository import parameters_of
+from tests.model_repository.arbiter.repository import parameters_of, write_models
 from tests.processes import command_line, is_running
 
 pytestmark = pytest.mark.usefixtures("servers")

@@ -10,7 +10,7 @@ import pytest
 
 from frontend.__main__ import main
 from tests.frontend.connections import self_signed
-from tests.model_repository.arbiter.repository import parameters_of
+from tests.model_repository.arbiter.repository import parameters_of, write_models
 
 pytestmark = pytest.mark.usefixtures("servers")
 

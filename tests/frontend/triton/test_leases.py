@@ -12,7 +12,7 @@ import pytest
 from frontend import errors
 from frontend.errors import APIError, ModelNotReady
 from frontend.triton import leases as module
-from frontend.triton.leases import Hold, ModelLeases, error_of
+from frontend.triton.leases import MAX_WAITING, Hold, ModelLeases, error_of
 from frontend.triton.models import ModelSnapshot
 from model_repository.contract.arbiter import (
     ArbiterAnswer,
@@ -182,6 +182,14 @@ async def test_a_wait_has_its_bound(played: Played) -> None:
         await hold.ready(WAIT_S)
     hold.release()
     assert (caught.value.headers["Retry-After"], played.num_used) == ("1", 0)
+
+
+async def test_only_so_many_requests_wait_for_a_model(played: Played) -> None:
+    for _ in range(MAX_WAITING):
+        played.leases.hold(A)
+    with pytest.raises(errors.QueueFull):
+        played.leases.hold(A)
+    played.leases.hold(B)
 
 
 async def test_a_refusal_reaches_all_that_wait(played: Played) -> None:
