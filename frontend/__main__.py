@@ -190,8 +190,16 @@ def _parser() -> CommandParser:
     add_home(command, "Folder of artifacts and running servers.")
     command.add_argument("--json", action="store_true", help="Print a list of objects.")
 
-    command = add_command("ps", _ps, "List the servers of this machine.", "")
+    command = add_command("ps", _ps, "List the servers of this machine, and what they hold.", "")
     add_home(command, "Folder of artifacts and running servers.")
+
+    for name, run, text in (
+        ("load", _load, "Have a running server load a model; another one may be unloaded for it."),
+        ("unload", _unload, "Have a running server unload a model. A request loads it again."),
+    ):
+        command = add_command(name, run, f"{text} OPENAI_API_KEY is the server's API key.", " demo")
+        command.add_argument("model", metavar="MODEL", help="Name of the model.")
+        _add_url(command)
 
     command = add_command("stop", _stop, "Stop servers of this machine, as Ctrl-C does.", " 8000")
     stop_help = "Port or process id of a server. (default: the only one)"
@@ -523,11 +531,35 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _ps(options: argparse.Namespace) -> None:
+    from frontend.cli.loading import print_servers
     from model_repository.system.running_servers import running_servers
 
-    for server in running_servers(options.home):
-        process = str(server.pid) if server.is_here else "another container"
-        print(f"{process:>7}  {server.url:28}  {', '.join(server.models)}  {server.folder}")
+    print_servers(running_servers(options.home), os.environ.get(_KEY_VARIABLE, ""), sys.stdout)
+
+
+def _load(options: argparse.Namespace) -> int:
+    from frontend.cli.loading import load
+
+    return _order(options, lambda client: load(client, options.model, sys.stderr), "loaded")
+
+
+def _unload(options: argparse.Namespace) -> int:
+    from frontend.cli.loading import unload
+
+    return _order(options, lambda client: unload(client, options.model), "unloaded")
+
+
+def _order(options: argparse.Namespace, order: Callable[[ChatClient], None], state: str) -> int:
+    from frontend.cli.chat_client import ChatClient, ChatFailed
+
+    client = ChatClient(_url(options), os.environ.get(_KEY_VARIABLE, ""))
+    try:
+        order(client)
+    except ChatFailed as exc:
+        print_error(exc, sys.stderr)
+        return 1
+    print(f"{options.model} is {state} at {client.url}")
+    return 0
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -63,12 +63,14 @@ class ChatClient:
         url: of the server, with or without /v1; also HOST:PORT, or the port alone of a server of this machine.
         key: the API key; empty: none.
         is_verified: check the certificate of the server.
+        timeout_s: for one read.
 
     Raises:
         SettingsError: not a URL.
     """
 
-    def __init__(self, url: str, key: str = "", *, is_verified: bool = True) -> None:
+    def __init__(self, url: str, key: str = "", *, is_verified: bool = True, timeout_s: float = _TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         try:
             address = f"127.0.0.1:{url}" if url.isdecimal() else url
             self._url = urlsplit(address if "//" in address else f"http://{address}")
@@ -79,11 +81,38 @@ class ChatClient:
             raise SettingsError(f"URL={url}: expected http://HOST:PORT or https://HOST:PORT")
         self.finish_reason = ""  # the last answer's
         self.usage: dict[str, int] = {}  # the last answer's token counts, if the request asks for them
-        self._ignored: list[str] = []
+        self.ignored: list[str] = []  # fields of the last request that had no effect
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._ssl = ssl.create_default_context() if is_verified else unverified_context()
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return the models as the server lists them.
+
+        Raises:
+            ChatFailed: the server refuses the request, cannot be reached, or is no Conch of this version.
+        """
+        with self._understood():
+            cards = json.loads(self._whole("/v1/models"))["data"]
+            for card in cards:
+                _printable(card["id"]), _printable(card["task"]), _printable(card["status"]["value"])
+            return _checked(list, cards)
+
+    def news(self, path: str, body: dict[str, Any]) -> Iterator[str]:
+        """Yield why an answer has not begun, each reason once; return at its end.
+
+        Raises:
+            ChatFailed: the server refuses the request, ends it with an error, or cannot be reached.
+        """
+        last = b""
+        with self._understood():
+            for line in self._lines("POST", path, body):
+                if line.startswith(_NEWS) and line != last:
+                    last = line
+                    yield _sentence(line)
+                elif line.startswith(_DATA) and line.strip() != _DATA + b"[DONE]":
+                    _raise_error(json.loads(line.removeprefix(_DATA)))
 
     def models(self, model: str = "") -> dict[str, int]:
         """Return how many tokens an answer of each model that chats may have; 0: the server decides.
@@ -123,16 +152,14 @@ class ChatClient:
             for line in self._lines("POST", _CHAT, body | {"stream": True}):
                 if line.startswith(_NEWS) and line != last_news:
                     last_news = line
-                    news = line.removeprefix(_NEWS).decode("utf-8", "replace").strip()
-                    yield Piece(f"({news[:1].upper()}{news[1:]}.)", Kind.NOTE)
+                    yield Piece(f"({_sentence(line)})", Kind.NOTE)
                 data = line.removeprefix(_DATA).strip()
                 if data == b"[DONE]":
                     return
                 if not line.startswith(_DATA):
                     continue
                 event = json.loads(data)
-                if "error" in event:
-                    raise ChatFailed(_checked(str, event["error"]["message"]))
+                _raise_error(event)
                 if usage := event.get("usage"):
                     self.usage = {name: _checked(int, usage[name]) for name in _COUNTS if name in usage}
                 for choice in event["choices"]:
@@ -152,7 +179,7 @@ class ChatClient:
         """
         with self._understood(), contextlib.closing(self._lines("POST", _CHAT, body | {"stream": True})) as lines:
             next(lines, None)
-        return self._ignored
+        return self.ignored
 
     def _whole(self, path: str) -> bytes:
         whole = bytearray()
@@ -166,7 +193,7 @@ class ChatClient:
     def _lines(self, method: str, path: str, body: dict[str, Any] | None = None) -> Generator[bytes]:
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         options: dict[str, Any] = {"context": self._ssl} if self._url.scheme == "https" else {}
-        connection = kind(*self._address, timeout=_TIMEOUT_S, **options)
+        connection = kind(*self._address, timeout=self._timeout_s, **options)
         place = f"{self._url.scheme}://{self._url.netloc}"
         try:
             content = None if body is None else json.dumps(body)
@@ -174,7 +201,7 @@ class ChatClient:
             with connection.getresponse() as response:
                 if response.status != http.client.OK:
                     raise _refusal(response.status, response.read(_MAX_BYTES))
-                self._ignored = response.getheader("x-ignored-params", "").split(",")
+                self.ignored = response.getheader("x-ignored-params", "").split(",")
                 while line := response.readline(_MAX_BYTES):
                     if len(line) == _MAX_BYTES:
                         raise ValueError("too long")
@@ -201,6 +228,17 @@ def _checked[T](kind: type[T], value: object) -> T:
     if type(value) is not kind:
         raise TypeError(f"not a value of {kind}")
     return value
+
+
+def _sentence(news: bytes) -> str:
+    text = news.removeprefix(_NEWS).decode("utf-8", "replace").strip()
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _raise_error(event: dict[str, Any]) -> None:
+    """Raise the failure that an event tells, if it tells one."""
+    if "error" in event:
+        raise ChatFailed(_checked(str, event["error"]["message"]))
 
 
 def _printable(name: object) -> str:

@@ -1,10 +1,10 @@
 """Models on demand: three models at a server with room for one, ours and llama-server's router in turns.
 
-`python -m tests.workshop.load.on_demand --model-memory BYTES` serves SmolLM2, Gemma 3 270M and all-MiniLM, from the
-same GGUF files and with the same slots, windows and threads at both servers. It measures a swap of each model with one
-client, 8 clients at random models, two clients that each want one of the two smallest models, and a client whose model
-is the only one that 7 others do not want. BYTES hold the largest model and no two of them; without it our server keeps
-all models loaded. The last table compares the swap of SmolLM2 with Triton's load of three empty Python models.
+`python -m tests.workshop.load.on_demand` serves SmolLM2, Gemma 3 270M and all-MiniLM, from the same GGUF files and with
+the same slots, windows and threads at both servers. It measures a swap of each model with one client, 8 clients at
+random models, two clients that each want one of the two smallest models, and a client whose model is the only one that
+7 others do not want. Our server has memory for the largest model, or `--model-memory`. The last table compares the swap
+of SmolLM2 with Triton's load of three empty Python models.
 
 llama-server is compiled into .conch/llama-server, once, in some ten minutes; where that fails, its rows are left out.
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from build_engines.artifact import Manifest
 from frontend.launcher.triton_server import ADDRESS
+from model_repository.arbiter.catalog import Catalog
 from model_repository.system.cores import num_cores
 from tests.raw_model import RawModel, real_embedder, real_model
 from tests.workshop.load import empty_models, llama_router, peers
@@ -44,7 +45,7 @@ def main() -> int:
     """Run the command line; return 1 if a request failed at our server."""
     parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.on_demand", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model-memory", metavar="BYTES", help="of our server")
+    parser.add_argument("--model-memory", metavar="BYTES", help="of our server (of its largest model)")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each traffic (%(default)s)")
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="at random models (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the clients' choices (%(default)s)")
@@ -88,8 +89,8 @@ def _artifacts(state_dir: Path) -> dict[Model, Path]:
 def _ours(state_dir: Path, artifacts: Mapping[Model, Path], options: argparse.Namespace) -> Iterator[str]:
     engine = ("--max-sequences", str(_NUM_SLOTS), "--num-threads", str(options.threads))
     repository = render(state_dir / "repository", list(artifacts.values()), *engine)
-    words = [f"--home={state_dir / 'serve'}"]
-    words += [f"--model-memory={options.model_memory}"] if options.model_memory else []
+    largest_bytes = max(entry.memory_bytes for entry in Catalog.read(repository).entries.values())
+    words = [f"--home={state_dir / 'serve'}", f"--model-memory={options.model_memory or largest_bytes}"]
     with serving(repository, options.output / "on-demand.log", *words) as (port, _):
         yield f"http://{ADDRESS}:{port}"
 
