@@ -27,7 +27,7 @@ from frontend.terminal import Colour, print_error, write_coloured
 from frontend.triton.endpoints import Endpoints
 from model_repository.system.command_parser import CommandParser
 from model_repository.system.home import add_home, conch_home
-from model_repository.system.model_memory import add_model_memory, model_memory_bytes
+from model_repository.system.model_memory import add_model_memory
 from model_repository.system.process_start import prepare_process
 from model_repository.system.terminal_text import escape_output
 
@@ -382,7 +382,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         ready_timeout_s=options.ready_timeout_s,
         stop_timeout_s=options.stop_timeout_s,
         max_restarts=options.max_restarts,
-        memory_bytes=model_memory_bytes(options.model_memory),
+        memory_bytes=options.model_memory,
         triton_hang_s=options.triton_hang_s,
     )
     _check(settings.frontend)
@@ -630,8 +630,9 @@ def _triton(options: argparse.Namespace) -> int:
         exit_timeout_s=options.exit_timeout_s,
     )
     try:
-        memory_bytes = model_memory_bytes(options.model_memory)
-        become_triton(options.repository, options.home, options.tritonserver, of_triton, os.environ, memory_bytes)
+        become_triton(
+            options.repository, options.home, options.tritonserver, of_triton, os.environ, options.model_memory
+        )
     except (LaunchError, OSError) as exc:
         print_error(exc, sys.stderr)
     return 1

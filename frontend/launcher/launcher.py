@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -38,7 +38,6 @@ from model_repository.contract.arbiter import MODEL_MEMORY_VARIABLE
 from model_repository.contract.tensors import KEY_VARIABLE, ensemble_of_stage, ensemble_to_model_id, replica_suffix
 from model_repository.errors import LOAD_FAILURE
 from model_repository.system.lock_file import write_holder
-from model_repository.system.model_memory import model_memory_bytes
 from model_repository.system.running_servers import ARTIFACT_FILE
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -95,9 +94,7 @@ class LauncherSettings:
     ready_timeout_s: float = 120.0
     stop_timeout_s: float = 5.0  # the frontend's, beyond its drain_timeout_s; then it is killed
     max_restarts: int = 5  # a child's in ten minutes, once ready; then the launcher ends
-    memory_bytes: int = field(
-        default_factory=lambda: model_memory_bytes()
-    )  # bound on the memory of all models together
+    memory_bytes: int | None = None  # bound on the memory of all models together; None: that of the machine
     triton_hang_s: float = 30.0  # time without an answer to a health check until Triton is restarted; 0: no limit
 
     def __post_init__(self) -> None:
@@ -344,7 +341,7 @@ class Launcher:
         installation = find_triton(settings.tritonserver, folder, settings.environment)
         tls = GrpcTls(cert=own.triton_tls_cert, key=own.triton_tls_key, client_ca=own.triton_tls_ca)
         key = self.frontend_settings.triton_key
-        names, memory = self._starting.names, str(settings.memory_bytes)
+        names, memory = self._starting.names, str(self._starting.total_bytes)
         options = TritonOptions(ports=self.triton_ports, key=key, models=names, shm_prefix=shm_prefix(mark), tls=tls)
         self._complete_command = tuple(triton_command(installation, options))
         triton = triton_command(installation, replace(options, is_partial=True))

@@ -34,13 +34,13 @@ def become_triton(
     tritonserver: Path | None,
     options: TritonOptions,
     environment: Mapping[str, str],
-    memory_bytes: int,
+    memory_bytes: int | None,
 ) -> None:
     """Replace this process by the server, which then gets the signals and sets the exit status.
 
     Args:
         tritonserver: None: an installed one.
-        memory_bytes: bound on the memory of all models together.
+        memory_bytes: bound on the memory of all models together; None: that of the machine.
 
     Raises:
         SettingsError: an option breaks a rule, or the home cannot be written.
@@ -55,12 +55,13 @@ def become_triton(
         os.set_inheritable(lock.fileno(), True)  # the server holds it
         folder = triton_folder(Path(lock.name).parent, repository)
         installation = find_triton(tritonserver, folder, environment)
+        start = Start.of(repository, memory_bytes)
         environment = {
             **installation.environment,
             KEY_VARIABLE: options.key,
-            MODEL_MEMORY_VARIABLE: str(memory_bytes),
+            MODEL_MEMORY_VARIABLE: str(start.total_bytes),
         }
-        options = replace(options, models=Start.of(repository, memory_bytes).names)
+        options = replace(options, models=start.names)
         command = triton_command(installation, options)
         os.chdir(folder)  # the command was made of paths from the former folder
         os.execve(installation.binary, command, environment)

@@ -8,6 +8,7 @@ from pathlib import Path
 from model_repository.arbiter.catalog import Catalog
 from model_repository.contract.tensors import ARBITER, LOADER, stage_name
 from model_repository.model_parameters import Load
+from model_repository.system.model_memory import model_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,20 @@ class Start:
     loaded: tuple[str, ...]  # at the start
     later: tuple[str, ...]  # at their first request
     names: tuple[str, ...]  # what Triton loads at the start, by its names
+    total_bytes: int  # bound on the memory of all models together
 
     @classmethod
-    def of(cls, repository: Path, total_bytes: int) -> Start:
-        """Return the start of a Triton with this memory for models: the pinned ones, and those that fit beside."""
+    def of(cls, repository: Path, memory_bytes: int | None = None) -> Start:
+        """Return the start of a Triton: the pinned models, and those that fit beside.
+
+        Args:
+            memory_bytes: bound on the memory of all models together; None: that of the machine. A single model is tried
+                there whatever its size: it takes room from no other.
+        """
         catalog = Catalog.read(repository)
+        total_bytes = model_memory_bytes(memory_bytes)
+        if memory_bytes is None and len(catalog.entries) == 1:
+            total_bytes = max(total_bytes, *(entry.memory_bytes for entry in catalog.entries.values()))
         offered = {each.name: each for each in catalog.offered(total_bytes)}
         firsts = {name: entry.replicas[0] for name, entry in catalog.entries.items()}
         in_order = sorted(firsts, key=lambda name: (firsts[name].position, name))
@@ -36,4 +46,4 @@ class Start:
                     for each in replica.layout.ensembles
                 ]
         later = tuple(name for name in in_order if name not in loaded)
-        return cls(tuple(name for name in in_order if name in loaded), later, tuple(names))
+        return cls(tuple(name for name in in_order if name in loaded), later, tuple(names), total_bytes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from frontend.settings import Settings
 from model_repository.arbiter.catalog import Catalog
-from tests.integration.api import COMPLETIONS, Api
+from tests.integration.api import COMPLETIONS, Answer, Api
 from tests.integration.conftest import build, run_build
 from tests.integration.stack import DEMO_CHECKPOINT, Stack
 from tests.launching import launched, launcher_settings
@@ -122,3 +124,67 @@ def test_a_model_that_never_fits_is_refused_at_once_with_the_bytes(stack: Stack)
     needed_bytes = statuses(stack)[LARGE]["memory_bytes"]
     assert f"it needs {needed_bytes} bytes of memory, and all models together have" in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
+
+
+@contextmanager
+def waiting(stack: Stack, model: str = "gamma") -> Iterator[Future[Answer]]:
+    """Have a request wait for a model whose engine has begun to load, in place of another model."""
+    window_of_answer(stack, "alpha")
+    with ThreadPoolExecutor(1) as clients:
+        body = {"model": model, "prompt": "Hello", "max_tokens": 3}
+        asked = clients.submit(Api(stack.url).post, COMPLETIONS, body)
+        wait_until(lambda: stack.processes(f"{model}__engine"), "its engine loads")
+        yield asked
+
+
+def load_after_a_failure(stack: Stack, answer: Answer) -> None:
+    """Check that a load has failed with a cause, and that a later one does not."""
+    assert (answer.status, answer.error["code"]) == (503, "load_failed"), answer.body
+    assert "/" not in answer.error["message"]
+    body = {"model": "gamma", "prompt": "Hello", "max_tokens": 3}
+    wait_until(lambda: Api(stack.url).post(COMPLETIONS, body).status == 200, "it loads", pause_s=1.0)
+
+
+@pytest.mark.faults
+def test_an_engine_that_dies_while_it_loads_fails_the_requests_that_wait(stack: Stack) -> None:
+    with waiting(stack) as asked:
+        stack.kill_stage("gamma__engine")
+        load_after_a_failure(stack, asked.result())
+
+
+@pytest.mark.faults
+def test_an_arbiter_that_dies_while_a_model_loads_is_back_before_the_answer(stack: Stack) -> None:
+    with waiting(stack) as asked:
+        stack.kill_stage("conch__arbiter")
+        assert asked.result().status == 200
+    assert window_of_answer(stack, "alpha") == WINDOW["alpha"]
+
+
+@pytest.mark.faults
+def test_a_loader_that_dies_fails_its_load_alone(stack: Stack) -> None:
+    with waiting(stack) as asked:
+        stack.kill_stage("conch__loader")
+        load_after_a_failure(stack, asked.result())
+    assert window_of_answer(stack, "alpha") == WINDOW["alpha"]
+
+
+@pytest.mark.faults
+def test_a_request_outlives_a_triton_that_dies_while_it_loads_the_model(stack: Stack) -> None:
+    with waiting(stack) as asked:
+        stack.launcher.triton.kill()
+        stack.launcher.start_again(stack.launcher.triton)
+        assert asked.result().status == 200
+
+
+@pytest.mark.faults
+def test_a_load_that_nobody_waits_for_any_more_leaves_nothing(stack: Stack) -> None:
+    window_of_answer(stack, "alpha")
+    body = json.dumps({"model": "gamma", "prompt": "Hello"}).encode()
+    fields = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    head = "\r\n".join([f"POST {COMPLETIONS} HTTP/1.1", *fields, "", ""])
+    with socket.create_connection(("127.0.0.1", stack.launcher.frontend_settings.port)) as client:
+        client.sendall(head.encode() + body)
+        wait_until(lambda: stack.processes("gamma__engine"), "its engine loads")
+    assert window_of_answer(stack, "alpha") == WINDOW["alpha"]
+    wait_until(lambda: not stack.processes("gamma__engine"), "it has left")
+    assert states(stack)["gamma"] == "unloaded"

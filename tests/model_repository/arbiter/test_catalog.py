@@ -89,3 +89,11 @@ def test_triton_loads_all_ensembles_of_all_replicas_after_the_arbiter(tmp_path: 
     own = [f"{ensemble}{end}" for ensemble in ("a", "a@2") for end in ("", "__requests", "__outputs")]
     assert names == (ARBITER, LOADER, *own)
     assert Start.of(tmp_path, 5).names == (ARBITER, LOADER)
+
+
+def test_a_single_model_is_loaded_whatever_its_size_unless_a_bound_is_given(tmp_path: Path) -> None:
+    write_model(tmp_path, parameters_of("only", memory_bytes=1 << 60))
+    assert Start.of(tmp_path).loaded == ("only",)
+    assert Start.of(tmp_path, 1 << 50).loaded == ()
+    write_model(tmp_path, parameters_of("other", memory_bytes=1))
+    assert Start.of(tmp_path).loaded == ("other",)
