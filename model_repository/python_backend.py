@@ -65,11 +65,6 @@ class TritonRefused(Exception):
     """Triton did not do what a stage has asked for."""
 
 
-def is_ready(name: str) -> bool:
-    """Whether a stage or an ensemble is loaded, by its Triton name."""
-    return bool(pb_utils.is_model_ready(model_name=name))
-
-
 def load(name: str) -> None:
     """Load a stage or an ensemble with its stages; return when it is ready. A loaded one stays as it is.
 

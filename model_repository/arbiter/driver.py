@@ -18,7 +18,7 @@ from model_repository.arbiter.catalog import Catalog, Entry, marks_of
 from model_repository.arbiter.clients import Clients, Reply, refusal_of
 from model_repository.arbiter.types import Abort, Action, Grant, Load, Recall, Refuse, State, Status, Unload
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, ModelStatus
-from model_repository.contract.arbiter_files import share_of_load, stop_load
+from model_repository.contract.engine_file import share_of_load, stop_engine
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Driver:
         self._events.put(_Asked(request, _logged(reply)))
 
     def close(self) -> None:
-        """End the thread. Loads and unloads end with the process."""
+        """Answer all requests, without which Triton does not end, and end the thread. Loads end with the process."""
         self._events.put(None)
         self._thread.join()
 
@@ -103,6 +103,7 @@ class Driver:
             self._perform(self._answer)
             if self._clients.due_s <= self._clock():
                 self._events.put(self._clients.end_gone)  # after requests of clients that only seem to be gone
+        self._clients.answer(self._filled, is_news=True)
 
     def _next_event(self) -> _Event:
         due_s = min(self._clients.due_s, self._arbiter.due_s or math.inf)
@@ -191,7 +192,7 @@ class Driver:
                     logger.info("stopping the load of %s: nobody waits for it any more", name)
                     self._aborted.add(name)
                     for ensemble in self._entries[name].ensembles:
-                        stop_load(ensemble)
+                        stop_engine(ensemble)
                 case Grant() | Recall() | Refuse():
                     self._clients.tell(action)
 

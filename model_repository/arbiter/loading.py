@@ -63,9 +63,14 @@ class Loader:
 
 
 class Loaders:
-    """The end that gives orders: each loader has one at a time, the others wait."""
+    """The end that gives orders: each loader has one at a time, the others wait.
 
-    def __init__(self) -> None:
+    Args:
+        start_again: starts dead loaders.
+    """
+
+    def __init__(self, start_again: Callable[[], object]) -> None:
+        self._start_again = start_again
         self._free = list(range(NUM_LOADERS))
         self._changed = threading.Condition()
 
@@ -73,24 +78,39 @@ class Loaders:
         """Load stages and ensembles by their Triton names; return the reason why that failed, empty: it did not.
 
         Raises:
-            EngineFailed: the loader has ended.
+            EngineFailed: the loader has ended while it loaded, or does not start.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._free)
             number = self._free.pop(0)
         try:
-            with _connected(_path(number)) as connection:
-                connection.send(json.dumps(list(names)).encode())
-                answer = connection.recv(_MAX_BYTES)
-        except OSError as exc:
-            raise EngineFailed("the process that loads models does not run") from exc
+            answer = _answer(self._connected(_path(number)), names)
         finally:
             with self._changed:
                 self._free.append(number)
                 self._changed.notify()
         if not answer:
+            self._start_again()
             raise EngineFailed("the process that loads models has ended")
         return str(json.loads(answer))
+
+    def _connected(self, path: Path) -> socket.socket:
+        try:
+            return _connected(path)
+        except OSError:  # it has ended when it had nothing to do
+            self._start_again()
+        try:
+            return _connected(path)
+        except OSError as exc:
+            raise EngineFailed("the process that loads models does not run") from exc
+
+
+def _answer(connection: socket.socket, names: Sequence[str]) -> bytes:
+    """Give an order, and return its answer; empty: the loader has ended."""
+    with connection, contextlib.suppress(OSError):
+        connection.send(json.dumps(list(names)).encode())
+        return connection.recv(_MAX_BYTES)
+    return b""
 
 
 def _connected(path: Path) -> socket.socket:

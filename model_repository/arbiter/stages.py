@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import compileall
 import contextlib
-import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from model_repository import python_backend
 from model_repository.arbiter.catalog import Entry
 from model_repository.arbiter.driver import LoadError
 from model_repository.arbiter.loading import Loaders
-from model_repository.contract.arbiter_files import busy_file
 from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE, CancelSender
+from model_repository.contract.engine_file import LEFT, READY, is_stopped, state_of, stop_engine
 from model_repository.contract.tensors import LOADER, stage_name
 from model_repository.errors import EngineFailed
 from model_repository.model_parameters import ModelParameters
@@ -36,10 +34,10 @@ class Stages:
     """
 
     def __init__(self, repository: Path) -> None:
-        self._repository, self._loaders = repository, Loaders()
+        self._repository, self._loaders = repository, Loaders(_start_loaders)
 
     def is_loaded(self, entry: Entry) -> bool:
-        return any(map(python_backend.is_ready, entry.ensembles))
+        return any(state_of(ensemble) == READY and not is_stopped(ensemble) for ensemble in entry.ensembles)
 
     def load(self, entry: Entry) -> None:
         causes = []
@@ -51,8 +49,6 @@ class Stages:
             try:  # the stages are loaded with the first
                 error = self._loaders.load([stage_name(replica.ensemble, name) for name in replica.layout.ensembles])
             except EngineFailed as exc:
-                python_backend.unload(LOADER)
-                python_backend.load(LOADER)
                 raise LoadError(exc.text) from exc
             if error:
                 causes.append(cause_of(error))
@@ -60,14 +56,14 @@ class Stages:
             raise LoadError(causes[0])
 
     def _remove_rest(self, replica: ModelParameters) -> None:
-        """Unload the stages of a load or an unload that another arbiter has begun: an engine that left is of no use."""
-        stages = [stage_name(replica.ensemble, stage) for stage in replica.layout.stages]
-        if not python_backend.is_ready(replica.ensemble) and any(map(python_backend.is_ready, stages)):
-            for stage in stages:
-                python_backend.unload(stage)
+        """Unload the stages of a load or an unload that another arbiter has begun: a stopped engine is of no use."""
+        if state_of(replica.ensemble) is not None and is_stopped(replica.ensemble):
+            for stage in replica.layout.stages:
+                python_backend.unload(stage_name(replica.ensemble, stage))
 
     def unload(self, entry: Entry, end_requests_at_s: float) -> None:
         for replica in entry.replicas:
+            stop_engine(replica.ensemble)
             python_backend.unload(replica.ensemble)  # running requests need only the stages
         for replica in entry.replicas:
             self._end_requests(replica.ensemble, end_requests_at_s)
@@ -77,11 +73,9 @@ class Stages:
 
     def _end_requests(self, ensemble: str, end_at_s: float) -> None:
         """Wait until the engine is idle and has freed its memory; end its requests at a time."""
-        busy, sender = busy_file(ensemble), CancelSender(ensemble)
-        with contextlib.closing(sender):
-            busy.touch()
+        with contextlib.closing(CancelSender(ensemble)) as sender:
             send_at_s = time.monotonic()
-            while busy.exists() and any(_processes_of(stage_name(ensemble, "engine"))):  # it may be dead
+            while state_of(ensemble) not in (None, LEFT):
                 if time.monotonic() >= send_at_s:  # it is sent once, when the engine's socket is there and has room
                     sender.cancel(LEAVE)
                     send_at_s += _SEND_INTERVAL_S
@@ -89,21 +83,14 @@ class Stages:
                     sender.cancel(END_REQUESTS)
                     end_at_s += _SEND_INTERVAL_S
                 time.sleep(_POLL_S)
-            busy.unlink(missing_ok=True)
+
+
+def _start_loaders() -> None:
+    python_backend.unload(LOADER)
+    python_backend.load(LOADER)
 
 
 def cause_of(text: str) -> str:
     """Return the cause of a failed load in Triton's message, without the folders of paths."""
     found = _CAUSE.findall(text)
     return _FOLDERS.sub("", found[-1] if found else text.splitlines()[0]).strip("; ")
-
-
-def _processes_of(prefix: str) -> Iterator[int]:
-    """Yield the ids of processes of our Triton's stages with names that begin so."""
-    ours, word = os.getppid(), f"/{prefix}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            # See proc(5). The name in front may be cut inside a character.
-            parent = (folder / "stat").read_bytes().rpartition(b") ")[2].split()[1]
-            if int(parent) == ours and word in (folder / "cmdline").read_bytes():
-                yield int(folder.name)

@@ -42,6 +42,7 @@ from model_repository.contract.request import (
     TokenPrompt,
 )
 from model_repository.contract.tensors import (
+    ARBITER,
     DETOKENIZE,
     REQUEST_BATCH,
     TEXT,
@@ -126,7 +127,7 @@ class ActingTriton(FakeTritonServer):
         elif request.inputs[0].name == DETOKENIZE.name:
             token_ids = unpack(DetokenizeRequest, text_of(request, DETOKENIZE), DETOKENIZE.name).token_ids
             self.tokenizer_answer = infer_response(TEXT, "".join(f"{token:04}" for token in token_ids).encode())
-        else:
+        elif request.model_name != ARBITER:
             batch = unpack(RequestBatch, text_of(request, REQUEST_BATCH), REQUEST_BATCH.name)
             accepted = EngineRequest(prompt_token_ids=(1,), max_tokens=1)
             self.tokenizer_answer = EngineRequestBatch("", tuple((number, accepted) for number, _ in batch.items))

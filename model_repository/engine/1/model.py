@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from model_repository import python_backend
-from model_repository.contract import cancel_channel
-from model_repository.contract.arbiter_files import busy_file, told_progress
+from model_repository.contract import cancel_channel, engine_file
 from model_repository.contract.cancel_channel import CancelReceiver, CancelSender, key_to_number
 from model_repository.contract.codec import Tensors, message_tensor, payload_of, unpack
 from model_repository.contract.request import EngineRequestBatch
@@ -46,19 +45,19 @@ class TritonPythonModel:
         with python_backend.loading(args) as parameters:
             ensemble = parameters.ensemble
             self.signature = Signature(ensemble)
-            with told_progress(ensemble):
-                self.engine = load_engine(parameters)
+            engine_file.begin_load(ensemble)
+            self.engine = load_engine(parameters)
         self.engine.start()
         self.freeing = threading.Lock()
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
         self.is_last = parameters.task is not Task.GENERATE  # no detokenizer follows
-        self.ensemble = ensemble
         self.cancel_receiver = CancelReceiver(ensemble, self._hear)
         self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
         custom = [python_backend.CustomMetric(family, parameters) for family in FAMILIES]
         self.metrics = EngineMetrics(self.engine.stats, custom)
         self.metrics.start()
+        engine_file.note_state(engine_file.READY)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue the requests of each batch, open an output stream, or execute a control message."""
@@ -88,7 +87,7 @@ class TritonPythonModel:
                 time.sleep(_POLL_S)
             self.engine.post(FailStreams())  # Triton unloads no stage that has one
         self._free()
-        busy_file(self.ensemble).unlink(missing_ok=True)
+        engine_file.note_state(engine_file.LEFT)
 
     def _free(self) -> None:
         with self.freeing:

@@ -14,7 +14,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from cyllama.llama import llama_cpp as llama
 
-from model_repository.contract.arbiter_files import note_share
+from model_repository.contract.engine_file import note_share
 
 __all__ = ["llama", "load_weights"]
 

@@ -17,6 +17,7 @@ from model_repository.arbiter.catalog import Entry
 from model_repository.arbiter.clients import GONE_S
 from model_repository.arbiter.driver import Driver, LoadError
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, HeldLease, LoadRefusal, Wish
+from model_repository.contract.engine_file import is_stopped
 from tests.model_repository.arbiter.repository import parameters_of, write_model
 from tests.model_repository.arbiter.test_arbiter import Clock
 
@@ -180,20 +181,19 @@ def test_an_aborted_load_is_told_to_stop(stage: Stage) -> None:
     gate = stage.triton.gates["load"] = Gate()
     stage.tell("a")
     assert gate.reached.wait(TIMEOUT_S)
-    Path("a.loading").touch()
     stage.tell()
     stage.until_state("a", "unloading")
-    assert not Path("a.loading").exists()
+    assert is_stopped("a")
 
 
-def test_a_load_has_the_mean_share_of_its_replicas(stage: Stage) -> None:
+def test_a_load_has_the_mean_share_of_its_replicas(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(stage.repository, parameters_of("a", replica=2, memory_bytes=1))
     stage.look()
     gate = stage.triton.gates["load"] = Gate()
     stage.tell("a")
     assert gate.reached.wait(TIMEOUT_S)
     assert stage.order().statuses["a"].share is None
-    Path("a@2.loading").write_text("1.000")
+    monkeypatch.setattr("model_repository.arbiter.driver.share_of_load", {"a@2": 1.0}.get)
     assert stage.order().statuses["a"].share == 0.5
 
 
@@ -227,6 +227,13 @@ def test_a_reply_that_raises_keeps_no_other_client_from_its_answer(stage: Stage)
     stage.driver.ask(ArbiterRequest(client="y", serial=1), reply)
     stage.driver.ask(ArbiterRequest(), reply)
     assert stage.tell().get(timeout=TIMEOUT_S).total_bytes == TOTAL_BYTES
+
+
+def test_a_request_that_is_held_at_the_end_is_answered(stage: Stage) -> None:
+    """Triton keeps a stage that owes a response, and did not end."""
+    held = stage.tell()
+    stage.driver.close()
+    assert held.get(timeout=TIMEOUT_S).total_bytes == TOTAL_BYTES
 
 
 @pytest.mark.parametrize("order", ["load", "unload"])

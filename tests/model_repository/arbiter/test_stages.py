@@ -18,6 +18,7 @@ from model_repository.arbiter.driver import LoadError
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest
 from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE
 from model_repository.contract.codec import message_tensor
+from model_repository.contract.engine_file import LEFT, READY, is_stopped, stop_engine
 from model_repository.contract.tensors import ARBITER_REQUEST
 from model_repository.errors import EngineFailed
 from tests.model_repository.arbiter.repository import parameters_of, write_model
@@ -33,20 +34,20 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module `stages`, with the calls that reach Triton in `calls`."""
     monkeypatch.chdir(tmp_path)
     calls: list[str] = []
-    ready = {"a@2"}
+    states = {"a@2": READY}
     fake = SimpleNamespace(
         **vars(BACKEND),
         TritonModelException=Refused,
         load_model=lambda model_name: calls.append(f"load {model_name}"),
         unload_model=lambda model_name: calls.append(f"unload {model_name}"),
-        is_model_ready=lambda model_name: model_name in ready,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", fake)
         for name in ("model_repository.python_backend", "model_repository.arbiter.stages"):
             patch.delitem(sys.modules, name, raising=False)
         stages = importlib.import_module("model_repository.arbiter.stages")
-        yield SimpleNamespace(stages=stages, calls=calls, ready=ready, fake=fake, patch=patch)
+        patch.setattr(stages, "state_of", states.get)
+        yield SimpleNamespace(stages=stages, calls=calls, states=states, fake=fake, patch=patch)
         for name in ("model_repository.python_backend", "model_repository.arbiter.stages"):
             sys.modules.pop(name, None)  # it holds the fake
         vars(model_repository).pop("python_backend", None)
@@ -105,8 +106,20 @@ def test_a_model_is_loaded_by_all_ensembles_of_its_replicas(backend: Any, entry:
 def test_a_model_with_one_replica_that_loads_is_loaded(backend: Any, entry: Entry) -> None:
     loaded(backend, "no", "").load(entry)
     assert backend.stages.Stages(Path()).is_loaded(entry)
-    backend.ready.clear()
+    stop_engine("a@2")
     assert not backend.stages.Stages(Path()).is_loaded(entry)
+
+
+@pytest.mark.parametrize(("state", "is_removed"), [(READY, True), (LEFT, True), ("0.500", True), (None, False)])
+def test_what_another_arbiter_has_stopped_is_unloaded_before_a_load(
+    backend: Any, entry: Entry, state: str | None, is_removed: bool
+) -> None:
+    """An engine that has left serves nothing, and Triton keeps the stage that it has."""
+    stop_engine("a")
+    backend.states["a"] = state
+    loaded(backend, "", "").load(entry)
+    assert ("unload a__engine" in backend.calls) is is_removed
+    assert "unload a@2__engine" not in backend.calls
 
 
 def test_a_model_without_a_replica_that_loads_has_the_cause_of_the_first(backend: Any, entry: Entry) -> None:
@@ -114,14 +127,15 @@ def test_a_model_without_a_replica_that_loads_has_the_cause_of_the_first(backend
         loaded(backend, "Internal: one", "Internal: two").load(entry)
 
 
-def test_a_dead_loader_is_started_again(backend: Any, entry: Entry) -> None:
+def test_a_loader_that_dies_fails_the_load_and_is_started_again(backend: Any, entry: Entry) -> None:
     def fail(_: object) -> str:
         raise EngineFailed("the process that loads models has ended")
 
     stages = backend.stages.Stages(Path("models"))
-    stages._loaders = SimpleNamespace(load=fail)
+    stages._loaders.load = fail
     with pytest.raises(LoadError, match="has ended"):
         stages.load(entry)
+    stages._loaders._start_again()
     assert backend.calls == ["unload conch__loader", "load conch__loader"]
 
 
@@ -136,14 +150,14 @@ def test_an_engine_hears_to_leave_until_it_does_and_to_end_its_requests_in_time(
         def cancel(self, number: int) -> None:
             sent.append(number)
             if sent.count(number) > 1 and END_REQUESTS in sent:
-                Path(f"{self.ensemble}.busy").unlink(missing_ok=True)
+                backend.states[self.ensemble] = LEFT
 
         def close(self) -> None:
             pass
 
     clock = iter(range(1000))
     backend.patch.setattr(backend.stages, "CancelSender", Sender)
-    backend.patch.setattr(backend.stages, "_processes_of", lambda prefix: iter([1]))
+    backend.states["a"] = READY
     backend.patch.setattr(
         backend.stages, "time", SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
     )
@@ -152,11 +166,13 @@ def test_an_engine_hears_to_leave_until_it_does_and_to_end_its_requests_in_time(
 
 
 def test_a_model_leaves_by_its_ensembles_before_its_stages(backend: Any, entry: Entry) -> None:
-    backend.stages.Stages(Path()).unload(entry, 0.0)  # no process of an engine runs
+    backend.states.clear()
+    backend.stages.Stages(Path()).unload(entry, 0.0)
     stages = ("tokenizer", "engine", "detokenizer", "requests", "outputs")
     own = [f"unload {ensemble}__{stage}" for ensemble in ("a", "a@2") for stage in stages]
     assert backend.calls == ["unload a", "unload a@2", *own]
-    assert not list(Path().glob("*.busy"))
+    assert is_stopped("a")
+    assert is_stopped("a@2")
 
 
 @pytest.mark.parametrize("call", ["load", "unload"])

@@ -6,15 +6,16 @@ import functools
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from model_repository.contract import engine_file
 from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE
 from model_repository.contract.codec import Tensors, message_tensor, pack
+from model_repository.contract.engine_file import LEFT
 from model_repository.contract.output import (
     ChunkBatch,
     EngineStats,
@@ -109,13 +110,13 @@ def test_requests_for_the_engine_are_only_taken_with_the_tokenizers_signature(mo
         model._serve(message_tensor(ENGINE_REQUESTS, signature.sign(b"{}")), Responder())
 
 
-def hear_until_free(model: Any, number: int, folder: Path) -> list[Any]:
-    """Have an idle engine hear a message of the arbiter; return the messages that it got."""
+def hear_until_free(model: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have an idle engine hear a message of the arbiter; return what it did."""
     posted: list[Any] = []
-    model.ensemble, model.freeing, model.engine.post = "demo", threading.Lock(), posted.append
+    model.freeing, model.engine.post = threading.Lock(), posted.append
     model.metrics = SimpleNamespace(close=lambda: posted.append("metrics"))
     model.engine.close = lambda: posted.append("engine")
-    (folder / "demo.busy").touch()
+    monkeypatch.setattr(engine_file, "note_state", posted.append)
     model._hear(number)
     for thread in threading.enumerate():
         if thread.name == "leave":
@@ -123,25 +124,22 @@ def hear_until_free(model: Any, number: int, folder: Path) -> list[Any]:
     return posted
 
 
-def test_an_engine_that_is_to_leave_is_free_before_the_file_goes(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_engine_that_is_to_leave_is_free_before_it_says_so(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     active = [3, 1, 0]
     model.engine.stats = lambda: msgspec.structs.replace(stats(7), num_active=active.pop(0))
-    assert hear_until_free(model, LEAVE, tmp_path) == [FailStreams(), "metrics", "engine"]
-    assert (active, list(tmp_path.iterdir())) == ([], [])
+    assert hear_until_free(model, LEAVE, monkeypatch) == [FailStreams(), "metrics", "engine", LEFT]
+    assert active == []
 
 
-def test_a_broken_engine_leaves_too(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_broken_engine_leaves_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model.engine.error = EngineFailed("the runtime is broken")
-    assert hear_until_free(model, LEAVE, tmp_path) == ["metrics", "engine"]
-    assert not list(tmp_path.iterdir())
+    assert hear_until_free(model, LEAVE, monkeypatch) == ["metrics", "engine", LEFT]
 
 
-def test_the_arbiter_can_end_requests_and_any_other_number_is_a_stream(model: Any, tmp_path: Path) -> None:
-    assert hear_until_free(model, END_REQUESTS, tmp_path) == [FailRunning()]
+def test_the_arbiter_can_end_requests_and_any_other_number_is_a_stream(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hear_until_free(model, END_REQUESTS, monkeypatch) == [FailRunning()]
     ended: list[Any] = []
     model.engine.inbox = SimpleNamespace(put=ended.append)
     model._hear(7)
