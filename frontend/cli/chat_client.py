@@ -20,6 +20,7 @@ _CHAT = "/v1/chat/completions"
 _GENERATE = "generate"
 _PATHS = {"embed": "/v1/embeddings", "score": "/v1/rerank"}  # by task
 _DATA = b"data: "
+_DONE = b"[DONE]"
 _NEWS = b": keepalive: "  # a comment that says why the answer has not begun
 _COUNTS = ("prompt_tokens", "completion_tokens")  # of usage
 _SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?|\d+")
@@ -105,14 +106,10 @@ class ChatClient:
         Raises:
             ChatFailed: the server refuses the request, ends it with an error, or cannot be reached.
         """
-        last = b""
         with self._understood():
-            for line in self._lines("POST", path, body):
-                if line.startswith(_NEWS) and line != last:
-                    last = line
-                    yield _sentence(line)
-                elif line.startswith(_DATA) and line.strip() != _DATA + b"[DONE]":
-                    _raise_error(json.loads(line.removeprefix(_DATA)))
+            for each in self._stream(path, body):
+                if isinstance(each, str):
+                    yield each
 
     def models(self, model: str = "") -> dict[str, int]:
         """Return how many tokens an answer of each model that chats may have; 0: the server decides.
@@ -147,19 +144,13 @@ class ChatClient:
             ChatFailed: the server refuses the request, ends the stream with an error, or cannot be reached.
         """
         self.finish_reason, self.usage = "", {}
-        last_news = b""
         with self._understood():
-            for line in self._lines("POST", _CHAT, body | {"stream": True}):
-                if line.startswith(_NEWS) and line != last_news:
-                    last_news = line
-                    yield Piece(f"({_sentence(line)})", Kind.NOTE)
-                data = line.removeprefix(_DATA).strip()
-                if data == b"[DONE]":
-                    return
-                if not line.startswith(_DATA):
+            for event in self._stream(_CHAT, body | {"stream": True}):
+                if isinstance(event, str):
+                    yield Piece(f"({event})", Kind.NOTE)
                     continue
-                event = json.loads(data)
-                _raise_error(event)
+                if not event:
+                    return
                 if usage := event.get("usage"):
                     self.usage = {name: _checked(int, usage[name]) for name in _COUNTS if name in usage}
                 for choice in event["choices"]:
@@ -180,6 +171,22 @@ class ChatClient:
         with self._understood(), contextlib.closing(self._lines("POST", _CHAT, body | {"stream": True})) as lines:
             next(lines, None)
         return self.ignored
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+        """Yield the events of a stream, an empty one at its proper end, and why it has not begun, each reason once."""
+        last = b""
+        for line in self._lines("POST", path, body):
+            data = line.removeprefix(_DATA).strip()
+            if line.startswith(_NEWS) and line != last:
+                last = line
+                yield _sentence(line)
+            elif data == _DONE:
+                yield {}
+            elif line.startswith(_DATA):
+                event = _checked(dict, json.loads(data))
+                if "error" in event:
+                    raise ChatFailed(_checked(str, event["error"]["message"]))
+                yield event
 
     def _whole(self, path: str) -> bytes:
         whole = bytearray()
@@ -233,12 +240,6 @@ def _checked[T](kind: type[T], value: object) -> T:
 def _sentence(news: bytes) -> str:
     text = news.removeprefix(_NEWS).decode("utf-8", "replace").strip()
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def _raise_error(event: dict[str, Any]) -> None:
-    """Raise the failure that an event tells, if it tells one."""
-    if "error" in event:
-        raise ChatFailed(_checked(str, event["error"]["message"]))
 
 
 def _printable(name: object) -> str:
