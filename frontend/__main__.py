@@ -29,6 +29,7 @@ from model_repository.system.command_parser import CommandParser
 from model_repository.system.home import add_home, conch_home
 from model_repository.system.model_memory import add_model_memory
 from model_repository.system.process_start import prepare_process
+from model_repository.system.running_servers import running_servers
 from model_repository.system.terminal_text import escape_output
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def _parser() -> CommandParser:
     command.add_argument("--with-embedder", action="store_true", help=embedder_help)
     _add_serve_options(command)
 
-    command = add_command("run", _run, "Serve a model, and chat with it in the terminal until Ctrl-D.", " demo")
+    command = add_command(
+        "run", _run, "Chat with a model in the terminal until Ctrl-D, and serve it, unless a server has it.", " demo"
+    )
     command.add_argument("models", nargs=1, metavar="MODEL", help=models_help)
     _add_chat_options(command)
     _add_serve_options(command)
@@ -151,7 +154,8 @@ def _parser() -> CommandParser:
     command = add_command("chat", _chat, text, f' --url {_URL} --model demo "What is the capital of France?"')
     _add_chat_options(command)
     _add_url(command)
-    command.add_argument("--model", default="", metavar="ID", help="Model to chat with. (default: the server's first)")
+    text = "Model to chat with. (default: the first word, if a server of this machine has it, or the server's first)"
+    command.add_argument("--model", default="", metavar="ID", help=text)
 
     text = (
         "Measure how fast a model answers chats: the time to the first token (TTFT) and tokens/s. The model is "
@@ -324,17 +328,18 @@ def _add_url(command: argparse.ArgumentParser) -> None:
 
 
 def _url(options: argparse.Namespace) -> str:
-    """Return the URL of --url, or without it that of the only running server of this machine.
+    """Return the URL of --url, or without it that of the only server of this machine, or the only one with --model.
 
     Raises:
         SettingsError: there are several.
     """
-    from model_repository.system.running_servers import running_servers
-
-    urls = [server.url for server in running_servers(conch_home())]
-    if not options.url and len(urls) > 1:
+    if options.url:
+        return str(options.url)
+    servers = [*running_servers(conch_home())]
+    urls = [server.url for server in servers if options.model in server.models] or [server.url for server in servers]
+    if len(urls) > 1:
         raise SettingsError(f"--url: required, since {len(urls)} servers run: {', '.join(urls)}")
-    return options.url or next(iter(urls), _URL)
+    return next(iter(urls), _URL)
 
 
 def _counts(text: str) -> list[int]:
@@ -441,6 +446,10 @@ def _run(options: argparse.Namespace) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
         return _talk(client, model, question, options)
 
+    [model] = options.models
+    serving = [server.url for server in running_servers(options.home) if model in server.models]
+    if serving and not options.model_options and not options.repository:
+        return talk(serving[0], model)
     if not any(option.startswith("--max-sequences=") for option in options.model_options):
         # One conversation, and a place for another client, unless it costs tokens of the window.
         options.model_options = ["--max-sequences=1", "--spare-sequences=1", *options.model_options]
@@ -450,6 +459,9 @@ def _run(options: argparse.Namespace) -> int:
 def _chat(options: argparse.Namespace) -> int:
     from frontend.cli.chat_client import ChatClient
 
+    served = {name for server in running_servers(conch_home()) for name in server.models}
+    if not options.model and not options.url and options.question and options.question[0] in served:
+        options.model, *options.question = options.question
     client = ChatClient(_url(options), os.environ.get(_KEY_VARIABLE, ""))
     return _talk(client, options.model, _question(options), options)
 
@@ -532,7 +544,6 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _ps(options: argparse.Namespace) -> None:
     from frontend.cli.loading import print_servers
-    from model_repository.system.running_servers import running_servers
 
     print_servers(running_servers(options.home), os.environ.get(_KEY_VARIABLE, ""), sys.stdout)
 
@@ -563,8 +574,6 @@ def _order(options: argparse.Namespace, order: Callable[[ChatClient], None], sta
 
 
 def _stop(options: argparse.Namespace) -> int:
-    from model_repository.system.running_servers import running_servers
-
     running = [server for server in running_servers(options.home) if server.is_here]
     if not options.servers and len(running) > 1:
         urls = ", ".join(server.url for server in running)

@@ -14,6 +14,7 @@ import pytest
 from build_engines.__main__ import _parser as parser_of_builds
 from build_engines.__main__ import main as build_engines
 from frontend.__main__ import _parser, main
+from frontend.cli.chat_client import ChatClient
 from frontend.launcher.launcher import LauncherSettings
 from frontend.launcher.state_lock import server_lock
 from frontend.settings import SettingsError
@@ -154,6 +155,35 @@ def test_the_only_running_server_is_found(
             assert main(command) == 2
     several = "--url: required, since 2 servers run: http://127.0.0.1:10, http://127.0.0.1:9"
     assert capsys.readouterr().err == f"error: {several}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "port", "model", "question"),
+    [
+        (["run", "large", "What", "now?"], 10, "large", "What now?"),
+        (["run", "small", "What now?"], 9, "small", "What now?"),
+        (["chat", "large", "What now?"], 10, "large", "What now?"),
+        (["chat", "--model=small", "large?"], 9, "small", "large?"),
+        (["chat", "--url=10", "small"], 10, "", "small"),
+    ],
+)
+def test_the_running_server_that_has_the_named_model_is_used(
+    words: list[str], port: int, model: str, question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONCH_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    used: list[tuple[str, str, str]] = []
+
+    def chat(client: ChatClient, model: str, *_: object, question: str, **__: object) -> int:
+        used.append((client.url, model, question))
+        return 0
+
+    monkeypatch.setattr("frontend.cli.chat.chat", chat)
+    with server_lock(tmp_path, "9", is_shared=False) as file, server_lock(tmp_path, "10", is_shared=False) as other:
+        write_holder(file, url="http://127.0.0.1:9", models=["small"])
+        write_holder(other, url="http://127.0.0.1:10", models=["large"])
+        assert main(words) == 0
+    assert used == [(f"http://127.0.0.1:{port}", model, question)]
 
 
 def test_stop_says_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
