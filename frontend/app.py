@@ -101,6 +101,7 @@ def create_app(
             expected=endpoints.expected,
             is_complete=endpoints.is_complete,
             load_wait_s=settings.load_wait_s,
+            wake_timeout_s=settings.wake_timeout_s,
         )
         discoveries = []
         for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():

@@ -321,6 +321,12 @@ class Settings:
         "Seconds that a request may wait until its model is loaded.",
         is_zero_allowed=False,
     )
+    wake_timeout_s: float = setting(
+        0.0,
+        "Seconds that a request may wait for a model of `--triton MODEL=ENDPOINT` that no endpoint serves, such as one "
+        "that was scaled to zero; 0: such requests get 503 at once.",
+        chart_value="frontend.wakeTimeoutSeconds",
+    )
     redis_url: str = setting(
         "",
         "URL of a Redis in which several frontends share the rates of the keys; empty: each frontend counts alone.",
@@ -400,7 +406,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "keys and limits": (
         "key_file", "allow_anonymous", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_priority",
-        "model_limits", "max_in_flight", "max_queue_wait_s", "load_wait_s", "redis_url", "limits_on_failure",
+        "model_limits", "max_in_flight", "max_queue_wait_s", "load_wait_s",
+        "wake_timeout_s", "redis_url", "limits_on_failure",
     ),
     "models and requests": (
         "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",

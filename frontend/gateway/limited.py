@@ -244,7 +244,7 @@ class _Placed:
         admitted, first, place = self._admitted, self._admitted.first, self._admitted.lease
         triton = admitted.request.app[TRITON]
         if self._index or place is None:
-            await admitted.hold.ready(triton.load_wait_s)
+            await admitted.hold.ready()
             num = admitted.nums_prompt_tokens[self._index // admitted.charge.num_per_prompt]
             num_tokens = num + first.num_tokens - first.num_prompt_tokens
             own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)

@@ -9,11 +9,12 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from frontend.errors import APIError, InvalidRequest, UnsupportedValue, shown
+from frontend.errors import APIError, InvalidRequest, ModelNotReady, UnsupportedValue, shown
 from frontend.handlers.bodies import read_body
 from frontend.protocol.body import ModelBody
 from frontend.protocol.fields import QueuedBody
-from frontend.request_context import FACTS, LIMITS, SETTINGS, find_model
+from frontend.request_context import FACTS, LIMITS, SETTINGS, TRITON, find_model, sender_of
+from frontend.telemetry.observer import OBSERVER
 from frontend.translate.places import Places
 from frontend.translate.requests import ignored_fields
 from frontend.triton.models import ModelName
@@ -64,7 +65,7 @@ async def answer_call[Request: ModelBody](
     app = request.app
     body, ignored = await read_body(request, model)
     request[FACTS].label(body.bookkeeping())
-    name = await find_model(request, body.model)
+    name = await _woken(request, body.model)
     task = name.model.parameters.task
     if tasks and task not in tasks:
         rule = f"the task of this model is {task}, and {request.path} needs {' or '.join(tasks)}"
@@ -82,6 +83,28 @@ async def answer_call[Request: ModelBody](
     except APIError as exc:
         call.places.blame(exc)
         raise
+
+
+async def _woken(request: web.Request, requested: str) -> ModelName:
+    """Return the model that the client names. One that was scaled to zero may be unknown until it is there.
+
+    Raises:
+        APIError: see `find_model`.
+    """
+    try:
+        return await find_model(request, requested)
+    except ModelNotReady as exc:
+        app, facts = request.app, request[FACTS]
+        try:
+            hold = app[TRITON].hold(facts.served_model, sender_of(request), facts.caller.may_name)
+        except ModelNotReady:
+            raise exc from None
+    app[OBSERVER].begin_generation(facts)  # the wish counts
+    try:
+        await hold.ready()
+    finally:
+        hold.release()
+    return await find_model(request, requested)
 
 
 def refuse_ignored(app: web.Application, places: Sequence[str]) -> None:

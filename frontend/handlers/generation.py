@@ -47,7 +47,7 @@ class _Unlimited:
     @asynccontextmanager
     async def running(self, index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
         """See Admitted."""
-        await self.hold.ready(self.triton.load_wait_s)
+        await self.hold.ready()
         async with aclosing(self.triton.generate(self.hold.model_id, generation, index=index)) as chunks:
             yield chunks
 

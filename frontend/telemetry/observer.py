@@ -78,7 +78,9 @@ class Observer:
             self._begin_at_zero(model)
 
     def begin_generation(self, facts: RequestFacts) -> None:
-        """Count a request as in flight until its end."""
+        """Count a request as in flight until its end, once."""
+        if facts.is_in_flight:
+            return
         facts.is_in_flight = True
         self.metrics.series(definitions.IN_FLIGHT, facts.served_model).inc()
         self.metrics.flush_soon()

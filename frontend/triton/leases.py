@@ -13,9 +13,9 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -55,22 +55,53 @@ LOADED = "loaded"
 type Ask = Callable[[ArbiterRequest], Awaitable[ArbiterAnswer]]
 
 
+class Holder(Protocol):
+    """Where holds wait."""
+
+    clock: Callable[[], float]
+    statuses: Mapping[str, ModelStatus]
+    why_late: str  # what else keeps a request from its model
+
+    def leave(self, hold: Hold) -> None:
+        """End a hold."""
+
+    def keep(self, model_id: str, keep_alive_s: float | None) -> None:
+        """See `Hold.keep`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request that uses a model, or waits for it."""
+
+    model_id: str
+    sender: str = ""
+    max_wait_s: float = 0.0
+    may_name: Callable[[str], bool] = lambda name: False  # whether an error may name a model to the sender
+
+
 class Hold:
     """A request's part in the lease of a model, or its place among those that wait for it.
 
     Args:
-        leases: of the model's Triton.
-        sender: of the request.
-        may_name: whether an error may name a model to the sender.
+        holder: the leases of the model's Triton, or the place for models without a Triton.
     """
 
-    __slots__ = ("_granted", "_is_released", "_leases", "_may_name", "_since_s", "model_id", "sender", "waited_s")
+    __slots__ = ("_granted", "_holder", "_is_released", "_since_s", "_waiter", "waited_s")
 
-    def __init__(self, leases: ModelLeases, model_id: str, sender: str, may_name: Callable[[str], bool]) -> None:
-        self.model_id, self.sender, self.waited_s = model_id, sender, 0.0
-        self._leases, self._may_name, self._since_s = leases, may_name, leases.clock()
+    def __init__(self, holder: Holder, waiter: Waiter) -> None:
+        self._holder, self._waiter, self._since_s, self.waited_s = holder, waiter, holder.clock(), 0.0
         self._granted: asyncio.Future[None] | None = None  # None: it has the lease
         self._is_released = False
+
+    @property
+    def model_id(self) -> str:
+        """The model's."""
+        return self._waiter.model_id
+
+    @property
+    def sender(self) -> str:
+        """Of the request."""
+        return self._waiter.sender
 
     @property
     def is_ready(self) -> bool:
@@ -80,12 +111,12 @@ class Hold:
     @property
     def age_s(self) -> float:
         """Seconds since the request came."""
-        return self._leases.clock() - self._since_s
+        return self._holder.clock() - self._since_s
 
     @property
     def news(self) -> str:
         """The state of the model while the request waits, in words."""
-        status = self._leases.statuses.get(self.model_id)
+        status = self._holder.statuses.get(self.model_id)
         if status is None or not status.position:
             share = "" if status is None or status.share is None else f" ({status.share:.0%})"
             return f"loading{share}"
@@ -94,9 +125,9 @@ class Hold:
 
     def keep(self, keep_alive_s: float | None) -> None:
         """Set the time without use after which the model is unloaded; inf: never; None: the model decides."""
-        self._leases.keep(self.model_id, keep_alive_s)
+        self._holder.keep(self.model_id, keep_alive_s)
 
-    async def ready(self, max_wait_s: float) -> None:
+    async def ready(self) -> None:
         """Wait until the request may run.
 
         Raises:
@@ -107,18 +138,28 @@ class Hold:
         if self._granted is None:
             return
         try:
-            async with asyncio.timeout(max(0.0, max_wait_s - self.age_s)):
+            async with asyncio.timeout(max(0.0, self._waiter.max_wait_s - self.age_s)):
                 await asyncio.shield(self._granted)
         except TimeoutError as exc:
-            text = f"The model was not loaded within {max_wait_s:g} seconds: other models are in use."
+            max_wait_s, why_late = self._waiter.max_wait_s, self._holder.why_late
+            text = f"The model was not loaded within {max_wait_s:g} seconds: {why_late}."
             raise ModelNotReady(text, headers=retry_headers(1.0)) from exc
         self._granted, self.waited_s = None, self.age_s
 
-    def wait(self) -> asyncio.Future[None]:
+    def wait(self) -> None:
         """Have it wait for the lease."""
-        self._granted = asyncio.get_running_loop().create_future()
-        self._granted.add_done_callback(lambda granted: granted.cancelled() or granted.exception())  # its request left
-        return self._granted
+        if self._granted is None:
+            self._granted = asyncio.get_running_loop().create_future()
+            self._granted.add_done_callback(lambda done: done.cancelled() or done.exception())  # its request left
+
+    def move(self, leases: ModelLeases) -> None:
+        """Have it wait there, or give it the lease.
+
+        Raises:
+            QueueFull: too many requests wait for the model there.
+        """
+        leases.take(self)
+        self._holder = leases
 
     def grant(self) -> None:
         """Give it the lease."""
@@ -127,7 +168,7 @@ class Hold:
 
     def refuse(self, refusal: LoadRefusal) -> None:
         """End its wait."""
-        self.fail(error_of(self.model_id, refusal, self._may_name))
+        self.fail(error_of(self.model_id, refusal, self._waiter.may_name))
 
     def fail(self, error: APIError) -> None:
         """End its wait with an error."""
@@ -138,7 +179,7 @@ class Hold:
         """End it: the request has ended, or waits no longer. A second call does nothing."""
         if not self._is_released:
             self._is_released = True
-            self._leases.leave(self)
+            self._holder.leave(self)
 
 
 class ModelLeases:
@@ -152,6 +193,8 @@ class ModelLeases:
         on_left: called with the id of a model after the end of its lease.
         clock: monotonic seconds.
     """
+
+    why_late = "other models are in use"
 
     def __init__(
         self,
@@ -209,27 +252,31 @@ class ModelLeases:
         """Whether the arbiter has the model in its repository."""
         return model_id in self.statuses
 
-    def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
+    def hold(self, waiter: Waiter) -> Hold:
         """Return a request's hold, which has the lease at once, or waits for it.
 
         Raises:
             QueueFull: too many requests wait for the model.
         """
-        hold = Hold(self, model_id, sender, may_name)
+        hold = Hold(self, waiter)
+        self.take(hold)
+        return hold
+
+    def take(self, hold: Hold) -> None:
+        """Give a hold the lease, or have it wait; see `hold`."""
+        model_id = hold.model_id
         if self.may_begin(model_id):
             self.begin(model_id)
-            if not self._is_listed(model_id):
+            if self._is_listed(model_id):
+                hold.grant()
+            else:
                 hold.wait()
                 self._spawn(self._grant(model_id, [hold]))
-            return hold
+            return
         waiting = self._waiting.setdefault(model_id, [])
-        if len(waiting) >= MAX_WAITING:
-            raise QueueFull(f"{MAX_WAITING} requests wait for the model already.")
-        hold.wait()
-        waiting.append(hold)
+        add_waiting(waiting, hold)
         if len(waiting) == 1:
             self._news.set()
-        return hold
 
     def leave(self, hold: Hold) -> None:
         """End a hold."""
@@ -427,6 +474,18 @@ class ModelLeases:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def add_waiting(waiting: list[Hold], hold: Hold) -> None:
+    """Have a hold wait behind others for the same model.
+
+    Raises:
+        QueueFull: there are too many.
+    """
+    if len(waiting) >= MAX_WAITING:
+        raise QueueFull(f"{MAX_WAITING} requests wait for the model already.")
+    hold.wait()
+    waiting.append(hold)
 
 
 def _catalog_of(models: Mapping[str, Sequence[msgspec.Raw]]) -> Iterator[tuple[str, ServedModel]]:

@@ -241,10 +241,12 @@ class ModelUnion:
 
     Args:
         expected: ids of models that are known also where no replica has heard of them.
+        is_remembering: an expected model that is served no longer counts as one that a request can load.
     """
 
-    def __init__(self, expected: Collection[str] = ()) -> None:
-        self._expected = expected
+    def __init__(self, expected: Collection[str] = (), *, is_remembering: bool = False) -> None:
+        self._expected, self._is_remembering = expected, is_remembering
+        self._remembered: dict[str, ServedModel] = {}
         self._logged: set[tuple[str, str, tuple[str, ...]]] = set()
 
     def of(self, directories: Mapping[str, ModelDirectory]) -> ModelSnapshot:
@@ -269,6 +271,9 @@ class ModelUnion:
                     ready[model.id] = self._merged(ready[model.id], model, endpoint + replica_suffix(ensemble))
                 else:
                     ready[model.id] = model
+        if self._is_remembering:
+            self._remembered |= {model_id: ready[model_id] for model_id in self._expected if model_id in ready}
+            asleep = {**self._remembered, **asleep}
         asleep = {model_id: model for model_id, model in asleep.items() if model_id not in ready}
         known = ready.keys() | asleep.keys()
         unready = {model_id: state for model_id, state in unready.items() if model_id not in known}

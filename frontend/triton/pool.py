@@ -20,9 +20,10 @@ from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, No
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
-from frontend.triton.leases import Hold
+from frontend.triton.leases import Hold, ModelLeases, Waiter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
+from frontend.triton.waking import Waking
 from model_repository.contract.arbiter import ModelStatus
 from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
@@ -84,6 +85,7 @@ class ReplicaPool:
         expected: ids of the models that are named in the settings; they are known even while no endpoint serves them.
         is_complete: only the expected models can be served, so no endpoint has to answer for the list of models.
         load_wait_s: the longest wait of a request for the load of its model.
+        wake_timeout_s: the longest wait of a request for an expected model that no endpoint serves; 0: it is refused.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class ReplicaPool:
         expected: Collection[str] = (),
         is_complete: bool = False,
         load_wait_s: float = 300.0,
+        wake_timeout_s: float = 0.0,
     ) -> None:
         self.replicas = tuple(replicas)
         self._retired: dict[Replica, asyncio.Task[None]] = {}  # removed, with requests that still run
@@ -101,9 +104,11 @@ class ReplicaPool:
         self._is_running = False
         self._on_retired = on_retired
         self._budget = RetryBudget()
-        self._union = ModelUnion(expected)
+        self._union = ModelUnion(expected, is_remembering=wake_timeout_s > 0)
+        self._expected = frozenset(expected)
         self._is_complete = is_complete
-        self.load_wait_s = load_wait_s
+        self._load_wait_s, self._wake_timeout_s = load_wait_s, wake_timeout_s
+        self._waking = Waking(self._nearest_leases)
         self._has_tried_all = False  # every endpoint has answered or failed once
         self._end_error: APIError | None = None  # set by `end_all`
 
@@ -175,9 +180,11 @@ class ReplicaPool:
         return "ready" if "ready" in states else ", ".join(sorted(states))
 
     def status_of(self, model_id: str) -> ModelStatus | None:
-        """Return the state of the model where it is nearest to being loaded; None: no Triton has an arbiter."""
+        """Return the state of the model where it is nearest to being loaded; None: its Tritons have no arbiter."""
         found = (each.leases.statuses[model_id] for each in self.replicas if model_id in each.leases.statuses)
-        return min(found, key=lambda status: _NEARNESS.index(status.state), default=None)
+        is_served = any(place.replica.models.error is None for place in self._places(model_id))
+        absent = None if is_served else ModelStatus("unloaded", memory_bytes=0)
+        return min(found, key=lambda status: _NEARNESS.index(status.state), default=absent)
 
     def num_ready(self, model_id: str) -> int:
         """Return the number of ready replicas of the model."""
@@ -203,12 +210,21 @@ class ReplicaPool:
         """
         if self._end_error is not None:
             raise self._end_error
-        replicas = [each for each in self.replicas if each.may_serve(model_id)]
-        if not replicas:
+        leases = self._nearest_leases(model_id)
+        if leases is not None:
+            return leases.hold(Waiter(model_id, sender, self._load_wait_s, may_name))
+        if not self._wake_timeout_s or model_id not in self._expected:
             self.require_available(model_id)
+        return self._waking.hold(Waiter(model_id, sender, self._wake_timeout_s, may_name))
+
+    def _nearest_leases(self, model_id: str) -> ModelLeases | None:
+        """Return the leases of the Triton that can serve the model soonest; None: none can."""
+        replicas = [each for each in self.replicas if each.may_serve(model_id)]
         # One Triton loads the model for all.
-        first = min(replicas, key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()))
-        return first.leases.hold(model_id, sender, may_name)
+        first = min(
+            replicas, key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()), default=None
+        )
+        return None if first is None else first.leases
 
     def generate(
         self,
@@ -301,6 +317,7 @@ class ReplicaPool:
         self._end_error = error
         for replica in (*self.replicas, *self._retired):
             replica.leases.end_all(error)
+        self._waking.end_all(error)
         return sum(replica.triton.generations.end_all(error) for replica in (*self.replicas, *self._retired))
 
     async def close(self) -> None:
@@ -313,7 +330,7 @@ class ReplicaPool:
         self._budget.count_request()
         hold = self.hold(model_id, sender)
         try:
-            await hold.ready(self.load_wait_s)
+            await hold.ready()
             return await self._call_ready(model_id, call)
         finally:
             hold.release()

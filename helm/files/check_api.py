@@ -47,13 +47,15 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
         CheckFailed: an answer is wrong.
         OSError: an answer is missing.
     """
-    with _request(url, "/v1/models") as response:
-        served = {model["id"]: model.get("task", "generate") for model in json.load(response)["data"]}
+    served = _served(url)
     if missing := [model for model in models if model not in served]:
         raise CheckFailed(f"GET /v1/models: {', '.join(missing)} are missing in {', '.join(served) or 'an empty list'}")
     print(f"ok: serves {', '.join(served) or 'none'}")
     for model in [*models, *resting]:
         try:
+            if model not in served:  # it is known once it is awake
+                _request(url, "/tokenize", {"model": model, "prompt": _QUESTION}).close()
+                served = _served(url)
             match served.get(model):
                 case "embed":
                     print(f"ok: {model} embeds in {_embed(url, model)} dimensions")
@@ -66,6 +68,12 @@ def check(url: str, models: list[str], resting: list[str]) -> None:
             if model not in resting:
                 raise
             print(f"ok: {model} is scaled to zero; retry in {exc.retry_after_s} s")
+
+
+def _served(url: str) -> dict[str, str]:
+    """Return the task of each model."""
+    with _request(url, "/v1/models") as response:
+        return {model["id"]: model.get("task", "generate") for model in json.load(response)["data"]}
 
 
 def _embed(url: str, model: str) -> int:

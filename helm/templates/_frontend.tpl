@@ -15,6 +15,7 @@
 - --idle-timeout-s={{ $limits.idleTimeoutSeconds }}
 - --max-in-flight={{ int64 $limits.maxInFlight }}
 - --max-queue-wait-s={{ $limits.maxQueueWaitSeconds }}
+- --wake-timeout-s={{ $frontend.wakeTimeoutSeconds }}
 - --requests-per-minute={{ int64 $limits.requestsPerMinute }}
 - --tokens-per-minute={{ int64 $limits.tokensPerMinute }}
 - --max-concurrent={{ int64 $limits.maxConcurrent }}

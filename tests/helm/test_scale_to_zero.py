@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.helm.cases import with_demo
-from tests.helm.chart import render
+from tests.helm.chart import CHART, render
 from tests.helm.test_monitoring import needs_promtool
 
 RESTING = {"enabled": True, "scaleToZero": True}
@@ -47,10 +47,10 @@ def test_a_wish_is_seen_however_seldom_keda_looks() -> None:
 
 
 @needs_promtool
-def test_the_query_is_one_after_a_refusal_and_else_the_number_of_running_requests(tmp_path: Path) -> None:
+def test_the_query_is_one_after_a_refusal_and_else_the_number_of_requests(tmp_path: Path) -> None:
     one, other = (f'{LABELS}, pod="{name}"' for name in ("one", "other"))
     series = {
-        # From minute 10 to 16 two frontends refuse many; from minute 20 on they answer 3 and 2 requests.
+        # From minute 10 to 16 two frontends refuse many; from minute 20 on they have 3 and 2 requests.
         f'conch_shed_total{{code="model_not_ready", {one}}}': "0x9 20+20x5 140x100",
         f'conch_shed_total{{code="model_not_ready", {other}}}': "0x9 5x100",
         f'conch_shed_total{{code="overloaded", {one}}}': "0+100x100",
@@ -60,12 +60,38 @@ def test_the_query_is_one_after_a_refusal_and_else_the_number_of_running_request
     }
     expected = {"5m": 0, "10m": 1, "15m": 1, "19m": 0, "25m": 5}
     query = query_of(scaled_object())
-    given = [{"series": name, "values": values} for name, values in series.items()]
     samples = [
         {"expr": query, "eval_time": at, "exp_samples": [{"labels": "{}", "value": value}]}
         for at, value in expected.items()
     ]
-    file = tmp_path / "test.yaml"
-    file.write_text(yaml.safe_dump({"tests": [{"interval": "1m", "input_series": given, "promql_expr_test": samples}]}))
+    check(tmp_path, series, promql_expr_test=samples)
+
+
+@needs_promtool
+def test_an_alert_names_the_models_for_which_requests_wait_or_are_refused(tmp_path: Path) -> None:
+    series = {
+        'conch_requests_in_flight{model="waits"}': "2x40",
+        'conch_engine_up{model="waits"}': "0x40",
+        'conch_requests_in_flight{model="never-up"}': "2x40",
+        'conch_requests_in_flight{model="runs"}': "2x40",
+        'conch_engine_up{model="runs"}': "1x40",
+        'conch_shed_total{code="model_not_ready", model="refused"}': "0+1x40",
+    }
+    summary = "Requests for {} wait or have been refused for 15 minutes, because no endpoint serves it."
+    alerts = [
+        {"exp_labels": {"model": name, "severity": "warning"}, "exp_annotations": {"summary": summary.format(name)}}
+        for name in ("refused", "waits", "never-up")
+    ]
+    check(
+        tmp_path, series, alert_rule_test=[{"eval_time": "20m", "alertname": "ConchModelWanted", "exp_alerts": alerts}]
+    )
+
+
+def check(folder: Path, series: dict[str, str], **tests: list[Any]) -> None:
+    """Have Prometheus' tool check the chart's rules and expressions on these series, a value for each minute."""
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    file, rules = folder / "test.yaml", str(CHART / "files" / "prometheus-rules.yaml")
+    written = {"rule_files": [rules], "tests": [{"interval": "1m", "input_series": given} | tests]}
+    file.write_text(yaml.safe_dump(written))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

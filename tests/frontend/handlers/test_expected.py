@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,6 +16,7 @@ from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
 from tests.frontend.gateway.key_files import KeyFile
+from tests.waiting import DEADLINE_S
 
 NAMED = (f"{DEMO.id}=fake:1",)
 TOKENIZE = {"model": DEMO.id, "prompt": "hi"}
@@ -129,3 +132,90 @@ async def test_a_key_that_may_not_use_it_cannot_tell_whether_it_exists(serve: Se
         answers.append((error["status"], error["code"], error["message"].replace(model, "")))
     assert answers[0] == answers[1]
     assert answers[0][:2] == (403, "permission_denied")
+
+
+# --- requests that wait for it ---
+
+
+WAKING: dict[str, Any] = {"triton_endpoints": NAMED, "wake_timeout_s": 20.0}
+
+
+def wake(triton: FakeTriton) -> None:
+    """Have it serve the model."""
+    triton.snapshot_error = triton.stats_error = None
+    triton.models = ModelSnapshot(ready={DEMO.id: DEMO})
+
+
+async def until_in_flight(http: aiohttp.ClientSession, number: int) -> None:
+    """Wait until so many requests count as in flight."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if await in_flight(http) == f"{number}.0":
+                return
+            await asyncio.sleep(0.01)
+
+
+async def in_flight(http: aiohttp.ClientSession) -> str:
+    text = await (await http.get("/metrics")).text()
+    [line] = [line for line in text.splitlines() if line.startswith("conch_requests_in_flight{")]
+    return line.split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION | {"stream": True}), ("/tokenize", TOKENIZE)],
+)
+async def test_a_request_waits_for_a_model_that_was_never_seen(
+    serve: Serve, path: str, body: dict[str, object]
+) -> None:
+    triton = away()
+    http = await serve(triton, **WAKING)
+    asking = asyncio.create_task(http.post(path, json=body))
+    await until_in_flight(http, 1)
+    assert not asking.done()
+    wake(triton)
+    assert (await asking).status == 200
+    assert (await in_flight(http), await shed(http)) == ("0.0", ["0.0"])
+
+
+async def test_a_stream_tells_that_a_model_starts_that_was_seen_before(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.handlers.keepalive._WAITING_INTERVAL_S", 0.02)
+    triton = FakeTriton(chunks("x"), models=[DEMO])
+    http = await serve(triton, **WAKING)
+    assert (await http.post("/v1/completions", json=COMPLETION)).status == 200
+    triton.models = ModelSnapshot()
+    await http.get("/v1/models/gone")  # has the list of models fetched anew
+    [card] = (await (await http.get("/v1/models")).json())["data"]
+    assert (card["id"], card["status"]) == (DEMO.id, {"value": "unloaded", "memory_bytes": 0})
+    response = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
+    assert await response.content.readline() == b": keepalive: the model is loading\n"
+    wake(triton)
+    text = await response.text()
+    assert text.endswith("data: [DONE]\n\n") and ": Server-Timing: load;dur=" in text
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_model_that_does_not_start_in_time_is_refused(serve: Serve, *, is_stream: bool) -> None:
+    http = await serve(away(), triton_endpoints=NAMED, wake_timeout_s=0.01)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION | {"stream": is_stream}))
+    assert (error["status"], error["code"]) == (503, "model_not_ready")
+    assert error["message"] == "The model was not loaded within 0.01 seconds: no server of it has started."
+    assert (await in_flight(http), await shed(http)) == ("0.0", ["1.0"])
+
+
+async def test_only_so_many_requests_wait_for_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frontend.triton.leases.MAX_WAITING", 1)
+    triton = away()
+    http = await serve(triton, **WAKING)
+    first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    await until_in_flight(http, 1)
+    error = await error_of(await http.post("/v1/completions", json=COMPLETION))
+    assert (error["status"], error["code"]) == (503, "overloaded")
+    first.cancel()
+    await until_in_flight(http, 0)
+    second = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
+    await asyncio.sleep(0)
+    wake(triton)
+    assert (await second).status == 200

@@ -32,7 +32,7 @@ class Demanding(Pool):
         """Return a whole completion, as a request gets it."""
         hold = self.pool.hold(DEMO.id, "a")
         try:
-            await hold.ready(300.0)
+            await hold.ready()
             return await self.text()
         finally:
             hold.release()

@@ -1,0 +1,75 @@
+"""Requests for models that no Triton serves now, though they are expected: they were scaled to zero, or start."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from frontend.errors import APIError, QueueFull
+from frontend.triton.leases import Hold, ModelLeases, Waiter, add_waiting
+from model_repository.contract.arbiter import ModelStatus
+
+_POLL_S = 0.25  # the lists of models are fetched once a second
+
+
+class Waking:
+    """Keeps requests until a Triton serves their models.
+
+    Args:
+        find: returns the leases of the best Triton with a model; None: there is none.
+    """
+
+    why_late = "no server of it has started"
+    clock = staticmethod(time.monotonic)
+    statuses: Mapping[str, ModelStatus] = MappingProxyType({})
+
+    def __init__(self, find: Callable[[str], ModelLeases | None]) -> None:
+        self._find = find
+        self._waiting: dict[str, list[Hold]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def hold(self, waiter: Waiter) -> Hold:
+        """Return the hold of a request, which waits.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+        """
+        hold = Hold(self, waiter)
+        add_waiting(self._waiting.setdefault(waiter.model_id, []), hold)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        return hold
+
+    def leave(self, hold: Hold) -> None:
+        """End a hold."""
+        waiting = self._waiting.get(hold.model_id, [])
+        if hold in waiting:
+            waiting.remove(hold)
+
+    def keep(self, model_id: str, keep_alive_s: float | None) -> None:
+        """Do nothing: the model of a Triton that starts is loaded as its repository says."""
+
+    def end_all(self, error: APIError) -> None:
+        """End all waits with an error."""
+        for waiting in self._waiting.values():
+            for hold in waiting:
+                hold.fail(error)
+
+    async def _run(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(_POLL_S)
+            for model_id, waiting in [*self._waiting.items()]:
+                leases = self._find(model_id)
+                if leases is not None or not waiting:
+                    del self._waiting[model_id]
+                if leases is not None:
+                    self._move(waiting, leases)
+
+    def _move(self, waiting: list[Hold], leases: ModelLeases) -> None:
+        for hold in waiting:
+            try:
+                hold.move(leases)
+            except QueueFull as exc:
+                hold.fail(exc)
