@@ -229,8 +229,19 @@ class ModelDirectory:
             for alias, model_id in self._aliases.items()
             if (model := self.latest.ready.get(model_id) or self.latest.asleep.get(model_id)) is not None
         }
-        self._names = given | self.latest.names()
-        self._known = {name: known for name, known in self._known.items() if known.model_id in self.latest.unready}
+        asleep = self.latest.asleep
+        self._known = {
+            name: known
+            for name, known in self._known.items()
+            if known.model_id in self.latest.unready or known.model_id in asleep
+        }
+        # Adapters that were loaded while the model ran come back with it.
+        adapters = {
+            name: ModelName(requested=name, model=asleep[known.model_id], lora_name=known.lora_name)
+            for name, known in self._known.items()
+            if known.lora_name and known.model_id in asleep
+        }
+        self._names = adapters | given | self.latest.names()
         self._known |= {name: KnownName(name, meant.model_id, meant.lora_name) for name, meant in self._names.items()}
         self._fetched_at = started_at
         return self.latest

@@ -150,7 +150,7 @@ class Arbiter:
         for model in list(self._models.values()):
             if model.is_loadable and model.name not in by_name:
                 del self._models[model.name]
-                error = LoadFailed("it is not in the repository any more", 0.0)
+                error = LoadFailed("it is not in the repository", 0.0)
                 self._ordered += [Refuse(client, model.name, error) for client in model.wants]
         for offered in by_name.values():
             known = self._models.get(offered.name)

@@ -14,6 +14,7 @@ from frontend.reference.parameters import Parameter, Treatment, parameters
 from tests.integration.api import CHAT, COMPLETIONS, DEMO, WEATHER, Answer, Api, chat_text, text_of
 from tests.integration.stack import ENGINE_MODEL, PACED_MODEL
 from tests.pictures import circle, data_uri
+from tests.waiting import wait_until
 
 # Another test has those of embeddings: test_retrieval.py.
 ROWS = [row for row in parameters() if row.endpoint in (CHAT, COMPLETIONS)]
@@ -545,6 +546,19 @@ def _says_in_which_class_it_waited(api: Api, endpoint: str) -> None:
     ):
         assert api.ask(endpoint, **fields, max_tokens=1).body["service_tier"] == tier
     assert "service_tier" not in api.ask(endpoint, max_tokens=1).body
+
+
+@effect("keep_alive", "ttl")
+def _says_when_the_unused_model_leaves(api: Api, endpoint: str) -> None:
+    def leaves_in_s() -> float:
+        status = api.get(f"/v1/models/{api.subject.model}").body["status"]
+        return float(status.get("expires_s", math.inf))
+
+    for fields in ({"keep_alive": "10m"}, {"ttl": 600}):
+        assert api.ask(endpoint, max_tokens=1, **fields).status == 200
+        wait_until(lambda: 300 < leaves_in_s() <= 600, f"it leaves later: {fields}")
+        assert api.ask(endpoint, max_tokens=1, keep_alive=-1).status == 200
+        wait_until(lambda: leaves_in_s() == math.inf, "it stays")
 
 
 @effect("continue_final_message")

@@ -25,15 +25,13 @@ from typing import Any
 import psutil
 import pytest
 
-from build_engines.render import ServeOptions, render, write_repository
 from frontend.__main__ import main
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
 from frontend.launcher.state_lock import server_lock
 from frontend.settings import Settings, SettingsError
 from model_repository.system.log_time import TIME
-from model_repository.system.running_servers import running_servers
-from tests.build_engines.test_render import MANIFEST
+from model_repository.system.running_servers import ARTIFACT_FILE, running_servers
 from tests.frontend.triton.test_models import Clock
 from tests.launching import Command, free_port, running, untimed
 from tests.model_repository.arbiter.repository import parameters_of, write_model, write_models
@@ -438,11 +436,10 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(launch, name):
 
 
 def test_a_running_server_names_its_models_and_their_artifacts(launch, repository, tmp_path):
-    files = render(MANIFEST, tmp_path / "artifacts" / "demo-0123", ServeOptions(), "1.2.3")
-    write_repository(files, repository)
+    (repository / "demo" / ARTIFACT_FILE).write_text("demo-0123")
     launch(tmp_path)
     [server] = running_servers(tmp_path)
-    assert (server.models, server.artifacts) == ((MANIFEST.model_id,), ("demo-0123",))
+    assert (server.models, server.artifacts) == (("demo",), ("demo-0123",))
 
 
 def test_a_home_that_cannot_be_used_is_named(launch, repository):

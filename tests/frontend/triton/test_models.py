@@ -71,6 +71,26 @@ async def test_an_unknown_id_is_asked_for_at_once() -> None:
     assert (await models.get(DEMO.id)).model == DEMO
 
 
+async def test_an_adapter_that_was_loaded_later_is_known_while_its_model_is_not_loaded() -> None:
+    """After the death of an engine its name was not found, until the adapter was back."""
+    triton, clock = FakeTriton(models=[served_model(adapters=("polite",))]), Clock()
+    models = ModelDirectory(triton, clock)
+    await models.get("polite")
+    for snapshot, is_known in (
+        (ModelSnapshot(asleep={DEMO.id: DEMO}), True),
+        (ModelSnapshot(asleep={DEMO.id: DEMO}), True),
+        (ModelSnapshot(ready={DEMO.id: DEMO}), False),
+    ):
+        triton.models = snapshot
+        clock.now += MAX_AGE_S
+        await models.snapshot()
+        if is_known:
+            assert (await models.get("polite")).lora_name == "polite"
+        else:
+            with pytest.raises(ModelNotFound):
+                await models.get("polite")
+
+
 async def test_an_unloaded_model_is_not_ready_under_all_its_names_and_a_removed_adapter_is_not_found() -> None:
     triton, clock = FakeTriton(models=[served_model(aliases=("gpt-4o",), adapters=("formal", "brief"))]), Clock()
     models = ModelDirectory(triton, clock)

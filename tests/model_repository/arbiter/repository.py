@@ -29,6 +29,7 @@ def write_model(repository: Path, parameters: ModelParameters) -> Path:
 def write_models(repository: Path, *models: ModelParameters) -> Path:
     """Write a repository that looks as if these could be served; return it."""
     (repository / ARBITER).mkdir(parents=True)
+    (repository / ARBITER / "config.pbtxt").touch()
     for model in models:
         write_model(repository, model)
     return repository

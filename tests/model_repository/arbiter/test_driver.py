@@ -293,7 +293,7 @@ def test_a_model_that_left_the_repository_is_not_known_any_more_and_its_wishes_a
     shutil.rmtree(stage.repository / "b")
     assert stage.look().statuses.keys() == {"a"}
     answer = stage.tell("b", {"a": lease}).get(timeout=TIMEOUT_S)
-    assert answer.refusals["b"].cause == "it is not in the repository any more"
+    assert answer.refusals["b"].cause == "it is not in the repository"
 
 
 def test_a_loaded_model_that_left_the_repository_or_changed_there_is_unloaded_as_it_was_loaded(stage: Stage) -> None:
