@@ -22,7 +22,14 @@ DOUBLES = Path(__file__).parent / "doubles" / "python"
 
 
 def write_artifact(
-    folder: Path, model_id: str, backend: str, *, aliases: tuple[str, ...] = (), adapter: str = "", **options: str
+    folder: Path,
+    model_id: str,
+    backend: str,
+    *,
+    aliases: tuple[str, ...] = (),
+    adapter: str = "",
+    num_gpus: int = 0,
+    **options: str,
 ) -> Path:
     """Write the demo model as an artifact, and return its folder.
 
@@ -32,6 +39,7 @@ def write_artifact(
         backend: engine or pytorch.
         aliases: further names.
         adapter: the name of the demo model's own adapter; empty: it is left out.
+        num_gpus: that it needs; 0: it does not say.
         options: the runtime's.
     """
     source = DEMO / "checkpoint"
@@ -61,6 +69,7 @@ def write_artifact(
         source={},
         key="by-hand",
         precision="f16",
+        requires={"num_gpus": str(num_gpus)} if num_gpus else {},
         options={"backend": backend, **options},
         adapters={adapter: f"adapters/{adapter}"} if adapter else {},
         tool_call_format="hermes",

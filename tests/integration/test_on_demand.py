@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import urllib.request
@@ -17,10 +18,12 @@ import pytest
 
 from frontend.settings import Settings
 from model_repository.arbiter.catalog import Catalog
-from tests.integration.api import COMPLETIONS, Answer, Api
-from tests.integration.conftest import build, run_build
+from tests.build_engines.tensorrt_llm.builder import BIN, H100
+from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Answer, Api
+from tests.integration.conftest import build, run_build, running_stack
 from tests.integration.stack import DEMO_CHECKPOINT, Stack
 from tests.launching import launched, launcher_settings
+from tests.tensorrt_llm_artifact import install_double, write_artifact
 from tests.waiting import wait_until
 
 NAMES = ("alpha", "beta", "gamma")
@@ -124,6 +127,25 @@ def test_a_model_that_never_fits_is_refused_at_once_with_the_bytes(stack: Stack)
     needed_bytes = statuses(stack)[LARGE]["memory_bytes"]
     assert f"it needs {needed_bytes} bytes of memory, and all models together have" in answer.error["message"]
     assert answer.headers["x-should-retry"] == "false"
+
+
+def test_models_of_tensorrt_llm_that_have_a_gpu_in_common_take_turns(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    models = {"first": "pytorch", "second": "engine"}
+    artifacts = [write_artifact(tmp_path / name, name, backend, num_gpus=1) for name, backend in models.items()]
+    repository, placed = tmp_path / "repository", [f"{folder}:0" for folder in artifacts]
+    run_build("render", *placed, "--repository", str(repository), "--load", "demand")
+    install_double(repository)
+    path = f"{BIN}:{os.environ['PATH']}"
+    with (
+        running_stack(repository, tmp_path_factory, CONCH_DOUBLE_GPUS=H100, PATH=path) as stack,
+        ThreadPoolExecutor(4) as clients,
+    ):
+        assert not any(stack.processes(f"{name}__engine") for name in models)
+        answers = list(clients.map(lambda model: Api(stack.url).ask(CHAT, model=model), [*models] * 3))
+        assert [(answer.text, answer.body["model"]) for answer in answers] == [(ANSWER, name) for name in models] * 3
+        assert sorted(states(stack).values()) == ["loaded", "unloaded"]
 
 
 @contextmanager
