@@ -1,9 +1,9 @@
 """Models on demand: three models at a server with room for one, ours and llama-server's router in turns.
 
 `python -m tests.workshop.load.on_demand` serves SmolLM2, Gemma 3 270M and all-MiniLM, from the same GGUF files and with
-the same slots, windows and threads at both servers. It measures a swap of each model with one client, 8 clients at
-random models, two clients that each want one of the two smallest models, and a client whose model is the only one that
-7 others do not want. Our server has memory for the largest model, or `--model-memory`. The last table compares the swap
+the same slots, windows and threads at both servers. It measures a swap of each model with one client, and 8 clients at
+random models; then, with SmolLM2 and all-MiniLM alone, two clients that each want one of them, and a client whose model
+is the only one that 7 others do not want. Our server has memory for the largest model. The last table compares the swap
 of SmolLM2 with Triton's load of three empty Python models.
 
 llama-server is compiled into .conch/llama-server, once, in some ten minutes; where that fails, its rows are left out.
@@ -45,7 +45,6 @@ def main() -> int:
     """Run the command line; return 1 if a request failed at our server."""
     parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.on_demand", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--model-memory", metavar="BYTES", help="of our server (of its largest model)")
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each traffic (%(default)s)")
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="at random models (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the clients' choices (%(default)s)")
@@ -55,19 +54,22 @@ def main() -> int:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     _print(summary_line(describe_machine()))
-    with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as stack:
+    answers: dict[str, list[Answer]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
         artifacts = _artifacts(Path(name))
-        servers = {}
-        if options.server != "router":
-            servers[OURS] = stack.enter_context(_ours(Path(name), artifacts, options))
-        if options.server != "ours":
-            try:
-                servers[_ROUTER] = stack.enter_context(_router(Path(name), artifacts, options))
-            except peers.Unavailable as exc:
-                _print(f"{_ROUTER} is left out: {exc}")
-        answers, swap_times = _measure(servers, list(artifacts), options)
-        stack.pop_all().close()  # the servers end before the last measurements
-        _compare(Path(name), artifacts[_SMOLLM2], {server: times["smollm2"] for server, times in swap_times.items()})
+        crowd, others = options.clients, options.clients - 1
+        models, pair = [*artifacts], [_SMOLLM2, _MINILM]
+        with _servers(Path(name) / "all", artifacts, options) as servers:
+            times = _measure_alone(servers, models)
+            answers |= _measure(f"{crowd} clients at random models", [models] * crowd, servers, times, options)
+        with _servers(Path(name) / "pair", {model: artifacts[model] for model in pair}, options) as servers:
+            own_times = _measure_alone(servers, pair)
+            for title, clients in (
+                ("two clients, each at one model", [[_SMOLLM2], [_MINILM]]),
+                (f"{others} clients at one model, one at another", [*[[_SMOLLM2]] * others, [_MINILM]]),
+            ):
+                answers |= _measure(title, clients, servers, own_times, options)
+        _compare(Path(name), artifacts[_SMOLLM2], {server: each[_SMOLLM2.name] for server, each in times.items()})
     records = {key: [asdict(each) for each in value] for key, value in answers.items()}
     (options.output / "on-demand.json").write_text(json.dumps(records))
     return int(any(each.error for key, value in answers.items() for each in value if key.startswith(OURS)))
@@ -86,11 +88,27 @@ def _artifacts(state_dir: Path) -> dict[Model, Path]:
 
 
 @contextmanager
+def _servers(state_dir: Path, artifacts: Mapping[Model, Path], options: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Serve models until the end of the block; yield the URLs of the servers by their names."""
+    state_dir.mkdir()
+    with ExitStack() as stack:
+        servers = {}
+        if options.server != "router":
+            servers[OURS] = stack.enter_context(_ours(state_dir, artifacts, options))
+        if options.server != "ours":
+            try:
+                servers[_ROUTER] = stack.enter_context(_router(state_dir, artifacts, options))
+            except peers.Unavailable as exc:
+                _print(f"{_ROUTER} is left out: {exc}")
+        yield servers
+
+
+@contextmanager
 def _ours(state_dir: Path, artifacts: Mapping[Model, Path], options: argparse.Namespace) -> Iterator[str]:
     engine = ("--max-sequences", str(_NUM_SLOTS), "--num-threads", str(options.threads))
     repository = render(state_dir / "repository", list(artifacts.values()), *engine)
     largest_bytes = max(entry.memory_bytes for entry in Catalog.read(repository).entries.values())
-    words = [f"--home={state_dir / 'serve'}", f"--model-memory={options.model_memory or largest_bytes}"]
+    words = [f"--home={state_dir / 'serve'}", f"--model-memory={largest_bytes}"]
     with serving(repository, options.output / "on-demand.log", *words) as (port, _):
         yield f"http://{ADDRESS}:{port}"
 
@@ -108,10 +126,8 @@ def _router(state_dir: Path, artifacts: Mapping[Model, Path], options: argparse.
             yield url
 
 
-def _measure(
-    servers: Mapping[str, str], models: Sequence[Model], options: argparse.Namespace
-) -> tuple[dict[str, list[Answer]], dict[str, dict[str, Alone]]]:
-    """Print a table of each traffic; return its answers, and each server's times with one client."""
+def _measure_alone(servers: Mapping[str, str], models: Sequence[Model]) -> dict[str, dict[str, Alone]]:
+    """Print and return each server's times with one client."""
     times = {server: asyncio.run(measure_alone(url, models)) for server, url in servers.items()}
     rows = [
         [server, name, f"{each.warm_s:.2f} s", f"{each.swap_s:.2f} s"]
@@ -119,21 +135,24 @@ def _measure(
         for name, each in by_name.items()
     ]
     _print_table(["", "one client", "first token, loaded", "first token, with a swap"], rows)
-    answers: dict[str, list[Answer]] = {}
-    others = options.clients - 1
-    traffics: dict[str, list[Sequence[Model]]] = {
-        f"{options.clients} clients at random models": [models] * options.clients,
-        "two clients, each at one model": [[_SMOLLM2], [_MINILM]],
-        f"{others} clients at one model, one at another": [*[[_SMOLLM2]] * others, [_MINILM]],
-    }
-    for title, clients in traffics.items():
-        rows = []
-        for server, url in servers.items():
-            answers[f"{server}, {title}"] = found = asyncio.run(traffic(url, clients, options.seconds, options.seed))
-            row = figures(found, times[server])
-            rows.append([server, *row.values()])
-        _print_table([title, *row], rows)
-    return answers, times
+    return times
+
+
+def _measure(
+    title: str,
+    clients: Sequence[Sequence[Model]],
+    servers: Mapping[str, str],
+    times: Mapping[str, Mapping[str, Alone]],
+    options: argparse.Namespace,
+) -> dict[str, list[Answer]]:
+    """Print a table of one traffic; return the answers of each server."""
+    answers, rows = {}, []
+    for server, url in servers.items():
+        answers[f"{server}, {title}"] = found = asyncio.run(traffic(url, clients, options.seconds, options.seed))
+        row = figures(found, times[server])
+        rows.append([server, *row.values()])
+    _print_table([title, *row], rows)
+    return answers
 
 
 def _compare(folder: Path, artifact: Path, swap_times: Mapping[str, Alone]) -> None:
