@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import psutil
+
 from frontend.launcher.launcher import Launcher
 from tests.grpc_client import GrpcClient
 from tests.processes import is_stopped, parent_of
@@ -135,6 +137,11 @@ class Stack(GrpcClient):
         found = _processes(self.launcher.triton.pid)
         pids = [pid for pid, command in found if f"/{stage_name}/" in command and STUB in command]
         return [pid for pid in pids if parent_of(pid) not in pids]
+
+    def pss_bytes(self) -> int:
+        """Return the memory of all processes of this server's Triton; shared pages are divided among them."""
+        pids = [pid for pid, _ in _processes(self.launcher.triton.pid)]
+        return sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
 
 
 def _processes(session: int) -> Iterator[tuple[int, str]]:

@@ -80,6 +80,12 @@ def window_of_answer(stack: Stack, model: str, **fields: Any) -> int:
     return int(usage["total_tokens"])
 
 
+def wait_until_gone(stack: Stack, *models: str) -> None:
+    """Wait until the processes of these models have ended."""
+    stages = [f"{model}__{stage}" for model in models for stage in ("tokenizer", "engine", "detokenizer")]
+    wait_until(lambda: not any(map(stack.processes, stages)), "they have ended")
+
+
 def test_models_that_do_not_fit_together_take_turns_and_every_request_is_answered(stack: Stack) -> None:
     assert states(stack)["alpha"] == "loaded"
     luck = random.Random(0)
@@ -91,10 +97,14 @@ def test_models_that_do_not_fit_together_take_turns_and_every_request_is_answere
 
 
 def test_an_unused_model_leaves_after_its_keep_alive_and_lists_do_not_wake_it(stack: Stack) -> None:
+    assert window_of_answer(stack, "beta", keep_alive=-1) == WINDOW["beta"]
+    wait_until_gone(stack, "alpha", "gamma")
+    loaded_bytes = stack.pss_bytes()
     assert window_of_answer(stack, "beta") == WINDOW["beta"]
-    assert stack.processes("beta__engine")
     wait_until(lambda: states(stack)["beta"] == "unloaded", "it has left")
-    wait_until(lambda: not stack.processes("beta__engine"), "its process has ended")
+    wait_until_gone(stack, "beta")
+    share = (loaded_bytes - stack.pss_bytes()) / statuses(stack)["beta"]["memory_bytes"]
+    assert 0.8 < share < 1.2, "the memory is not what the build has measured"
     for path in ("/v1/models/beta", "/health/ready", "/metrics", "/"):
         with urllib.request.urlopen(f"{stack.url}{path}", timeout=60) as answer:
             assert answer.status == 200
