@@ -164,6 +164,7 @@ class FakeTriton(TritonClient):
         self.generations, self.repository = cast(Generations, self), cast(Repository, self)
         self.script = script
         self.arbiter: Callable[[ArbiterRequest], ArbiterAnswer] | None = None  # None: there is none
+        self.arbiter_error: APIError | None = None
         ready: dict[str, ServedModel] = {}
         further = tuple(model for model in models if ready.setdefault(model.id, model) is not model)
         self.models = ModelSnapshot(ready=ready, further=further)
@@ -197,6 +198,8 @@ class FakeTriton(TritonClient):
 
     async def ask_arbiter(self, request: ArbiterRequest) -> ArbiterAnswer:
         """Have the arbiter answer."""
+        if self.arbiter_error is not None:
+            raise self.arbiter_error
         if self.arbiter is None:
             raise NotFound(f"{ARBITER} is not loaded")
         if request.client and request.serial > 1:
@@ -404,4 +407,4 @@ def leases_without_arbiter() -> ModelLeases:
     async def never(_: object = None) -> Any:
         raise NotImplementedError
 
-    return ModelLeases(never, never, lambda model_id: True, never, lambda model_id: None)
+    return ModelLeases(never, never, lambda model_id: True, never, lambda model_id: None, lambda holds: None)

@@ -28,6 +28,7 @@ from frontend.errors import (
     QueueFull,
     StageUnhealthy,
     TritonKeyRefused,
+    TritonUnreachable,
     retry_headers,
 )
 from frontend.triton.models import ModelSnapshot, ServedModel
@@ -61,6 +62,13 @@ class Holder(Protocol):
     clock: Callable[[], float]
     statuses: Mapping[str, ModelStatus]
     why_late: str  # what else keeps a request from its model
+
+    def take(self, hold: Hold) -> None:
+        """Have a hold wait, or give it the lease.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+        """
 
     def leave(self, hold: Hold) -> None:
         """End a hold."""
@@ -152,14 +160,14 @@ class Hold:
             self._granted = asyncio.get_running_loop().create_future()
             self._granted.add_done_callback(lambda done: done.cancelled() or done.exception())  # its request left
 
-    def move(self, leases: ModelLeases) -> None:
-        """Have it wait there, or give it the lease.
+    def move(self, holder: Holder) -> None:
+        """Have it wait there, or give it the lease. It does not wait any more where it waited.
 
         Raises:
             QueueFull: too many requests wait for the model there.
         """
-        leases.take(self)
-        self._holder = leases
+        holder.take(self)
+        self._holder = holder
 
     def grant(self) -> None:
         """Give it the lease."""
@@ -174,6 +182,11 @@ class Hold:
         """End its wait with an error."""
         if self._granted is not None and not self._granted.done():
             self._granted.set_exception(error)
+
+    def drop(self, error: APIError) -> None:
+        """End its wait with an error. It waits nowhere any more."""
+        self._is_released = True
+        self.fail(error)
 
     def release(self) -> None:
         """End it: the request has ended, or waits no longer. A second call does nothing."""
@@ -191,6 +204,7 @@ class ModelLeases:
         is_listed: whether a model, by its id, is in our list of loaded models.
         refresh: fetches that list.
         on_left: called with the id of a model after the end of its lease.
+        on_unreachable: called with the requests that wait, for another Triton, when this one cannot be reached.
         clock: monotonic seconds.
     """
 
@@ -203,9 +217,10 @@ class ModelLeases:
         is_listed: Callable[[str], bool],
         refresh: Callable[[], Awaitable[object]],
         on_left: Callable[[str], None],
+        on_unreachable: Callable[[list[Hold]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask, self._mend, self._on_left = ask, mend, on_left
+        self._ask, self._mend, self._on_left, self._on_unreachable = ask, mend, on_left, on_unreachable
         self._is_listed, self._refresh = is_listed, refresh
         self.clock = clock
         self.statuses: Mapping[str, ModelStatus] = {}
@@ -263,7 +278,7 @@ class ModelLeases:
         return hold
 
     def take(self, hold: Hold) -> None:
-        """Give a hold the lease, or have it wait; see `hold`."""
+        """Give a hold the lease, or have it wait."""
         model_id = hold.model_id
         if self.may_begin(model_id):
             self.begin(model_id)
@@ -305,6 +320,12 @@ class ModelLeases:
             del self._num_used[model_id]
             if model_id in self._leases and self._leases[model_id].is_recalled:
                 self._news.set()
+
+    def give_up(self) -> None:
+        """Give all requests that wait to another Triton."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            self._on_unreachable([hold for holds in waiting.values() for hold in holds])
 
     def end_all(self, error: APIError) -> None:
         """End all waits with an error."""
@@ -370,7 +391,7 @@ class ModelLeases:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.end_all(ModelNotReady("The model's server is no longer in use."))
+            self.give_up()
 
     async def _exchange(self) -> float:
         """Ask once; return the seconds until the next question, which news bring forward."""
@@ -433,7 +454,11 @@ class ModelLeases:
             with contextlib.suppress(APIError):
                 await self._mend()
             return _RETRY_S
-        except APIError:
+        except APIError as exc:
+            if isinstance(exc, TritonUnreachable):
+                with contextlib.suppress(APIError):
+                    await self._refresh()  # which notes it
+                self.give_up()
             return _RETRY_S  # the leases stay: requests find out by themselves
         self._has_arbiter = True
         self._apply(answer)

@@ -126,6 +126,7 @@ class ReplicaPool:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._waking.end_all(Draining())
 
     def add(self, endpoint: str, models: Collection[str], connect: Connect) -> None:
         """Send requests for these models to an endpoint too. A new endpoint becomes a replica."""
@@ -150,6 +151,7 @@ class ReplicaPool:
         return any(each.endpoint == endpoint and each.models.error is None for each in self.replicas)
 
     def _start(self, replica: Replica) -> None:
+        replica.on_unreachable = self._relocate
         self._running[replica] = asyncio.create_task(replica.run())
 
     async def _retire(self, replica: Replica) -> None:
@@ -216,6 +218,14 @@ class ReplicaPool:
         if not self._wake_timeout_s or model_id not in self._expected:
             self.require_available(model_id)
         return self._waking.hold(Waiter(model_id, sender, self._wake_timeout_s, may_name))
+
+    def _relocate(self, holds: list[Hold]) -> None:
+        """Have the requests that waited at a Triton wait for another one."""
+        if self._is_running and self._end_error is None:
+            self._waking.take_all(holds)
+        else:
+            for hold in holds:
+                hold.drop(self._end_error or Draining())
 
     def _nearest_leases(self, model_id: str) -> ModelLeases | None:
         """Return the leases of the Triton that can serve the model soonest; None: none can."""

@@ -13,7 +13,7 @@ from frontend.settings import Settings
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.health_monitor import HealthMonitor
-from frontend.triton.leases import ModelLeases
+from frontend.triton.leases import Hold, ModelLeases
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import State
 from model_repository.contract.output import EngineStats
@@ -43,6 +43,7 @@ class Replica:
         self.endpoint = endpoint
         self.model_filter = model_filter or ModelFilter()
         self.triton = triton
+        self.on_unreachable: Callable[[list[Hold]], None] = lambda holds: None  # set by the pool
         self.num_in_flight = Counter[str]()  # this process's requests, by ensemble
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -53,6 +54,7 @@ class Replica:
             lambda model_id: bool(self.models.latest.replicas_of(model_id)),
             lambda: asyncio.shield(self.models.refreshing()),
             self._forget,
+            lambda holds: self.on_unreachable(holds),
             clock,
         )
         self.monitor = HealthMonitor(endpoint, triton, self.models, settings, self.leases, clock, on_checked)

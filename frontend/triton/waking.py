@@ -1,14 +1,15 @@
-"""Requests for models that no Triton serves now, though they are expected: they were scaled to zero, or start."""
+"""Requests whose model is at no Triton that can be reached: it was scaled to zero, starts, or has lost its Triton."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from frontend.errors import APIError, QueueFull
-from frontend.triton.leases import Hold, ModelLeases, Waiter, add_waiting
+from frontend.triton.leases import Hold, Holder, ModelLeases, Waiter, add_waiting
 from model_repository.contract.arbiter import ModelStatus
 
 _POLL_S = 0.25  # the lists of models are fetched once a second
@@ -37,10 +38,18 @@ class Waking:
             QueueFull: too many requests wait for the model.
         """
         hold = Hold(self, waiter)
-        add_waiting(self._waiting.setdefault(waiter.model_id, []), hold)
+        self.take(hold)
+        return hold
+
+    def take(self, hold: Hold) -> None:
+        """Have a hold wait."""
+        add_waiting(self._waiting.setdefault(hold.model_id, []), hold)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
-        return hold
+
+    def take_all(self, holds: Iterable[Hold]) -> None:
+        """Have the holds of a Triton that cannot be reached wait for another one."""
+        _move(holds, self)
 
     def leave(self, hold: Hold) -> None:
         """End a hold."""
@@ -53,9 +62,11 @@ class Waking:
 
     def end_all(self, error: APIError) -> None:
         """End all waits with an error."""
-        for waiting in self._waiting.values():
-            for hold in waiting:
-                hold.fail(error)
+        waiting, self._waiting = self._waiting, {}
+        for hold in itertools.chain.from_iterable(waiting.values()):
+            hold.drop(error)
+        if self._task is not None:
+            self._task.cancel()
 
     async def _run(self) -> None:
         while self._waiting:
@@ -65,11 +76,12 @@ class Waking:
                 if leases is not None or not waiting:
                     del self._waiting[model_id]
                 if leases is not None:
-                    self._move(waiting, leases)
+                    _move(waiting, leases)
 
-    def _move(self, waiting: list[Hold], leases: ModelLeases) -> None:
-        for hold in waiting:
-            try:
-                hold.move(leases)
-            except QueueFull as exc:
-                hold.fail(exc)
+
+def _move(holds: Iterable[Hold], holder: Holder) -> None:
+    for hold in holds:
+        try:
+            hold.move(holder)
+        except QueueFull as exc:
+            hold.drop(exc)

@@ -37,12 +37,19 @@ class Played:
         self.clock = Clock()
         self.asked: list[ArbiterRequest] = []
         self.left: list[str] = []  # models without a lease since
+        self.given_up: list[Hold] = []  # for another Triton
         self.listed = {A, B}
         self.num_refreshes = self.num_mended = 0
         self.refresh: Callable[[], object] = lambda: None
         self.reply: asyncio.Future[ArbiterAnswer] | None = None
         self.leases = ModelLeases(
-            self._ask, self._mend, lambda name: name in self.listed, self._refresh, self.left.append, self.clock
+            self._ask,
+            self._mend,
+            lambda name: name in self.listed,
+            self._refresh,
+            self.left.append,
+            self.given_up.extend,
+            self.clock,
         )
 
     async def last(self) -> ArbiterRequest:
@@ -302,12 +309,15 @@ async def test_an_ended_exchange_leaves_no_task_and_no_request_that_waits() -> N
     played = Played()
     running = asyncio.create_task(played.leases.run())
     await played.give()
-    _, [waiting] = await played.waiting("a")
+    [hold], [waiting] = await played.waiting("a")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not played.leases._tasks and asyncio.all_tasks() <= {asyncio.current_task(), waiting}
-    await asyncio.wait([waiting], timeout=0)
-    assert waiting.done() and isinstance(waiting.exception(), ModelNotReady)
+    assert played.given_up == [hold]
+    hold.drop(ModelNotReady("no"))
+    await asyncio.wait([waiting])
+    hold.release()
+    assert played.num_used == 0
 
 
 async def test_only_a_holder_of_the_lease_repairs_and_the_model_stays_meanwhile(played: Played) -> None:

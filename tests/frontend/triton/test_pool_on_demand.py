@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from frontend.errors import Draining, StageUnhealthy
+from frontend.errors import Draining, StageUnhealthy, TritonUnreachable
 from frontend.triton.health_checks import check_health
 from frontend.triton.replica_state import State
 from tests.fakes import DEMO, FakeTriton, PlayedArbiter, chunks
@@ -76,6 +76,33 @@ async def test_a_request_waits_where_another_frontend_has_its_model_loaded(pool:
     await until(lambda: pool.pool.status_of(DEMO.id).state == "loading")  # type: ignore[union-attr]
     assert await pool.answer() == "x"
     assert pool.wished == [[], [DEMO.id]]
+
+
+async def test_requests_that_wait_at_a_triton_that_dies_go_to_another(pool: Demanding) -> None:
+    """They waited for it, up to five minutes."""
+    for arbiter in pool.arbiters:
+        arbiter.is_holding = True
+    asking = [asyncio.create_task(pool.answer()) for _ in range(2)]
+    await until(lambda: any(pool.wished))
+    dead = pool.wished.index([DEMO.id])
+    pool.arbiters[1 - dead].is_holding = False
+    pool.tritons[dead].arbiter_error = pool.tritons[dead].snapshot_error = TritonUnreachable()
+    assert await asyncio.gather(*asking) == ["x", "x"]
+    assert pool.wished[1 - dead] == [DEMO.id]
+    assert not pool.replicas[dead].leases._num_used
+
+
+async def test_a_request_outlives_the_only_triton(pool: Demanding) -> None:
+    pool.pool.replicas = pool.pool.replicas[:1]
+    pool.arbiters[0].is_holding = True
+    asking = asyncio.create_task(pool.answer())
+    await until(lambda: any(pool.wished))
+    pool.tritons[0].arbiter_error = pool.tritons[0].snapshot_error = TritonUnreachable()
+    await until(lambda: not pool.replicas[0].leases._waiting)
+    pool.arbiters[0].is_holding = False
+    pool.tritons[0].arbiter_error = pool.tritons[0].snapshot_error = None
+    await pool.replicas[0].models.refreshing()
+    assert await asking == "x"
 
 
 async def test_the_end_of_a_drain_ends_requests_that_wait(pool: Demanding) -> None:
