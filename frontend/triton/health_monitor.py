@@ -139,15 +139,19 @@ class HealthMonitor:
         state, stage, since = self.states[ensemble], stage_name(ensemble, "engine"), self._clock()
         epoch: int | None = None
         try:
-            stats = await self._check_engine(ensemble)
+            seen: EngineStats | APIError = await self._check_engine(ensemble)
         except APIError as exc:
-            verdict = state.missed(exc, since)
+            seen = exc
+        if not self._leases.is_held(ensemble_to_model_id(ensemble)):
+            return  # it is unloaded now, which is neither well nor down
+        if isinstance(seen, APIError):
+            verdict = state.missed(seen, since)
             # A model that is being reloaded is down, not unloaded.
-            self._on_checked(ensemble, StageUnhealthy(stage) if state.state is State.RECOVERING else exc)
+            self._on_checked(ensemble, StageUnhealthy(stage) if state.state is State.RECOVERING else seen)
         else:
-            epoch = stats.epoch
-            verdict = state.answered(stats, since)
-            self._on_checked(ensemble, stats)
+            epoch = seen.epoch
+            verdict = state.answered(seen, since)
+            self._on_checked(ensemble, seen)
             model = self._models.latest.by_ensemble.get(ensemble)
             for name in (GENERATOR if model is None else model.parameters.layout).stages:
                 text_stage = stage_name(ensemble, name)

@@ -227,6 +227,7 @@ class ModelLeases:
         self._models: Mapping[str, ServedModel] = {}  # the catalog, by id
         self._catalog = ""
         self._has_arbiter: bool | None = None  # None: it has not answered yet
+        self._is_away = False  # its Triton could not be reached
         self._leases: dict[str, GivenLease] = {}
         self._num_used: Counter[str] = Counter()  # requests that run, by model
         self._num_begun: Counter[str] = Counter()  # all requests, by model
@@ -244,7 +245,7 @@ class ModelLeases:
     def may_begin(self, model_id: str) -> bool:
         """Whether a request of the model may run at once."""
         lease = self._leases.get(model_id)
-        return self._is_free or (lease is not None and not lease.is_recalled)
+        return self._is_free or (lease is not None and not lease.is_recalled and not self._is_away)
 
     def is_held(self, model_id: str) -> bool:
         """Whether this process has the lease of a model, recalled or not."""
@@ -458,9 +459,10 @@ class ModelLeases:
             if isinstance(exc, TritonUnreachable):
                 with contextlib.suppress(APIError):
                     await self._refresh()  # which notes it
+                self._is_away = True  # it may have begun anew, and have nothing loaded
                 self.give_up()
             return _RETRY_S  # the leases stay: requests find out by themselves
-        self._has_arbiter = True
+        self._has_arbiter, self._is_away = True, False
         self._apply(answer)
         return 0.0
 

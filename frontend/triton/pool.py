@@ -183,8 +183,9 @@ class ReplicaPool:
 
     def status_of(self, model_id: str) -> ModelStatus | None:
         """Return the state of the model where it is nearest to being loaded; None: its Tritons have no arbiter."""
-        found = (each.leases.statuses[model_id] for each in self.replicas if model_id in each.leases.statuses)
-        is_served = any(place.replica.models.error is None for place in self._places(model_id))
+        present = [each for each in self.replicas if each.models.error is None]
+        found = (each.leases.statuses[model_id] for each in present if model_id in each.leases.statuses)
+        is_served = any(each.models.latest.replicas_of(model_id) for each in present)
         absent = None if is_served else ModelStatus("unloaded", memory_bytes=0)
         return min(found, key=lambda status: _NEARNESS.index(status.state), default=absent)
 

@@ -147,6 +147,13 @@ class Api:
 
     def events(self, endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Stream an answer and return its events; [DONE] must end it where OpenAI's API has it."""
+        data = [line.removeprefix("data: ") for line in self.lines(endpoint, body) if line.startswith("data: ")]
+        if endpoint in (CHAT, COMPLETIONS):
+            assert data.pop() == "[DONE]"
+        return [json.loads(each) for each in data]
+
+    def lines(self, endpoint: str, body: dict[str, Any]) -> list[str]:
+        """Stream an answer and return its lines, comments too."""
         request = urllib.request.Request(
             self.url + endpoint,
             data=json.dumps(body | {"stream": True}).encode(),
@@ -154,11 +161,7 @@ class Api:
         )
         with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
             assert response.headers["Content-Type"].startswith("text/event-stream")
-            lines = response.read().decode().splitlines()
-        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-        if endpoint in (CHAT, COMPLETIONS):
-            assert data.pop() == "[DONE]"
-        return [json.loads(each) for each in data]
+            return response.read().decode().splitlines()
 
 
 def question_body(endpoint: str, question: str = QUESTION) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 from frontend.errors import Draining, StageUnhealthy, TritonUnreachable
 from frontend.triton.health_checks import check_health
 from frontend.triton.replica_state import State
+from model_repository.contract.output import EngineStats
 from tests.fakes import DEMO, FakeTriton, PlayedArbiter, chunks
 from tests.frontend.gateway.test_shared_limiter import until
 from tests.frontend.triton.test_health_monitor import settled
@@ -129,6 +130,21 @@ async def test_monitors_of_a_model_that_is_not_held_ask_its_stages_nothing(pool:
     pool.tritons[0].calls.clear()
     await settled(replica.monitor)
     assert pool.tritons[0].calls == []
+
+
+async def test_a_check_that_ends_after_the_lease_of_its_model_says_nothing(pool: Demanding) -> None:
+    """The engine of an unloaded model was down in the metrics, until it was loaded again."""
+    await pool.answer()
+    replica, seen = pool.replicas[0], list[str]()
+
+    async def check(ensemble: str) -> EngineStats:
+        replica.leases._leases.clear()
+        raise StageUnhealthy(ENGINE)
+
+    replica.monitor._check_engine = check  # type: ignore[method-assign]
+    replica.monitor._on_checked = lambda ensemble, result: seen.append(ensemble)
+    await replica.monitor.poll(DEMO.ensemble)
+    assert (seen, pool.tritons[0].calls) == ([], [])
 
 
 async def test_the_state_of_a_replica_ends_with_its_lease(pool: Demanding) -> None:
