@@ -106,6 +106,9 @@ class Limits:
         # A place does not wait for images to be fetched, nor for a model to be loaded.
         may_begin = hold.is_ready and all(generations[0].images)
         lease = request[_LEASE] = await self.limiter.acquire(first if may_begin else replace(first, model=""))
+        if may_begin and hold.requeue():  # its turn has ended while it waited for its place
+            self.limiter.leave(lease)
+            may_begin = False
         charge = Charge(
             num_estimated=first.num_charged_tokens,
             num_prompt_tokens=sum(nums_prompt_tokens),
@@ -244,16 +247,26 @@ class _Placed:
         admitted, first, place = self._admitted, self._admitted.first, self._admitted.lease
         triton = admitted.request.app[TRITON]
         if self._index or place is None:
-            await admitted.hold.ready()
             num = admitted.nums_prompt_tokens[self._index // admitted.charge.num_per_prompt]
             num_tokens = num + first.num_tokens - first.num_prompt_tokens
             own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)
-            if admitted.hold.waited_s:  # its replicas were not loaded at the estimate
-                own = replace(own, num_replicas=max(1, triton.num_ready(first.model)))
-            place = await admitted.limits.limiter.acquire(own)
+            place = await self._place_beside(own)
         self._place, admitted.has_begun = place, True
         self._chunks = triton.generate(first.model, self._generation, self._end, index=self._index)
         return self._chunks
+
+    async def _place_beside(self, own: AdmissionRequest) -> Lease:
+        """Wait for the model, and then for a place. If its turn ends meanwhile, wait for it anew."""
+        admitted, limiter = self._admitted, self._admitted.limits.limiter
+        while True:
+            await admitted.hold.ready()
+            if admitted.hold.waited_s:  # its replicas were not loaded at the estimate
+                num_ready = admitted.request.app[TRITON].num_ready(own.model)
+                own = replace(own, num_replicas=max(1, num_ready))
+            place = await limiter.acquire(own)
+            if admitted.has_begun or not admitted.hold.requeue():
+                return place
+            limiter.release(place, 0)
 
     async def __aexit__(self, *exception: object) -> None:
         limiter = self._admitted.limits.limiter

@@ -102,9 +102,9 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
     [generation, *_] = await chat_generations(call, max_prompt_tokens)
-    answered = await call.app[TRITON].tokenize(
-        call.name.model_id, generation.prompt, add_special_tokens=True, sender=sender_of(call.request)
-    )
+    triton, model_id, sender = call.app[TRITON], call.name.model_id, sender_of(call.request)
+    async with triton.held(model_id, sender):
+        answered = await triton.tokenize(model_id, generation.prompt, add_special_tokens=True, sender=sender)
     return len(answered.token_ids)
 
 
@@ -115,9 +115,10 @@ async def continue_text(call: Call[CompletionRequest]) -> web.StreamResponse:
     generations = completion_to_requests(completion, name, _defaults(call), request[FACTS].request_id)
     num_per_prompt = len(generations) // len(completion.prompt)
     async with await admit(call, generations, num_per_prompt) as admitted:
-        num_chars = await _prompt_lengths(request, completion, name)
+        num_chars = await _prompt_lengths(request, completion, name, admitted)
         if completion.stream and len(completion.prompt) > 1:
             # A prompt can be refused with a status only before the stream begins.
+            await admitted.hold.ready()
             numbered = list(enumerate(admitted.generations))
             await call.app[TRITON].check(name.model_id, numbered[::num_per_prompt])
         return await Completion(call, admitted, CompletionReply(completion, name, int(time.time()), num_chars)).answer()
@@ -221,12 +222,17 @@ def _refuse_too_many(call: Call[Any], num_prompts: int, num_per_prompt: int) -> 
         raise InvalidRequest(f"n: {num_bytes} bytes for all completions of a prompt exceed {limit}", param="n")
 
 
-async def _prompt_lengths(request: web.Request, completion: CompletionRequest, name: ModelName) -> Sequence[int]:
+async def _prompt_lengths(
+    request: web.Request, completion: CompletionRequest, name: ModelName, admitted: Admitted
+) -> Sequence[int]:
     """Return the number of characters of each prompt if offsets of log probabilities begin behind the prompt."""
     if completion.logprobs is None or completion.echo:
         return ()
     if completion.truncate_prompt_tokens is not None:  # only the tokenizer stage knows the rest of the prompt
         return [0] * len(completion.prompt)
+
+    if not all(isinstance(prompt, str) for prompt in completion.prompt):
+        await admitted.hold.ready()
 
     async def length(prompt: Prompt) -> int:
         if isinstance(prompt, str):

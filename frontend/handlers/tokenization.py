@@ -18,13 +18,15 @@ async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
     """POST /tokenize."""
     body, model, memory = call.body, call.name.model, call.app[LARGE_ANSWERS]
     await memory.expect_tokens(call.request, has_strings=bool(body.return_token_strs))
-    answered = await call.app[TRITON].tokenize(
-        model.id,
-        tokenize_to_prompt(body, call.name),
-        add_special_tokens=body.add_special_tokens is not False,
-        sender=sender_of(call.request),
-        has_strings=bool(body.return_token_strs),
-    )
+    triton, sender = call.app[TRITON], sender_of(call.request)
+    async with triton.held(model.id, sender):
+        answered = await triton.tokenize(
+            model.id,
+            tokenize_to_prompt(body, call.name),
+            add_special_tokens=body.add_special_tokens is not False,
+            sender=sender,
+            has_strings=bool(body.return_token_strs),
+        )
     answer: Tokenization = {
         "count": len(answered.token_ids),
         "max_model_len": model.parameters.context_window,
@@ -38,14 +40,16 @@ async def detokenize(call: Call[DetokenizeRequest]) -> web.StreamResponse:
     """POST /detokenize."""
     tokens, model = call.body.tokens, call.name.model
     check_num_tokens(len(tokens), "tokens", model)
-    answer: Detokenization = {"prompt": await detokenized(call.request, model.id, tokens, has_special_tokens=True)}
+    async with call.app[TRITON].held(model.id, sender_of(call.request)):
+        text = await detokenized(call.request, model.id, tokens, has_special_tokens=True)
+    answer: Detokenization = {"prompt": text}
     return await call.app[LARGE_ANSWERS].answer(call.request, answer, call.headers)
 
 
 async def detokenized(
     request: web.Request, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool
 ) -> str:
-    """Return the text of token ids.
+    """Return the text of token ids. The model is held.
 
     Raises:
         APIError: see `ReplicaPool.detokenize`.

@@ -54,7 +54,7 @@ class ModelControl:
             raise error_of(model_id, refusal, lambda name: True)
         give_up_at = self._clock() + _LOAD_TIMEOUT_S
         while (status := answer.statuses[model_id]).state != LOADED:
-            if status.state == "failed":
+            if status.state == "failed" and status.position is None:  # the load that was ordered
                 raise LoadFailed(f"model={model_id}: it does not load: {status.cause}")
             if self._clock() >= give_up_at:
                 raise ModelNotReady(f"The model was not loaded within {_LOAD_TIMEOUT_S:g} seconds.")

@@ -160,8 +160,8 @@ async def check_health(
     try:
         async with asyncio.timeout(deadline_s):
             served = await triton.snapshot()
-            asleep = await triton.asleep()
             ensembles = served.replicas_of(model) if model else list(served.by_ensemble)
+            asleep = [] if ensembles else await triton.asleep()
             for ensemble in ensembles:
                 stats = await check_engine(triton, ensemble, deadline_s=deadline_s, stall_s=stall_s)
                 word = "answers"
@@ -176,7 +176,7 @@ async def check_health(
     except APIError as exc:
         is_silent = isinstance(exc, TritonTimeout | TritonUnreachable)
         return HealthResult(False, f"{exc.code}: {exc}", is_silent)
-    if asleep and not ensembles and (not model or model in asleep):
+    if asleep and (not model or model in asleep):
         return HealthResult(True, f"{', '.join(asleep)}: loaded by a request", names=None if model else ())
     if model and not ensembles:
         return HealthResult(False, f"{model}: not served")

@@ -28,6 +28,7 @@ from frontend.errors import (
     QueueFull,
     StageUnhealthy,
     TritonKeyRefused,
+    TritonTimeout,
     TritonUnreachable,
     retry_headers,
 )
@@ -50,6 +51,7 @@ MAX_WAITING = 2048  # requests for one model
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 _NEVER = -1.0  # JSON has no infinite number
 _RETRY_S = 0.5  # after a Triton that did not answer
+_MAX_TIMEOUTS = 3  # in a row, after which the arbiter counts as dead
 _ABSENT_S = 5.0  # between two questions for an arbiter that is not there
 LOADED = "loaded"
 
@@ -69,6 +71,9 @@ class Holder(Protocol):
         Raises:
             QueueFull: too many requests wait for the model.
         """
+
+    def requeue(self, hold: Hold) -> bool:
+        """See `Hold.requeue`."""
 
     def leave(self, hold: Hold) -> None:
         """End a hold."""
@@ -94,12 +99,13 @@ class Hold:
         holder: the leases of the model's Triton, or the place for models without a Triton.
     """
 
-    __slots__ = ("_granted", "_holder", "_is_released", "_since_s", "_waiter", "waited_s")
+    __slots__ = ("_granted", "_holder", "_is_released", "_keep_alive_s", "_since_s", "_waiter", "waited_s")
 
     def __init__(self, holder: Holder, waiter: Waiter) -> None:
         self._holder, self._waiter, self._since_s, self.waited_s = holder, waiter, holder.clock(), 0.0
         self._granted: asyncio.Future[None] | None = None  # None: it has the lease
         self._is_released = False
+        self._keep_alive_s: float | None = None
 
     @property
     def model_id(self) -> str:
@@ -133,6 +139,7 @@ class Hold:
 
     def keep(self, keep_alive_s: float | None) -> None:
         """Set the time without use after which the model is unloaded; inf: never; None: the model decides."""
+        self._keep_alive_s = keep_alive_s
         self._holder.keep(self.model_id, keep_alive_s)
 
     async def ready(self) -> None:
@@ -141,7 +148,8 @@ class Hold:
         Raises:
             ModelTooLarge: it never fits.
             LoadFailed: the model's load has failed.
-            ModelNotReady: it was not loaded in time, or its Triton has no arbiter any more.
+            ModelNotReady: it was not loaded in time.
+            Draining: the server stops.
         """
         if self._granted is None:
             return
@@ -168,6 +176,18 @@ class Hold:
         """
         holder.take(self)
         self._holder = holder
+        holder.keep(self.model_id, self._keep_alive_s)
+
+    def requeue(self) -> bool:
+        """Give a recalled lease back before the request has begun, and wait for it anew; return whether it waits.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+        """
+        if not self._holder.requeue(self):
+            return False
+        self._since_s = self._holder.clock()
+        return True
 
     def grant(self) -> None:
         """Give it the lease."""
@@ -208,7 +228,7 @@ class ModelLeases:
         clock: monotonic seconds.
     """
 
-    why_late = "other models are in use"
+    why_late = "other models are in use, or its load takes longer"
 
     def __init__(
         self,
@@ -227,6 +247,7 @@ class ModelLeases:
         self._models: Mapping[str, ServedModel] = {}  # the catalog, by id
         self._catalog = ""
         self._has_arbiter: bool | None = None  # None: it has not answered yet
+        self._num_timeouts = 0  # in a row
         self._is_away = False  # its Triton could not be reached
         self._leases: dict[str, GivenLease] = {}
         self._num_used: Counter[str] = Counter()  # requests that run, by model
@@ -293,6 +314,14 @@ class ModelLeases:
         add_waiting(waiting, hold)
         if len(waiting) == 1:
             self._news.set()
+
+    def requeue(self, hold: Hold) -> bool:
+        """See `Hold.requeue`."""
+        if self.may_begin(hold.model_id):
+            return False
+        self.take(hold)
+        self.end(hold.model_id)
+        return True
 
     def leave(self, hold: Hold) -> None:
         """End a hold."""
@@ -422,7 +451,7 @@ class ModelLeases:
         idle = [name for name, lease in self._leases.items() if lease.is_recalled and not self._num_used[name]]
         for name in idle:
             del self._leases[name]
-            self._on_left(name)
+            self._forget(name)
         return ArbiterRequest(
             client=self._client,
             serial=self._serial,
@@ -450,7 +479,11 @@ class ModelLeases:
             self._catalog = ""
             self._grant_waiting()
             return _ABSENT_S
-        except (StageUnhealthy, ModelNotReady):
+        except (StageUnhealthy, ModelNotReady, TritonTimeout) as exc:
+            self._num_timeouts += 1
+            if isinstance(exc, TritonTimeout) and self._num_timeouts < _MAX_TIMEOUTS:
+                return _RETRY_S
+            self._num_timeouts = 0
             logger.warning("the arbiter of models is down, and loaded again")
             with contextlib.suppress(APIError):
                 await self._mend()
@@ -462,7 +495,7 @@ class ModelLeases:
                 self._is_away = True  # it may have begun anew, and have nothing loaded
                 self.give_up()
             return _RETRY_S  # the leases stay: requests find out by themselves
-        self._has_arbiter, self._is_away = True, False
+        self._has_arbiter, self._is_away, self._num_timeouts = True, False, 0
         self._apply(answer)
         return 0.0
 
@@ -473,10 +506,17 @@ class ModelLeases:
             self._catalog = answer.catalog
         lost, self._leases = self._leases.keys() - answer.leases.keys(), dict(answer.leases)
         for model_id in lost:
-            self._on_left(model_id)
+            self._forget(model_id)
         for model_id, refusal in answer.refusals.items():
             self._end_waits(model_id, partial(Hold.refuse, refusal=refusal))
         self._grant_waiting()
+
+    def _forget(self, model_id: str) -> None:
+        """Forget what belongs to a lease that has ended: the next one begins anew."""
+        if model_id not in self._waiting:
+            self._keep_alive_s.pop(model_id, None)
+        del self._num_begun[model_id]
+        self._on_left(model_id)
 
     def _grant_waiting(self) -> None:
         for model_id in [name for name in self._waiting if self.may_begin(name)]:

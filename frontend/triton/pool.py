@@ -228,14 +228,22 @@ class ReplicaPool:
             for hold in holds:
                 hold.drop(self._end_error or Draining())
 
+    @contextlib.asynccontextmanager
+    async def held(self, model_id: str, sender: str) -> AsyncIterator[None]:
+        """Hold a model, loaded, within the block; see `hold`."""
+        hold = self.hold(model_id, sender)
+        try:
+            await hold.ready()
+            yield
+        finally:
+            hold.release()
+
     def _nearest_leases(self, model_id: str) -> ModelLeases | None:
         """Return the leases of the Triton that can serve the model soonest; None: none can."""
-        replicas = [each for each in self.replicas if each.may_serve(model_id)]
-        # One Triton loads the model for all.
-        first = min(
-            replicas, key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()), default=None
-        )
-        return None if first is None else first.leases
+        able = [each for each in self.replicas if each.may_serve(model_id)]
+        if len(able) > 1:  # one Triton loads the model for all
+            able.sort(key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()))
+        return able[0].leases if able else None
 
     def generate(
         self,
@@ -283,18 +291,17 @@ class ReplicaPool:
         return self._union.of({replica.endpoint: replica.models for replica in replicas})
 
     async def check(self, model_id: str, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
-        """Have the tokenizer stage check numbered requests without generating a token.
+        """Have the tokenizer stage check numbered requests without generating a token. Their model is held.
 
         Raises:
             APIError: one of them would be refused, or no replica answered.
         """
-        sender = requests[0][1].params.sender
-        await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests), sender)
+        await self._call(model_id, lambda triton, ensemble: triton.check(ensemble, requests))
 
     async def tokenize(
         self, model_id: str, prompt: Prompt, *, add_special_tokens: bool, sender: str, has_strings: bool = False
     ) -> TokenizeAnswer:
-        """Return a prompt's tokens; see `TritonClient.tokenize`.
+        """Return a prompt's tokens; see `TritonClient.tokenize`. The model is held.
 
         Raises:
             APIError: the prompt was refused, or no replica answered.
@@ -304,13 +311,12 @@ class ReplicaPool:
             lambda triton, ensemble: triton.tokenize(
                 ensemble, prompt, add_special_tokens=add_special_tokens, sender=sender, has_strings=has_strings
             ),
-            sender,
         )
 
     async def detokenize(
         self, model_id: str, token_ids: Sequence[int], *, has_special_tokens: bool, sender: str
     ) -> str:
-        """Return the text of token ids; special tokens are left out unless requested.
+        """Return the text of token ids; special tokens are left out unless requested. The model is held.
 
         Raises:
             APIError: the ids were refused, or no replica answered.
@@ -320,7 +326,6 @@ class ReplicaPool:
             lambda triton, ensemble: triton.detokenize(
                 ensemble, token_ids, has_special_tokens=has_special_tokens, sender=sender
             ),
-            sender,
         )
 
     def end_all(self, error: APIError) -> int:
@@ -335,20 +340,8 @@ class ReplicaPool:
         """Close all connections."""
         await asyncio.gather(*(replica.triton.close() for replica in (*self.replicas, *self._retired)))
 
-    async def _call[Answer](
-        self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]], sender: str
-    ) -> Answer:
+    async def _call[Answer](self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]) -> Answer:
         self._budget.count_request()
-        hold = self.hold(model_id, sender)
-        try:
-            await hold.ready()
-            return await self._call_ready(model_id, call)
-        finally:
-            hold.release()
-
-    async def _call_ready[Answer](
-        self, model_id: str, call: Callable[[TritonClient, str], Awaitable[Answer]]
-    ) -> Answer:
         place = self.choose(model_id)
         try:
             with place.replica.serving(place.ensemble):
@@ -390,6 +383,8 @@ class ReplicaPool:
             APIError: no replica is ready for it.
         """
         able = [place for place in self._ready(model_id, lora_name) if place != other_than]
+        # A Triton that unloads the model has only to finish what has begun.
+        able = [place for place in able if place.replica.leases.may_begin(model_id)] or able
         if other_than is not None:
             able = [place for place in able if place.replica is not other_than.replica] or able
         if len(able) == 1:

@@ -159,7 +159,7 @@ class ReplicaState:
         self._reload_at_s[stage] = now + max(RELOAD_PAUSE_S, now - began_at)
         if not is_repaired:
             return
-        self.lost.remove(stage)
+        self.lost.discard(stage)  # it is not there any more if the model was unloaded meanwhile
         self._repaired_at_s[stage] = now
         if stage == self._engine:
             self.disconnected()  # the next epoch is a new engine's, not a restart

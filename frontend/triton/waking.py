@@ -51,6 +51,10 @@ class Waking:
         """Have the holds of a Triton that cannot be reached wait for another one."""
         _move(holds, self)
 
+    def requeue(self, hold: Hold) -> bool:
+        """Return False: no request begins here."""
+        return False
+
     def leave(self, hold: Hold) -> None:
         """End a hold."""
         waiting = self._waiting.get(hold.model_id, [])
@@ -58,7 +62,7 @@ class Waking:
             waiting.remove(hold)
 
     def keep(self, model_id: str, keep_alive_s: float | None) -> None:
-        """Do nothing: the model of a Triton that starts is loaded as its repository says."""
+        """Do nothing: the hold tells it to the Triton that it gets."""
 
     def end_all(self, error: APIError) -> None:
         """End all waits with an error."""

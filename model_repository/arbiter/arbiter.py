@@ -104,7 +104,10 @@ class Arbiter:
         """
         model = self._models[name]
         if (lease := model.leases.get(client)) is not None:
-            lease.is_busy, model.used_s = is_busy, self._clock()
+            now = self._clock()
+            lease.is_busy, model.used_s = is_busy, now
+            if is_busy:  # a model that was lent has no grant
+                model.turn.granted_s = min(model.turn.granted_s, now)
             model.keep_alive_s = model.offered.keep_alive_s if keep_alive_s is None else keep_alive_s
         return self._decide()
 

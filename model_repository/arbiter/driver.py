@@ -140,7 +140,7 @@ class Driver:
             self._carry_out(actions)
         finally:
             refused = {action.model: refusal_of(action.error) for action in actions if isinstance(action, Refuse)}
-            asked.reply(self._filled(ArbiterAnswer(refusals=refused), ""))
+            asked.reply(self._filled(ArbiterAnswer(refusals=refused), self._catalog.version))
         return ()
 
     def _look(self) -> Iterable[Action]:

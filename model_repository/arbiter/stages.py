@@ -75,8 +75,8 @@ class Stages:
         """Wait until the engine is idle and has freed its memory; end its requests at a time."""
         with contextlib.closing(CancelSender(ensemble)) as sender:
             send_at_s = time.monotonic()
-            while state_of(ensemble) not in (None, LEFT):
-                if time.monotonic() >= send_at_s:  # it is sent once, when the engine's socket is there and has room
+            while (state := state_of(ensemble)) not in (None, LEFT):
+                if state == READY and time.monotonic() >= send_at_s:  # again: the engine's socket may be full
                     sender.cancel(LEAVE)
                     send_at_s += _SEND_INTERVAL_S
                 if time.monotonic() >= end_at_s:

@@ -23,7 +23,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 # From the arbiter to an engine, in place of a stream's number.
-LEAVE = (1 << 64) - 1  # remove the busy file once no request runs, and end all output streams
+LEAVE = (1 << 64) - 1  # once no request runs, end all output streams and free the memory
 END_REQUESTS = LEAVE - 1  # end all requests with an error
 
 _NUMBER = struct.Struct("<Q")  # the number of an output stream, or a cancel key as a number

@@ -35,6 +35,7 @@ from model_repository.errors import InvalidRequest, KeyRefused, StageError
 from model_repository.model_facts import Task
 
 _POLL_S = 0.02
+_MAX_STEP_S = 60.0  # an engine with a longer step hangs
 
 
 class TritonPythonModel:
@@ -48,7 +49,7 @@ class TritonPythonModel:
             engine_file.begin_load(ensemble)
             self.engine = load_engine(parameters)
         self.engine.start()
-        self.freeing = threading.Lock()
+        self.freeing, self.is_leaving = threading.Lock(), False
         self.key = os.environ.get(KEY_VARIABLE, "")
         self.adapters = AdapterControl(self.engine, parameters.adapter_root)
         self.is_last = parameters.task is not Task.GENERATE  # no detokenizer follows
@@ -72,7 +73,10 @@ class TritonPythonModel:
 
     def _hear(self, number: int) -> None:
         match number:
+            case cancel_channel.LEAVE if self.is_leaving:
+                pass
             case cancel_channel.LEAVE:
+                self.is_leaving = True
                 threading.Thread(target=self._leave, name="leave", daemon=True).start()
             case cancel_channel.END_REQUESTS:
                 with contextlib.suppress(StageError):  # of an engine that has ended
@@ -84,6 +88,8 @@ class TritonPythonModel:
         """Let the requests end, then free the memory: Triton itself takes a second until it calls `finalize`."""
         with contextlib.suppress(StageError):  # of an engine that has ended
             while (stats := self.engine.stats()).num_active + stats.num_waiting:
+                if stats.step_age_ms > 1000 * _MAX_STEP_S:  # nobody else checks an engine that leaves
+                    os._exit(1)
                 time.sleep(_POLL_S)
             self.engine.post(FailStreams())  # Triton unloads no stage that has one
         self._free()

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from frontend.handlers import completions
 from frontend.handlers.keepalive import COMMENT
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.request_context import LIMITS, TRITON
@@ -84,6 +85,31 @@ async def test_a_request_waits_for_its_model_longer_than_for_a_place(
     arbiter.is_holding = False
     assert (await asking).status == 200
     assert arbiter.wished == [body["model"]]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": [[1, 2]], "logprobs": 1}, {"prompt": ["a", "b"], "stream": True}], ids=["offsets", "check"]
+)
+async def test_a_request_does_not_wait_for_itself(
+    serve: Serve, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease was recalled, and it wanted another one for a call of the tokenizer."""
+    triton, arbiter = unloaded(DEMO)
+    arbiter.states[DEMO.id], arbiter.is_holding = "loaded", True
+    apps: list[web.Application] = []
+    http = await serve(triton, apps)
+    [replica] = apps[0][TRITON].replicas
+    await until(lambda: replica.leases.may_begin(DEMO.id))
+    prompt_lengths = completions._prompt_lengths
+
+    async def measure_late(*arguments: Any) -> Any:
+        arbiter.recalled = {DEMO.id}
+        await until(lambda: not replica.leases.may_begin(DEMO.id))
+        return await prompt_lengths(*arguments)
+
+    monkeypatch.setattr(completions, "_prompt_lengths", measure_late)
+    assert (await http.post("/v1/completions", json=COMPLETION | fields)).status == 200
+    assert arbiter.wished == []
 
 
 @pytest.mark.parametrize("fields", [{"n": 3}, {"stream": True}, {"stream": True, "n": 3}])

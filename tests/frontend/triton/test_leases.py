@@ -305,6 +305,44 @@ async def test_an_arbiter_that_comes_back_names_its_models_again(played: Played)
     assert (await played.answer(errors.ModelNotFound("conch_models"))).catalog == ""
 
 
+async def test_a_request_that_has_not_begun_gives_a_recalled_lease_back_and_waits_again(played: Played) -> None:
+    """A long line of a model kept its turn to the end."""
+    await played.give(A)
+    begun, queued = (played.leases.hold(Waiter(A, max_wait_s=WAIT_S)) for _ in range(2))
+    assert not queued.requeue()
+    played.clock.now += 20
+    await played.give(A, recalled=A)
+    assert queued.requeue() and not queued.is_ready and queued.age_s == 0.0
+    begun.release()
+    question = await played.last()
+    assert (question.leases, question.wishes) == ({}, {A: Wish("", 0.0)})
+    await played.give(A, number=2)
+    await queued.ready()
+    queued.release()
+    assert played.num_used == 0
+
+
+async def test_a_new_lease_does_not_begin_with_the_keep_alive_of_an_old_one(played: Played) -> None:
+    """A model that a key had unloaded was unloaded again at once, whoever loaded it."""
+    await played.give(A)
+    hold = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    hold.keep(0.0)
+    hold.release()
+    assert (await played.give(A)).leases == {A: HeldLease(1, num_begun=1, keep_alive_s=0.0)}
+    await played.give()
+    assert (await played.give(A, number=2)).leases == {A: HeldLease(2)}
+
+
+async def test_an_arbiter_that_is_silent_is_loaded_again(played: Played) -> None:
+    for _ in range(3):
+        assert played.num_mended == 0
+        await played.answer(errors.TritonTimeout())
+    assert played.num_mended == 1
+    await played.give(A)
+    await played.answer(errors.TritonTimeout())
+    assert played.num_mended == 1
+
+
 async def test_an_ended_exchange_leaves_no_task_and_no_request_that_waits() -> None:
     played = Played()
     running = asyncio.create_task(played.leases.run())

@@ -59,6 +59,18 @@ async def test_a_request_goes_where_its_model_is_loaded(pool: Demanding) -> None
     assert ([triton.asked for triton in pool.tritons], pool.wished) == ([[], [DEMO.ensemble]], [[], []])
 
 
+async def test_no_request_begins_where_its_model_is_to_leave(pool: Demanding) -> None:
+    for arbiter in pool.arbiters:
+        arbiter.states[DEMO.id] = "loaded"
+    await until(lambda: all(each.leases.may_begin(DEMO.id) for each in pool.replicas))
+    with pool.replicas[0].serving(DEMO.ensemble), pool.replicas[1].serving(DEMO.ensemble):
+        pool.arbiters[1].recalled = {DEMO.id}
+        await until(lambda: not pool.replicas[1].leases.may_begin(DEMO.id))
+        with pool.replicas[0].serving(DEMO.ensemble):  # which has more requests
+            assert await pool.answer() == "x"
+    assert [triton.asked for triton in pool.tritons] == [[DEMO.ensemble], []]
+
+
 async def test_one_triton_loads_a_model_for_all_requests_that_wait(pool: Demanding) -> None:
     """The second one wished at the Triton with fewer requests."""
     for arbiter in pool.arbiters:

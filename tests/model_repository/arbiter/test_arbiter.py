@@ -246,6 +246,18 @@ def test_a_busy_model_keeps_its_turn_while_another_waits():
     assert machine.pass_to(machine.due_s) == [Recall("x", "a", lease)]
 
 
+def test_a_busy_model_that_was_lent_has_an_end_of_its_turn_too():
+    """A model of the start was never recalled while it was busy, and the others waited in vain."""
+    machine = Machine(A, B)
+    machine.loaded("a")
+    assert machine.lend("x", "a") == [Grant("x", "a", 1, is_busy=False)]
+    machine.used("x", "a", is_busy=True)
+    began_s = machine.clock.now
+    machine.want("y", "b", "key")
+    assert machine.due_s == began_s + MIN_TURN_S
+    assert machine.pass_to(machine.due_s) == [Recall("x", "a", 1)]
+
+
 def test_a_later_client_does_not_prolong_a_turn():
     machine = Machine(A, B)
     machine.serve("x", "a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -113,11 +114,13 @@ def test_requests_for_the_engine_are_only_taken_with_the_tokenizers_signature(mo
 def hear_until_free(model: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have an idle engine hear a message of the arbiter; return what it did."""
     posted: list[Any] = []
-    model.freeing, model.engine.post = threading.Lock(), posted.append
+    model.freeing, model.is_leaving, model.engine.post = threading.Lock(), False, posted.append
     model.metrics = SimpleNamespace(close=lambda: posted.append("metrics"))
     model.engine.close = lambda: posted.append("engine")
     monkeypatch.setattr(engine_file, "note_state", posted.append)
     model._hear(number)
+    if number == LEAVE:
+        model._hear(number)  # it is sent until the engine has left
     for thread in threading.enumerate():
         if thread.name == "leave":
             thread.join(20)
@@ -129,6 +132,15 @@ def test_an_engine_that_is_to_leave_is_free_before_it_says_so(model: Any, monkey
     model.engine.stats = lambda: msgspec.structs.replace(stats(7), num_active=active.pop(0))
     assert hear_until_free(model, LEAVE, monkeypatch) == [FailStreams(), "metrics", "engine", LEFT]
     assert active == []
+
+
+def test_an_engine_that_hangs_while_it_is_to_leave_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model was unloading for ever, and kept its memory."""
+    active, ends = [1, 0], list[int]()
+    model.engine.stats = lambda: msgspec.structs.replace(stats(7), num_active=active.pop(0), step_age_ms=1e6)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    hear_until_free(model, LEAVE, monkeypatch)
+    assert ends == [1]
 
 
 def test_a_broken_engine_leaves_too(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
