@@ -53,7 +53,7 @@ def unload(client: ChatClient, model: str, sleep: Callable[[float], None] = time
         ChatFailed: the server has no such model, the key may not decide it, or others use the model.
     """
     card = _card(client, model)
-    if card["status"]["value"] != "loaded":
+    if card["status"]["value"] not in ("loaded", "loading"):
         return
     path, body = _REQUESTS[card["task"]]
     list(client.news(path, {**body, "model": model, "keep_alive": 0}))
@@ -63,7 +63,7 @@ def unload(client: ChatClient, model: str, sleep: Callable[[float], None] = time
         if _card(client, model)["status"]["value"] not in ("loaded", "unloading"):
             return
         sleep(_POLL_S)
-    raise ChatFailed(f"{model}: others use it; it leaves after their last request")
+    raise ChatFailed(f"{model}: it is pinned, or others use it; then it leaves after their last request")
 
 
 def _card(client: ChatClient, model: str) -> Card:

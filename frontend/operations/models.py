@@ -11,8 +11,8 @@ from typing import cast
 
 from frontend.errors import APIError, InvalidRequest, LoadFailed, ModelNotFound, ModelNotReady
 from frontend.triton.client import TritonClient
-from frontend.triton.leases import LOADED, error_of
-from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest
+from frontend.triton.leases import error_of
+from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, State
 from model_repository.contract.tensors import model_id_to_ensemble
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class ModelControl:
         if (refusal := answer.refusals.get(model_id)) is not None:
             raise error_of(model_id, refusal, lambda name: True)
         give_up_at = self._clock() + _LOAD_TIMEOUT_S
-        while (status := answer.statuses[model_id]).state != LOADED:
-            if status.state == "failed" and status.position is None:  # the load that was ordered
+        while (status := answer.statuses[model_id]).state != State.LOADED:
+            if status.state == State.FAILED and status.position is None:  # the load that was ordered
                 raise LoadFailed(f"model={model_id}: it does not load: {status.cause}")
             if self._clock() >= give_up_at:
                 raise ModelNotReady(f"The model was not loaded within {_LOAD_TIMEOUT_S:g} seconds.")
@@ -74,12 +74,12 @@ class ModelControl:
             APIError: Triton failed.
         """
         answer = await self._order(model_id, ArbiterRequest())
-        if answer.statuses[model_id].state != LOADED:
+        if answer.statuses[model_id].state != State.LOADED:
             raise ModelNotFound(model_id)
         ensembles = (await self._triton.snapshot()).replicas_of(model_id)
         answer = await self._order(model_id, ArbiterRequest(unload=model_id, timeout_s=timeout_s))
         give_up_at, num_ended = self._clock() + timeout_s, 0
-        while answer.statuses[model_id].state in (LOADED, "unloading"):
+        while answer.statuses[model_id].state in (State.LOADED, State.UNLOADING):
             if self._clock() >= give_up_at:  # requests may follow that have waited in a frontend
                 num_ended += sum(await _all(map(self._end_requests, ensembles)))
             await self._sleep(_POLL_S)

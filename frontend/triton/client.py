@@ -22,7 +22,7 @@ from frontend.triton.generations import Generations
 from frontend.triton.messages import infer_request, payload_of
 from frontend.triton.models import ModelSnapshot
 from frontend.triton.repository import Repository
-from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest
+from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, State
 from model_repository.contract.codec import pack, unpack
 from model_repository.contract.output import EngineStats, OutputBatch
 from model_repository.contract.request import (
@@ -58,7 +58,7 @@ from model_repository.model_parameters import ModelParameters
 _CANCEL_TIMEOUT_S = 5.0
 _EPOCH_TIMEOUT_S = 1.0
 _ADAPTER_TIMEOUT_S = 120.0  # its files are read from wherever they are, and the engine ends its step first
-_ASLEEP = ("unloaded", "loading", "unloading")  # states of a model that a request may wait for
+_ASLEEP = (State.UNLOADED, State.LOADING, State.UNLOADING)  # states of a model that a request may wait for
 
 
 class TritonClient:

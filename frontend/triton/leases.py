@@ -40,6 +40,7 @@ from model_repository.contract.arbiter import (
     HeldLease,
     LoadRefusal,
     ModelStatus,
+    State,
     Wish,
 )
 from model_repository.contract.tensors import CALL_TIMEOUT_S
@@ -53,7 +54,6 @@ _NEVER = -1.0  # JSON has no infinite number
 _RETRY_S = 0.5  # after a Triton that did not answer
 _MAX_TIMEOUTS = 3  # in a row, after which the arbiter counts as dead
 _ABSENT_S = 5.0  # between two questions for an arbiter that is not there
-LOADED = "loaded"
 
 type Ask = Callable[[ArbiterRequest], Awaitable[ArbiterAnswer]]
 
@@ -282,7 +282,7 @@ class ModelLeases:
         if self.may_begin(model_id):
             return 0
         status = self.statuses.get(model_id)
-        is_wished = model_id in self._waiting or (status is not None and status.state in (LOADED, "loading"))
+        is_wished = model_id in self._waiting or (status is not None and status.state in (State.LOADED, State.LOADING))
         return 1 if is_wished else 2
 
     def can_load(self, model_id: str) -> bool:

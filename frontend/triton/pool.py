@@ -24,7 +24,7 @@ from frontend.triton.leases import Hold, ModelLeases, Waiter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
 from frontend.triton.waking import Waking
-from model_repository.contract.arbiter import ModelStatus
+from model_repository.contract.arbiter import ModelStatus, State
 from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 RETRY_SHARE = 0.1  # retries per first attempt
 MAX_SAVED = 10.0  # unused retries that accumulate; also the budget at the start
 
-_NEARNESS = ("loaded", "loading", "unloading", "failed", "unloaded")  # states of a model, the best one first
+_NEAREST_FIRST: tuple[str, ...] = (State.LOADED, State.LOADING, State.UNLOADING, State.FAILED, State.UNLOADED)
 # Timeouts of the list of models. An endpoint that did not answer the last time gets the shorter one: a hanging server
 # must not slow down the requests to the others.
 _LIST_TIMEOUT_S = 1.0
@@ -186,8 +186,9 @@ class ReplicaPool:
         present = [each for each in self.replicas if each.models.error is None]
         found = (each.leases.statuses[model_id] for each in present if model_id in each.leases.statuses)
         is_served = any(each.models.latest.replicas_of(model_id) for each in present)
-        absent = None if is_served else ModelStatus("unloaded", memory_bytes=0)
-        return min(found, key=lambda status: _NEARNESS.index(status.state), default=absent)
+        absent = None if is_served else ModelStatus(State.UNLOADED, memory_bytes=0)
+        by_state = {status.state: status for status in found}
+        return next((by_state[state] for state in _NEAREST_FIRST if state in by_state), absent)
 
     def num_ready(self, model_id: str) -> int:
         """Return the number of ready replicas of the model."""

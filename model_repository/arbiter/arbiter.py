@@ -23,10 +23,10 @@ from model_repository.arbiter.types import (
     OfferedModel,
     Recall,
     Refuse,
-    State,
     Status,
     Unload,
 )
+from model_repository.contract.arbiter import State
 
 MAX_PASSED = 4  # loads of other models that a waiting model lets pass for the sake of fair keys
 FIRST_PAUSE_S = 5.0  # after a load that failed; it doubles with each further one

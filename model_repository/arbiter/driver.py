@@ -16,8 +16,8 @@ from typing import Protocol
 from model_repository.arbiter.arbiter import Arbiter
 from model_repository.arbiter.catalog import Catalog, Entry, marks_of
 from model_repository.arbiter.clients import Clients, Reply, refusal_of
-from model_repository.arbiter.types import Abort, Action, Grant, Load, Recall, Refuse, State, Status, Unload
-from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, ModelStatus
+from model_repository.arbiter.types import Abort, Action, Grant, Load, Recall, Refuse, Status, Unload
+from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, ModelStatus, State
 from model_repository.contract.engine_file import share_of_load, stop_engine
 
 logger = logging.getLogger(__name__)

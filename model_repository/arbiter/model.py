@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, field
 
 from model_repository.arbiter.turns import Turn
-from model_repository.arbiter.types import OPERATOR, OfferedModel, State
+from model_repository.arbiter.types import OPERATOR, OfferedModel
+from model_repository.contract.arbiter import State
 
 # A model in use keeps its turn for this time from its first grant, though another model waits for its memory.
 TURN_LOADS = 2.0  # of the time that both models together take to load

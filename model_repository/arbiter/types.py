@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
+from model_repository.contract.arbiter import State
+
 OPERATOR = ""  # the client and the key of an operator's load; it gets no lease, and its loads have no bound
-
-
-class State(StrEnum):
-    """The state of a model, in the words of /v1/models."""
-
-    UNLOADED = "unloaded"
-    LOADING = "loading"
-    LOADED = "loaded"
-    UNLOADING = "unloading"  # also a load that was aborted, until its memory is free
-    FAILED = "failed"  # its last load
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,23 @@ nothing. An answer comes at once if there is news, otherwise within HELD_S.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
 HELD_S = 1.0  # the arbiter holds a request for this time while there is no news
 # The variable of the stage's environment with the bytes that all models together may hold; empty: those of the machine.
 MODEL_MEMORY_VARIABLE = "CONCH_MODEL_MEMORY"
+
+
+class State(StrEnum):
+    """The state of a model, in the words of /v1/models."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"  # also a load that was aborted, until its memory is free
+    FAILED = "failed"  # its last load
 
 
 class HeldLease(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -67,7 +78,7 @@ class LoadRefusal(msgspec.Struct, omit_defaults=True, frozen=True):
 class ModelStatus(msgspec.Struct, omit_defaults=True, frozen=True):
     """The state of a model."""
 
-    state: str  # a value of arbiter.types.State
+    state: str  # a value of State, or of that of a later version
     memory_bytes: int
     share: float | None = None  # of a load, 0 to 1; None: not known
     position: int | None = None  # in the line of models that wait for a load: 0 is loading; None: nobody waits

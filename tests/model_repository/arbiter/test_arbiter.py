@@ -31,9 +31,9 @@ from model_repository.arbiter.types import (
     OfferedModel,
     Recall,
     Refuse,
-    State,
     Unload,
 )
+from model_repository.contract.arbiter import State
 
 TOTAL_BYTES = 10
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from model_repository.arbiter.arbiter import Arbiter
 from model_repository.arbiter.clients import GONE_S, Clients
-from model_repository.arbiter.types import Abort, Action, Grant, Load, OfferedModel, Recall, Refuse, State, Unload
+from model_repository.arbiter.types import Abort, Action, Grant, Load, OfferedModel, Recall, Refuse, Unload
 from model_repository.contract.arbiter import (
     HELD_S,
     ArbiterAnswer,
@@ -21,6 +21,7 @@ from model_repository.contract.arbiter import (
     GivenLease,
     HeldLease,
     LoadRefusal,
+    State,
     Wish,
 )
 from tests.model_repository.arbiter.test_arbiter import SMALL, TOTAL_BYTES, A, B, Clock, served
