@@ -27,14 +27,13 @@ from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit_loaded
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
-from model_repository.arbiter.loading import NUM_LOADERS
 from model_repository.capabilities import Capability
 from model_repository.contract.request import MAX_STREAM_INTERVAL_MS
 from model_repository.contract.spec import StageSpec, TensorSpec
 from model_repository.contract.tensors import (
     ARBITER,
     ARBITER_STAGE,
-    LOADER,
+    LOADERS,
     model_id_to_ensemble,
     stage_name,
 )
@@ -358,12 +357,14 @@ def render_artifacts(
 
 def _arbiter_files() -> dict[str, str]:
     """Return the files of the stages that load and unload the models of a repository."""
-    configs = {
-        ARBITER: _stage_config(ARBITER, ARBITER_STAGE, num_instances=1),
-        LOADER: _stage_config(LOADER, ARBITER_STAGE, num_instances=NUM_LOADERS),
-    }
-    files = {f"{name}/config.pbtxt": text_format.MessageToString(config) for name, config in configs.items()}
-    return files | {f"{name}/1/model.py": _model_source(name.partition("__")[2]) for name in configs}
+    files = dict[str, str]()
+    for name, folder in {ARBITER: "arbiter", **dict.fromkeys(LOADERS, "loader")}.items():
+        config = _stage_config(name, ARBITER_STAGE, num_instances=1)
+        files |= {
+            f"{name}/config.pbtxt": text_format.MessageToString(config),
+            f"{name}/1/model.py": _model_source(folder),
+        }
+    return files
 
 
 def demand_of(artifact_dir: Path, manifest: Manifest, options: ServeOptions) -> ModelDemand:

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from model_repository.contract.tensors import LOADERS
 from model_repository.errors import EngineFailed
 
 logger = logging.getLogger(__name__)
-
-NUM_LOADERS = 2  # models that are loaded at the same time: a small one passes a large one
 
 _MAX_BYTES = 1 << 20  # of an order, or of its answer
 _MAX_TEXT = 10_000  # characters of an error: a socket's buffer bounds a message too
@@ -23,21 +22,21 @@ _CONNECT_S = 10.0  # a loader that starts listens by then
 _POLL_S = 0.05
 
 
-def _path(number: int) -> Path:
-    """Return the socket's path, in the folder that the server runs in: each server has its own, made anew."""
-    return Path(f"loader-{number}.sock")
+def _path(name: str) -> Path:
+    """Return a loader's socket, in the folder that the server runs in: each server has its own, made anew."""
+    return Path(f"{name}.sock")
 
 
 class Loader:
     """The end that loads.
 
     Args:
-        number: from 0, below NUM_LOADERS.
+        name: of its stage, one of LOADERS.
         load: loads stages and ensembles by their Triton names; raises an error with the reason.
     """
 
-    def __init__(self, number: int, load: Callable[[Sequence[str]], None]) -> None:
-        self._load, path = load, _path(number)
+    def __init__(self, name: str, load: Callable[[Sequence[str]], None]) -> None:
+        self._load, path = load, _path(name)
         path.unlink(missing_ok=True)  # left by a killed one
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(path))
@@ -66,12 +65,12 @@ class Loaders:
     """The end that gives orders: each loader has one at a time, the others wait.
 
     Args:
-        start_again: starts dead loaders.
+        start_again: starts a dead loader, by its name.
     """
 
-    def __init__(self, start_again: Callable[[], object]) -> None:
+    def __init__(self, start_again: Callable[[str], object]) -> None:
         self._start_again = start_again
-        self._free = list(range(NUM_LOADERS))
+        self._free = list(LOADERS)
         self._changed = threading.Condition()
 
     def load(self, names: Sequence[str]) -> str:
@@ -82,25 +81,25 @@ class Loaders:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._free)
-            number = self._free.pop(0)
+            name = self._free.pop(0)
         try:
-            answer = _answer(self._connected(_path(number)), names)
+            answer = _answer(self._connected(name), names)
         finally:
             with self._changed:
-                self._free.append(number)
+                self._free.append(name)
                 self._changed.notify()
         if not answer:
-            self._start_again()
+            self._start_again(name)
             raise EngineFailed("the process that loads models has ended")
         return str(json.loads(answer))
 
-    def _connected(self, path: Path) -> socket.socket:
+    def _connected(self, name: str) -> socket.socket:
         try:
-            return _connected(path)
+            return _connected(_path(name))
         except OSError:  # it has ended when it had nothing to do
-            self._start_again()
+            self._start_again(name)
         try:
-            return _connected(path)
+            return _connected(_path(name))
         except OSError as exc:
             raise EngineFailed("the process that loads models does not run") from exc
 

@@ -14,7 +14,7 @@ from model_repository.arbiter.driver import LoadError
 from model_repository.arbiter.loading import Loaders
 from model_repository.contract.cancel_channel import END_REQUESTS, LEAVE, CancelSender
 from model_repository.contract.engine_file import LEFT, READY, is_stopped, state_of, stop_engine
-from model_repository.contract.tensors import LOADER, stage_name
+from model_repository.contract.tensors import stage_name
 from model_repository.errors import EngineFailed
 from model_repository.model_parameters import ModelParameters
 
@@ -34,7 +34,7 @@ class Stages:
     """
 
     def __init__(self, repository: Path) -> None:
-        self._repository, self._loaders = repository, Loaders(_start_loaders)
+        self._repository, self._loaders = repository, Loaders(_start_loader)
 
     def is_loaded(self, entry: Entry) -> bool:
         return any(state_of(ensemble) == READY and not is_stopped(ensemble) for ensemble in entry.ensembles)
@@ -85,9 +85,9 @@ class Stages:
                 time.sleep(_POLL_S)
 
 
-def _start_loaders() -> None:
-    python_backend.unload(LOADER)
-    python_backend.load(LOADER)
+def _start_loader(name: str) -> None:
+    python_backend.unload(name)
+    python_backend.load(name)
 
 
 def cause_of(text: str) -> str:

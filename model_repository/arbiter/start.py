@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_repository.arbiter.catalog import Catalog
-from model_repository.contract.tensors import ARBITER, LOADER, stage_name
+from model_repository.contract.tensors import ARBITER, LOADERS, stage_name
 from model_repository.model_parameters import Load
 from model_repository.system.model_memory import model_memory_bytes
 
@@ -35,7 +35,7 @@ class Start:
         offered = {each.name: each for each in catalog.offered(total_bytes)}
         firsts = {name: entry.replicas[0] for name, entry in catalog.entries.items()}
         in_order = sorted(firsts, key=lambda name: (firsts[name].position, name))
-        loaded, names, free_bytes = set[str](), [ARBITER, LOADER], total_bytes
+        loaded, names, free_bytes = set[str](), [ARBITER, *LOADERS], total_bytes
         for name in sorted(in_order, key=lambda name: not offered[name].is_pinned):
             if firsts[name].load is Load.START and offered[name].size_bytes <= free_bytes:
                 free_bytes -= offered[name].size_bytes

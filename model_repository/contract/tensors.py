@@ -83,7 +83,8 @@ CONTROL = TensorSpec("control", "BYTES", (1,), f"engine: JSON, {CONTROL_MESSAGES
 STATS = TensorSpec("stats", "BYTES", (1,), "engine: JSON of EngineStats, the answer to every `control`")
 
 # The stages beside all models that load and unload them, by their Triton names.
-ARBITER, LOADER = "conch__arbiter", "conch__loader"
+ARBITER = "conch__arbiter"
+LOADERS = ("conch__loader1", "conch__loader2")  # a small model is loaded beside a large one
 ARBITER_REQUEST = TensorSpec("arbiter_request", "BYTES", (1,), "ArbiterRequest, of contract/arbiter.py, as JSON")
 ARBITER_ANSWER = TensorSpec("arbiter_answer", "BYTES", (1,), "ArbiterAnswer, of contract/arbiter.py, as JSON")
 ARBITER_STAGE = StageSpec((ARBITER_REQUEST,), (ARBITER_ANSWER,))

@@ -16,7 +16,7 @@ from build_engines.__main__ import main
 from build_engines.errors import ArtifactInvalid, BuildError
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
 from build_engines.serving import Loading, Serving
-from model_repository.contract.tensors import ARBITER, LOADER
+from model_repository.contract.tensors import ARBITER, LOADERS
 from model_repository.model_parameters import Load
 from tests.build_engines import test_render
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
@@ -128,7 +128,7 @@ def test_each_model_has_its_own_gpus(tmp_path: Path) -> None:
 def replicas_in(repository: Path) -> dict[str, tuple[int, ...]]:
     """Return the GPUs of each engine in a repository, by its ensemble."""
     configs = {path.parent.name: path.read_text() for path in repository.glob("*/config.pbtxt")}
-    del configs[ARBITER], configs[LOADER]
+    configs = {name: text for name, text in configs.items() if name not in (ARBITER, *LOADERS)}
     found = {name: test_render.parameters_in(config) for name, config in configs.items()}
     assert {name.partition("__")[0] for name in found} == {parameters.ensemble for parameters in found.values()}
     return {parameters.ensemble: parameters.gpus for parameters in found.values()}

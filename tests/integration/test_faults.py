@@ -17,7 +17,6 @@ import pytest
 from frontend.launcher.checks import SHARED_MEMORY
 from frontend.launcher.guard import marked_pids, shm_prefix
 from frontend.launcher.launcher import Interrupted
-from model_repository.arbiter.loading import NUM_LOADERS
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.integration.api import COMPLETIONS, Api
 from tests.integration.conftest import FRONTEND, run_build, running_stack
@@ -44,7 +43,7 @@ def makes_a_token(stack: Stack) -> bool:
 STAGES = ("tokenizer", "engine", "detokenizer")
 OF_TRITON = {
     "tritonserver": "/bin/tritonserver ",
-    **{stage: f"__{stage}/1/model.py" for stage in (*STAGES, "arbiter", "loader")},
+    **{stage: f"__{stage}/1/model.py" for stage in (*STAGES, "arbiter", "loader1", "loader2")},
 }
 OF_THE_FRONTEND = {"frontend": " api --host=", "worker": ".spawn ", "tracker": ".resource_tracker "}
 OF_SERVE = {**OF_TRITON, **OF_THE_FRONTEND, "guard": "/launcher/guard.py "}  # by a part of their command lines
@@ -126,10 +125,7 @@ async def test_the_only_frontend_is_started_again_and_triton_goes_on(
 ) -> None:
     with watched_stack(1, paced_repository, tmp_path_factory) as stack:
         before = processes_of(stack)
-        expected = dict.fromkeys(("guard", *OF_TRITON, "frontend"), 1) | {
-            COMPILER: NUM_COMPILERS,
-            "loader": NUM_LOADERS,
-        }
+        expected = dict.fromkeys(("guard", *OF_TRITON, "frontend"), 1) | {COMPILER: NUM_COMPILERS}
         assert {name: len(pids) for name, pids in before.items()} == expected
         await kill_under_streams(stack, "frontend", before["frontend"][0])
         after = processes_of(stack)

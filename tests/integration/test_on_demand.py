@@ -18,6 +18,7 @@ import pytest
 
 from frontend.settings import Settings
 from model_repository.arbiter.catalog import Catalog
+from model_repository.contract.tensors import LOADERS
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
 from tests.integration.api import ANSWER, CHAT, COMPLETIONS, Answer, Api
 from tests.integration.conftest import build, run_build, running_stack
@@ -192,7 +193,7 @@ def test_an_arbiter_that_dies_while_a_model_loads_is_back_before_the_answer(stac
 @pytest.mark.faults
 def test_a_loader_that_dies_fails_its_load_alone(stack: Stack) -> None:
     with waiting(stack) as asked:
-        stack.kill_stage("conch__loader")
+        stack.kill_stage(LOADERS[0])
         load_after_a_failure(stack, asked.result())
     assert window_of_answer(stack, "alpha") == WINDOW["alpha"]
 

@@ -11,12 +11,12 @@ from model_repository.errors import Unsupported
 
 
 class TritonPythonModel:
-    """One of several instances, each with a process of its own."""
+    """One of LOADERS."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Wait for orders of the arbiter."""
         with python_backend.starting(args):
-            self.loader = Loader(int(args["model_instance_name"].rpartition("_")[2]), _load)
+            self.loader = Loader(args["model_name"], _load)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Refuse each request."""

@@ -9,7 +9,7 @@ import pytest
 from build_engines.render import write_repository
 from model_repository.arbiter.catalog import Catalog
 from model_repository.arbiter.start import Start
-from model_repository.contract.tensors import ARBITER, LOADER
+from model_repository.contract.tensors import ARBITER, LOADERS
 from model_repository.model_parameters import PARAMETER, Load, ModelParameters
 from tests.build_engines import test_render
 from tests.build_engines.test_render_artifacts import FILES
@@ -87,8 +87,8 @@ def test_triton_loads_all_ensembles_of_all_replicas_after_the_arbiter(tmp_path: 
         write_model(tmp_path, parameters_of("a", replica=replica, memory_bytes=3))
     names = Start.of(tmp_path, 6).names
     own = [f"{ensemble}{end}" for ensemble in ("a", "a@2") for end in ("", "__requests", "__outputs")]
-    assert names == (ARBITER, LOADER, *own)
-    assert Start.of(tmp_path, 5).names == (ARBITER, LOADER)
+    assert names == (ARBITER, *LOADERS, *own)
+    assert Start.of(tmp_path, 5).names == (ARBITER, *LOADERS)
 
 
 def test_a_single_model_is_loaded_whatever_its_size_unless_a_bound_is_given(tmp_path: Path) -> None:

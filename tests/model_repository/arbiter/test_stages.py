@@ -135,8 +135,8 @@ def test_a_loader_that_dies_fails_the_load_and_is_started_again(backend: Any, en
     stages._loaders.load = fail
     with pytest.raises(LoadError, match="has ended"):
         stages.load(entry)
-    stages._loaders._start_again()
-    assert backend.calls == ["unload conch__loader", "load conch__loader"]
+    stages._loaders._start_again("conch__loader2")
+    assert backend.calls == ["unload conch__loader2", "load conch__loader2"]
 
 
 def test_an_engine_hears_to_leave_until_it_does_and_to_end_its_requests_in_time(backend: Any, entry: Entry) -> None:
