@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from frontend.launcher.errors import LaunchError
 from frontend.settings import SettingsError
-from model_repository.contract.tensors import ARBITER, ensemble_of_stage
+from model_repository.contract.tensors import ARBITER, LOADERS, ensemble_of_stage
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -65,10 +65,10 @@ def check_repository(repository: Path) -> None:
 def stage_of_another_version(repository: Path) -> str | None:
     """Return a stage of a repository that another version of Conch has rendered; None: this version rendered all."""
     for path in sorted(repository.glob("*__*/1/model.py")):
-        stage = path.parents[1].name.rpartition("__")[2]
+        stage = path.parents[1].name.rpartition("__")[2].rstrip("12")  # of several loaders
         if path.read_bytes() != resources.files("model_repository").joinpath(stage, "1", "model.py").read_bytes():
             return path.parents[1].name
-    return None if (repository / ARBITER).is_dir() else ARBITER
+    return next((name for name in (ARBITER, *LOADERS) if not (repository / name).is_dir()), None)
 
 
 def check_home(home: Path) -> None:

@@ -36,7 +36,8 @@ def test_a_repository_of_another_version_is_to_be_rendered_again(tmp_path):
     (stage / "1" / "model.py").write_text(ours)
     with pytest.raises(LaunchError, match="conch__arbiter: another version"):
         check_repository(tmp_path)
-    (tmp_path / "conch__arbiter").mkdir()
+    for name in ("conch__arbiter", "conch__loader1", "conch__loader2"):
+        (tmp_path / name).mkdir()
     check_repository(tmp_path)
     (stage / "1" / "model.py").write_text(ours.replace("import", "from old import", 1))
     with pytest.raises(LaunchError, match=r"demo__engine: another version .*: `conch render --repository .* again$"):

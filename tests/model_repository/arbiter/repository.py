@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from model_repository.contract.tensors import ARBITER
+from model_repository.contract.tensors import ARBITER, LOADERS
 from model_repository.model_parameters import PARAMETER, ModelParameters
 from tests.model_repository.test_model_parameters import PARAMETERS
 
@@ -28,8 +28,8 @@ def write_model(repository: Path, parameters: ModelParameters) -> Path:
 
 def write_models(repository: Path, *models: ModelParameters) -> Path:
     """Write a repository that looks as if these could be served; return it."""
-    (repository / ARBITER).mkdir(parents=True)
-    (repository / ARBITER / "config.pbtxt").touch()
+    for name in (ARBITER, *LOADERS):
+        (repository / name).mkdir(parents=True)
     for model in models:
         write_model(repository, model)
     return repository
