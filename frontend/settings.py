@@ -323,8 +323,8 @@ class Settings:
     )
     wake_timeout_s: float = setting(
         0.0,
-        "Seconds that a request may wait for a model of `--triton MODEL=ENDPOINT` that no endpoint serves, such as one "
-        "that was scaled to zero; 0: such requests get 503 at once.",
+        "Seconds that a request may wait for a model that `--triton MODEL=ENDPOINT` names while no endpoint serves it, "
+        "as after scaling to zero; 0: it gets 503 at once.",
         chart_value="frontend.wakeTimeoutSeconds",
     )
     redis_url: str = setting(

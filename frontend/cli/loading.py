@@ -47,7 +47,7 @@ def load(client: ChatClient, model: str, err: TextIO) -> None:
 
 
 def unload(client: ChatClient, model: str, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Have a server unload a model that nobody uses, and return when it has.
+    """Unload an unused model at a server; return when it is unloaded.
 
     Raises:
         ChatFailed: the server has no such model, the key may not decide it, or others use the model.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -106,6 +106,17 @@ class Hold:
         self._granted: asyncio.Future[None] | None = None  # None: it has the lease
         self._is_released = False
         self._keep_alive_s: float | None = None
+
+    @classmethod
+    def at(cls, holder: Holder, waiter: Waiter) -> Self:
+        """Return a request's hold, which has the lease at once, or waits for it.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+        """
+        hold = cls(holder, waiter)
+        holder.take(hold)
+        return hold
 
     @property
     def model_id(self) -> str:
@@ -288,16 +299,6 @@ class ModelLeases:
     def can_load(self, model_id: str) -> bool:
         """Whether the arbiter has the model in its repository."""
         return model_id in self.statuses
-
-    def hold(self, waiter: Waiter) -> Hold:
-        """Return a request's hold, which has the lease at once, or waits for it.
-
-        Raises:
-            QueueFull: too many requests wait for the model.
-        """
-        hold = Hold(self, waiter)
-        self.take(hold)
-        return hold
 
     def take(self, hold: Hold) -> None:
         """Give a hold the lease, or have it wait."""

@@ -252,7 +252,7 @@ class ModelUnion:
 
     Args:
         expected: ids of models that are known also where no replica has heard of them.
-        is_remembering: an expected model that is served no longer counts as one that a request can load.
+        is_remembering: an expected model that was served once counts as one that a request can load.
     """
 
     def __init__(self, expected: Collection[str] = (), *, is_remembering: bool = False) -> None:

@@ -205,7 +205,7 @@ class ReplicaPool:
             raise ModelNotReady(f"The model cannot answer now (state: {state or 'not loaded'}).")
 
     def hold(self, model_id: str, sender: str = "", may_name: Callable[[str], bool] = lambda name: False) -> Hold:
-        """Return the hold of a request on the model at one of its Tritons; see `ModelLeases.hold`.
+        """Return the hold of a request on the model at one of its Tritons; see `Hold.at`.
 
         Raises:
             ModelNotReady: no replica of the model is ready, and none can be loaded.
@@ -216,10 +216,10 @@ class ReplicaPool:
             raise self._end_error
         leases = self._nearest_leases(model_id)
         if leases is not None:
-            return leases.hold(Waiter(model_id, sender, self._load_wait_s, may_name))
+            return Hold.at(leases, Waiter(model_id, sender, self._load_wait_s, may_name))
         if not self._wake_timeout_s or model_id not in self._expected:
             self.require_available(model_id)
-        return self._waking.hold(Waiter(model_id, sender, self._wake_timeout_s, may_name))
+        return Hold.at(self._waking, Waiter(model_id, sender, self._wake_timeout_s, may_name))
 
     def _relocate(self, holds: list[Hold]) -> None:
         """Have the requests that waited at a Triton wait for another one."""
@@ -384,7 +384,7 @@ class ReplicaPool:
             APIError: no replica is ready for it.
         """
         able = [place for place in self._ready(model_id, lora_name) if place != other_than]
-        # A Triton that unloads the model has only to finish what has begun.
+        # A Triton that is about to unload the model gets no new requests.
         able = [place for place in able if place.replica.leases.may_begin(model_id)] or able
         if other_than is not None:
             able = [place for place in able if place.replica is not other_than.replica] or able

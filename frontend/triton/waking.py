@@ -1,4 +1,4 @@
-"""Requests whose model is at no Triton that can be reached: it was scaled to zero, starts, or has lost its Triton."""
+"""Requests for models of which no Triton can be reached: it was scaled to zero, it starts, or it has died."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from frontend.errors import APIError, QueueFull
-from frontend.triton.leases import Hold, Holder, ModelLeases, Waiter, add_waiting
+from frontend.triton.leases import Hold, Holder, ModelLeases, add_waiting
 from model_repository.contract.arbiter import ModelStatus
 
 _POLL_S = 0.25  # the lists of models are fetched once a second
@@ -30,16 +30,6 @@ class Waking:
         self._find = find
         self._waiting: dict[str, list[Hold]] = {}
         self._task: asyncio.Task[None] | None = None
-
-    def hold(self, waiter: Waiter) -> Hold:
-        """Return the hold of a request, which waits.
-
-        Raises:
-            QueueFull: too many requests wait for the model.
-        """
-        hold = Hold(self, waiter)
-        self.take(hold)
-        return hold
 
     def take(self, hold: Hold) -> None:
         """Have a hold wait."""

@@ -148,7 +148,7 @@ class Arbiter:
     # --- events of the driver ---
 
     def offer(self, models: Iterable[OfferedModel]) -> list[Action]:
-        """Note all that can be loaded now. Any other that is in memory stays as it is until it leaves."""
+        """Take the list of all models that can be loaded. A loaded model that is not in it stays until its unload."""
         by_name = {each.name: each for each in models}
         for model in list(self._models.values()):
             if model.is_loadable and model.name not in by_name:

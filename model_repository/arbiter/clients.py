@@ -129,7 +129,7 @@ class Clients:
             is_news: there is news for all.
         """
         for client in self._clients.values():
-            client.has_news |= is_news  # also for one whose next request is on its way
+            client.has_news |= is_news  # also if the client has no open request now
             is_due = client.has_news or self._clock() - client.asked_s >= HELD_S
             if client.reply is not None and is_due:
                 reply, client.reply = client.reply, None

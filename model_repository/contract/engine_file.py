@@ -1,7 +1,7 @@
 """Files by which the arbiter and the engines speak, in the folder that their server runs in. Each server makes it anew.
 
 An engine locks its file for as long as its process lives, and writes its state there. The arbiter makes a second file
-to stop it. Triton itself is no way: a stage that asks it for a model's state, or another stage, crashes (2.51).
+to stop it. They do not speak through Triton: a stage that asks for a model's state, or calls a stage, crashes (2.51).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def begin_load(ensemble: str) -> None:
         path.unlink(missing_ok=True)
     _own = os.open(_state_file(ensemble), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     fcntl.flock(_own, fcntl.LOCK_EX)
-    _write("0.000")
+    note_state("0.000")
 
 
 def note_share(share: float) -> bool:
@@ -49,16 +49,12 @@ def note_share(share: float) -> bool:
     if _own_stop is None or time.monotonic() - _written_s < _INTERVAL_S:
         return True
     _written_s = time.monotonic()
-    _write(f"{share:.3f}")
+    note_state(f"{share:.3f}")
     return not _own_stop.exists()
 
 
 def note_state(state: str) -> None:
-    """Note READY or LEFT."""
-    _write(state)
-
-
-def _write(state: str) -> None:
+    """Note READY, LEFT, or the share that is loaded."""
     if _own is not None:
         os.pwrite(_own, state.ljust(_SIZE).encode(), 0)
 

@@ -88,7 +88,7 @@ class TritonPythonModel:
         """Let the requests end, then free the memory: Triton itself takes a second until it calls `finalize`."""
         with contextlib.suppress(StageError):  # of an engine that has ended
             while (stats := self.engine.stats()).num_active + stats.num_waiting:
-                if stats.step_age_ms > 1000 * _MAX_STEP_S:  # nobody else checks an engine that leaves
+                if stats.step_age_ms > 1000 * _MAX_STEP_S:  # the frontends no longer check it
                     os._exit(1)
                 time.sleep(_POLL_S)
             self.engine.post(FailStreams())  # Triton unloads no stage that has one

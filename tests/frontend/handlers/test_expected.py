@@ -147,7 +147,7 @@ def wake(triton: FakeTriton) -> None:
 
 
 async def until_in_flight(http: aiohttp.ClientSession, number: int) -> None:
-    """Wait until so many requests count as in flight."""
+    """Wait until the metric of requests in flight has this value."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             if await in_flight(http) == f"{number}.0":

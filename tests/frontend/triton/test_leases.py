@@ -76,7 +76,7 @@ class Played:
 
     async def waiting(self, *senders: str) -> tuple[list[Hold], list[asyncio.Task[None]]]:
         """Return the holds of requests for A that wait, and their tasks."""
-        holds = [self.leases.hold(Waiter(A, sender, WAIT_S)) for sender in senders]
+        holds = [Hold.at(self.leases, Waiter(A, sender, WAIT_S)) for sender in senders]
         tasks = [asyncio.ensure_future(hold.ready()) for hold in holds]
         await self.last()
         return holds, tasks
@@ -149,7 +149,7 @@ async def test_the_last_request_that_leaves_withdraws_the_wish(played: Played) -
 
 async def test_a_recalled_lease_is_given_back_after_its_last_request_and_new_ones_wait(played: Played) -> None:
     await played.give(A)
-    running = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    running = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     assert running.is_ready
     assert (await played.give(A, recalled=A)).leases == {A: HeldLease(1, is_busy=True, num_begun=1)}
     _, [new] = await played.waiting("new")
@@ -175,7 +175,10 @@ async def test_a_request_that_is_granted_and_then_cancelled_counts_no_more(playe
 
 async def test_a_hold_that_is_released_twice_counts_once(played: Played) -> None:
     await played.give(A)
-    first, _ = played.leases.hold(Waiter(A, max_wait_s=WAIT_S)), played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    first, _ = (
+        Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S)),
+        Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S)),
+    )
     first.release()
     first.release()
     assert (await played.give(A)).leases[A].is_busy
@@ -183,7 +186,7 @@ async def test_a_hold_that_is_released_twice_counts_once(played: Played) -> None
 
 async def test_a_wait_has_its_bound(played: Played) -> None:
     await played.give()
-    hold = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    hold = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     played.clock.now += WAIT_S
     with pytest.raises(ModelNotReady, match="not loaded within 30 seconds") as caught:
         await hold.ready()
@@ -193,10 +196,10 @@ async def test_a_wait_has_its_bound(played: Played) -> None:
 
 async def test_only_so_many_requests_wait_for_a_model(played: Played) -> None:
     for _ in range(MAX_WAITING):
-        played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+        Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     with pytest.raises(errors.QueueFull):
-        played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
-    played.leases.hold(Waiter(B, max_wait_s=WAIT_S))
+        Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
+    Hold.at(played.leases, Waiter(B, max_wait_s=WAIT_S))
 
 
 async def test_a_refusal_reaches_all_that_wait(played: Played) -> None:
@@ -224,7 +227,7 @@ def test_pinned_models_are_named_to_keys_that_may_use_them_alone() -> None:
 async def test_an_answer_that_was_overtaken_is_not_read(played: Played) -> None:
     await played.give()
     overtaken, num_asked = played.reply, len(played.asked)
-    played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     await played.last()
     assert len(played.asked) == num_asked + 1 and overtaken is not None
     overtaken.set_result(ArbiterAnswer({A: GivenLease(1)}))
@@ -238,10 +241,10 @@ async def test_requests_go_on_when_the_list_has_the_model(played: Played) -> Non
     _, [waiting] = await played.waiting("a")
     played.refresh = lambda: played.listed.add(A)
     await played.give(A)
-    late = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    late = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     assert (waiting.done(), late.is_ready, played.num_refreshes) == (True, True, 1)
     played.listed.clear()  # another list is older
-    unlisted = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    unlisted = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     assert not unlisted.is_ready
     await unlisted.ready()
     assert played.num_refreshes == 2
@@ -266,7 +269,7 @@ async def test_requests_go_on_when_the_list_does_not_come(played: Played, error:
 async def test_without_an_arbiter_all_models_are_used_freely(played: Played, error: APIError) -> None:
     _, [early] = await played.waiting("early")
     await played.answer(error)
-    assert early.done() and played.leases.hold(Waiter(B, max_wait_s=WAIT_S)).is_ready
+    assert early.done() and Hold.at(played.leases, Waiter(B, max_wait_s=WAIT_S)).is_ready
     assert not played.leases.can_load(A)
     with played.leases.repairing(A) as may_repair:
         assert may_repair
@@ -283,7 +286,7 @@ async def test_an_arbiter_that_fails_is_not_missing_and_a_dead_one_is_loaded_aga
     await played.give(A, statuses={A: ModelStatus("loaded", 1)})
     question = await played.answer(error)
     assert ([*question.leases], played.leases.can_load(A), played.num_mended) == ([A], True, num_mended)
-    assert not played.leases.hold(Waiter(B, max_wait_s=WAIT_S)).is_ready
+    assert not Hold.at(played.leases, Waiter(B, max_wait_s=WAIT_S)).is_ready
 
 
 async def test_an_unexpected_exception_does_not_end_the_exchange(played: Played) -> None:
@@ -308,7 +311,7 @@ async def test_an_arbiter_that_comes_back_names_its_models_again(played: Played)
 async def test_a_request_that_has_not_begun_gives_a_recalled_lease_back_and_waits_again(played: Played) -> None:
     """A long line of a model kept its turn to the end."""
     await played.give(A)
-    begun, queued = (played.leases.hold(Waiter(A, max_wait_s=WAIT_S)) for _ in range(2))
+    begun, queued = (Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S)) for _ in range(2))
     assert not queued.requeue()
     played.clock.now += 20
     await played.give(A, recalled=A)
@@ -325,7 +328,7 @@ async def test_a_request_that_has_not_begun_gives_a_recalled_lease_back_and_wait
 async def test_a_new_lease_does_not_begin_with_the_keep_alive_of_an_old_one(played: Played) -> None:
     """A model that a key had unloaded was unloaded again at once, whoever loaded it."""
     await played.give(A)
-    hold = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    hold = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     hold.keep(0.0)
     hold.release()
     assert (await played.give(A)).leases == {A: HeldLease(1, num_begun=1, keep_alive_s=0.0)}
@@ -374,7 +377,7 @@ async def test_only_a_holder_of_the_lease_repairs_and_the_model_stays_meanwhile(
 async def test_a_request_of_a_held_model_makes_no_future_and_no_task(played: Played) -> None:
     await played.give(A)
     before = asyncio.all_tasks()
-    hold = played.leases.hold(Waiter(A, max_wait_s=WAIT_S))
+    hold = Hold.at(played.leases, Waiter(A, max_wait_s=WAIT_S))
     ready = hold.ready()
     with pytest.raises(StopIteration):
         ready.send(None)

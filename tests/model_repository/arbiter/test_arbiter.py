@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -713,6 +714,16 @@ SIZES = {each.name: each.size_bytes for each in MODELS}
 RARELY = st.integers(0, 4).map(lambda number: number == 4)
 
 
+def end_loads_and_unloads(machine: Any) -> None:
+    """End all loads and unloads of a state machine, which succeed."""
+    for name in machine.names_in(State.UNLOADING):
+        del machine.memory[name]
+        machine.perform(machine.arbiter.unloaded(name))
+    for name in machine.names_in(State.LOADING):
+        machine.memory[name] = State.LOADED
+        machine.perform(machine.arbiter.loaded(name))
+
+
 class Life(RuleBasedStateMachine):
     """Clients, a driver and an operator do what they may, in any order; each action of the arbiter is checked."""
 
@@ -877,12 +888,7 @@ class Life(RuleBasedStateMachine):
         for _ in range(200):
             for holder in sorted(self.recalled):
                 self.release(holder)
-            for name in self.names_in(State.UNLOADING):
-                del self.memory[name]
-                self.perform(self.arbiter.unloaded(name))
-            for name in self.names_in(State.LOADING):
-                self.memory[name] = State.LOADED
-                self.perform(self.arbiter.loaded(name))
+            end_loads_and_unloads(self)
             if not self.recalled and not self.names_in(State.UNLOADING, State.LOADING):
                 if all(status.num_waiting == 0 for status in self.arbiter.status().values()):
                     break

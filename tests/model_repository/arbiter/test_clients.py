@@ -24,13 +24,13 @@ from model_repository.contract.arbiter import (
     State,
     Wish,
 )
-from tests.model_repository.arbiter.test_arbiter import SMALL, TOTAL_BYTES, A, B, Clock, served
+from tests.model_repository.arbiter.test_arbiter import SMALL, TOTAL_BYTES, A, B, Clock, end_loads_and_unloads, served
 
 WISH = Wish("key")
 
 
 class Exchange:
-    """Clients of an arbiter whose driver does each load and unload when the test says so."""
+    """Clients of an arbiter. The test says when each load and unload ends."""
 
     def __init__(self, *models: OfferedModel) -> None:
         self.clock = Clock()
@@ -417,12 +417,7 @@ class Traffic(RuleBasedStateMachine):
                 frontend.running.clear()
                 self.deliver(frontend.request())
             self.perform(self.arbiter.tick())
-            for name in self.names_in(State.UNLOADING):
-                del self.memory[name]
-                self.perform(self.arbiter.unloaded(name))
-            for name in self.names_in(State.LOADING):
-                self.memory[name] = State.LOADED
-                self.perform(self.arbiter.loaded(name))
+            end_loads_and_unloads(self)
             self.clock.now += HELD_S
             self.perform([])
             for frontend, serial, answer in self.answers:

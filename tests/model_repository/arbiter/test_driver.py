@@ -119,6 +119,13 @@ class Stage:
         self.tell()
         self.until_state(name, "unloaded")
 
+    def held(self, call: str) -> Gate:
+        """Have the client want the model `a`, whose load or unload then waits for the gate."""
+        gate = self.triton.gates[call] = Gate()
+        self.tell("a")
+        assert gate.reached.wait(TIMEOUT_S)
+        return gate
+
     def serve(self, name: str) -> HeldLease:
         """Have a model loaded for the client, which has heard of its lease."""
         self.tell(name)
@@ -141,9 +148,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 def test_a_failed_load_holds_its_memory_until_its_rest_is_removed(stage: Stage) -> None:
     stage.triton.errors["load"] = LoadError("no such file")
-    gate = stage.triton.gates["unload"] = Gate()
-    stage.tell("a")
-    assert gate.reached.wait(TIMEOUT_S)
+    gate = stage.held("unload")
     assert stage.order().statuses["a"].state == "loading"
     gate.set()
     stage.until_state("a", "failed")
@@ -154,9 +159,7 @@ def test_a_failed_load_holds_its_memory_until_its_rest_is_removed(stage: Stage) 
 def test_a_load_that_no_client_wants_while_its_rest_is_removed_leaves_a_model_that_can_load(stage: Stage) -> None:
     """The end of the removal counted as that of the load, which was aborted: the model was unloading for ever."""
     stage.triton.errors["load"] = LoadError("no")
-    gate = stage.triton.gates["unload"] = Gate()
-    stage.tell("a")
-    assert gate.reached.wait(TIMEOUT_S)
+    gate = stage.held("unload")
     stage.tell()
     stage.until_state("a", "unloading")
     gate.set()
@@ -166,9 +169,7 @@ def test_a_load_that_no_client_wants_while_its_rest_is_removed_leaves_a_model_th
 
 
 def test_a_load_that_ends_as_it_is_aborted_is_undone(stage: Stage) -> None:
-    gate = stage.triton.gates["load"] = Gate()
-    stage.tell("a")
-    assert gate.reached.wait(TIMEOUT_S)
+    gate = stage.held("load")
     stage.tell()
     stage.until_state("a", "unloading")
     gate.set()
@@ -178,9 +179,7 @@ def test_a_load_that_ends_as_it_is_aborted_is_undone(stage: Stage) -> None:
 
 
 def test_an_aborted_load_is_told_to_stop(stage: Stage) -> None:
-    gate = stage.triton.gates["load"] = Gate()
-    stage.tell("a")
-    assert gate.reached.wait(TIMEOUT_S)
+    stage.held("load")
     stage.tell()
     stage.until_state("a", "unloading")
     assert is_stopped("a")
@@ -189,9 +188,7 @@ def test_an_aborted_load_is_told_to_stop(stage: Stage) -> None:
 def test_a_load_has_the_mean_share_of_its_replicas(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(stage.repository, parameters_of("a", replica=2, memory_bytes=1))
     stage.look()
-    gate = stage.triton.gates["load"] = Gate()
-    stage.tell("a")
-    assert gate.reached.wait(TIMEOUT_S)
+    stage.held("load")
     assert stage.order().statuses["a"].share is None
     monkeypatch.setattr("model_repository.arbiter.driver.share_of_load", {"a@2": 1.0}.get)
     assert stage.order().statuses["a"].share == 0.5
@@ -280,7 +277,7 @@ def test_a_new_model_of_the_repository_is_known(stage: Stage) -> None:
 
 
 def test_a_model_that_is_rendered_in_its_place_has_its_new_size(stage: Stage) -> None:
-    """Only the time of the repository's folder counted, which such a change leaves as it is."""
+    """The arbiter looked only at the time of the repository's folder, which such a change does not touch."""
     write_model(stage.repository, parameters_of("a", memory_bytes=3))
     assert stage.look().statuses["a"].memory_bytes == 3
 

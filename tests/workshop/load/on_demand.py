@@ -2,8 +2,8 @@
 
 `python -m tests.workshop.load.on_demand` serves SmolLM2, Gemma 3 270M and all-MiniLM, from the same GGUF files and with
 the same slots, windows and threads at both servers. It measures a swap of each model with one client, and 8 clients at
-random models; then, with SmolLM2 and all-MiniLM alone, two clients that each want one of them, and a client whose model
-is the only one that 7 others do not want. Our server has memory for the largest model. The last table compares the swap
+random models. A second run has SmolLM2 and all-MiniLM only: two clients, each with a model of its own, then 7 clients
+at SmolLM2 and one at all-MiniLM. Our server has memory for the largest model. The last table compares the swap
 of SmolLM2 with Triton's load of three empty Python models.
 
 llama-server is compiled into .conch/llama-server, once, in some ten minutes; where that fails, its rows are left out.
