@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from model_repository.contract.codec import pack_logprobs
@@ -25,10 +26,21 @@ from model_repository.contract.tensors import OUTPUT_BATCH
 from model_repository.errors import InvalidRequest
 
 
+class _AddedToken(Struct):
+    id: int
+    content: str
+
+
+class _TokenizerFile(Struct):
+    """The part of a tokenizer.json that is read: a vocabulary takes ten times as long."""
+
+    added_tokens: list[_AddedToken] = []
+
+
 def load_special_tokens(tokenizer_json: Path) -> dict[int, bytes]:
     """Return the strings of added tokens by id."""
-    description = json.loads(tokenizer_json.read_text(encoding="utf-8"))
-    return {token["id"]: token["content"].encode() for token in description.get("added_tokens", ())}
+    file = msgspec.json.decode(tokenizer_json.read_bytes(), type=_TokenizerFile)
+    return {token.id: token.content.encode() for token in file.added_tokens}
 
 
 class Detokenizer:

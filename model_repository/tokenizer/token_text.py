@@ -23,7 +23,7 @@ class TokenText:
             if token_id >= len(byte_table) or not byte_table[token_id]
         }
         self._num_stripped_spaces = 0  # the largest number of spaces removed from the start of a text
-        match json.loads(tokenizer.to_str()).get("decoder"):
+        match json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None:
             case {"decoders": [*_, {"type": "Strip", "content": " ", "start": start}]}:
                 self._num_stripped_spaces = start
             case {"type": "Metaspace", **options} if options.get("prepend_scheme") != "never":

@@ -8,10 +8,11 @@ import operator
 import secrets
 import sys
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers.models import BPE, Model
 
 from model_repository.errors import InvalidRequest, Unsupported
 from model_repository.tokenizer.borders import MIN_CHARS, Borders
@@ -43,11 +44,13 @@ class Vocabulary:
         self.control_tokens = frozenset(filter(lambda token: token.strip(_SPACES), self.added_tokens - open_tokens))
         largest: int = max(tokenizer.get_vocab(with_added_tokens=True).values())
         self.size = min(largest + 1, num_tokens)
-        description = _without_tokens(json.loads(tokenizer.to_str()), self.control_tokens)
-        self._plain = Tokenizer.from_str(json.dumps(description))
-        has_space_once = _adds_space_once(description)
-        _add_no_space(description)
-        self._without_space = Tokenizer.from_str(json.dumps(description))
+        kept = {token_id: token for token_id, token in self._added.items() if token.content not in self.control_tokens}
+        model = _model_without(tokenizer.model, self.control_tokens, kept)
+        self._plain = self._without_space = _with_steps_of(tokenizer, model, kept)
+        steps = json.loads(_with_steps_of(tokenizer, BPE()).to_str())
+        has_space_once = _adds_space_once(steps)
+        if _add_no_space(steps):
+            self._without_space = _with_steps_of(Tokenizer.from_str(json.dumps(steps)), model, kept)
         self._inner = self._without_space if has_space_once else self._plain
         beginning = tokenizer.encode("a", add_special_tokens=True)
         self._may_exceed = max([largest, *beginning.ids]) >= self.size  # some tokens of texts are not the model's
@@ -179,24 +182,46 @@ def _token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fa
     return token_ids
 
 
-def _without_tokens(description: dict[str, Any], tokens: frozenset[str]) -> dict[str, Any]:
-    """Return a tokenizer.json that treats the strings of these added tokens as plain text."""
-    kept = [token for token in description["added_tokens"] if token["content"] not in tokens]
-    description["added_tokens"] = kept
-    description["post_processor"] = None
-    # A vocabulary may also contain them as ordinary tokens, reached by merges or as whole words.
-    model, hidden = description["model"], secrets.token_hex()
-    if model["type"] == "Unigram":
-        model["vocab"] = [(token + hidden if token in tokens else token, score) for token, score in model["vocab"]]
+def _with_steps_of(other: Tokenizer, model: Model, added: Mapping[int, AddedToken] | None = None) -> Tokenizer:
+    """Return a tokenizer of this model and these added tokens that normalizes and splits a text as the other one."""
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer, tokenizer.pre_tokenizer = other.normalizer, other.pre_tokenizer
+    tokenizer.add_tokens([token for _, token in sorted((added or {}).items())])
+    return tokenizer
+
+
+def _model_without(model: Model, tokens: frozenset[str], kept: Mapping[int, AddedToken]) -> Model:
+    """Return a model that makes none of these tokens from a text: for most, itself.
+
+    Args:
+        kept: the other added tokens by their ids, which a tokenizer of the model must give them.
+    """
+    has_kept_ids = all(model.token_to_id(token.content) == token_id for token_id, token in kept.items())
+    if has_kept_ids and not any(_makes(model, token) for token in tokens):
+        return model
+    description = json.loads(Tokenizer(model).to_str())
+    changed, hidden = description["model"], secrets.token_hex()
+    if changed["type"] == "Unigram":
+        changed["vocab"] = [(token + hidden if token in tokens else token, score) for token, score in changed["vocab"]]
     else:
-        model["vocab"] = {
-            token + hidden if token in tokens else token: token_id for token, token_id in model["vocab"].items()
-        } | {token["content"]: token["id"] for token in kept}  # only tokens in this list keep their ids
-    if "merges" in model:  # WordPiece has none
-        model["merges"] = [merge for merge in model["merges"] if "".join(merge) not in tokens]
-    if model.get("unk_token") in tokens:
-        model["unk_token"] += hidden
-    return description
+        changed["vocab"] = {
+            token + hidden if token in tokens else token: token_id for token, token_id in changed["vocab"].items()
+        } | {token.content: token_id for token_id, token in kept.items()}
+    if "merges" in changed:  # WordPiece has none
+        changed["merges"] = [merge for merge in changed["merges"] if "".join(merge) not in tokens]
+    if changed.get("unk_token") in tokens:
+        changed["unk_token"] += hidden
+    without: Model = Tokenizer.from_str(json.dumps(description)).model
+    return without
+
+
+def _makes(model: Model, token: str) -> bool:
+    """Whether a text can contain the token by merges or as a whole word."""
+    if model.token_to_id(token) is None:
+        return False
+    if not isinstance(model, BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
+        return True
+    return len(model.tokenize(token)) == 1  # merges inside a longer word are those of the token alone
 
 
 def _steps(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]]:
@@ -212,11 +237,13 @@ def _adds_space_once(description: dict[str, Any]) -> bool:
     return any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps)
 
 
-def _add_no_space(description: dict[str, Any]) -> None:
-    """Change a SentencePiece tokenizer.json so that no text gets a leading space."""
+def _add_no_space(description: dict[str, Any]) -> bool:
+    """Change a SentencePiece tokenizer.json so that no text gets a leading space; return whether it differs."""
+    before = json.dumps(description)
     for step in _steps(description["normalizer"], "normalizers"):
         if step["type"] == "Prepend":
             step["prepend"] = ""
     for step in _steps(description["pre_tokenizer"], "pretokenizers"):
         if step["type"] == "Metaspace":
             step["prepend_scheme"] = "never"
+    return json.dumps(description) != before
