@@ -149,6 +149,8 @@ class Driver:
             return ()
         self._looked_s = self._clock()
         self._read_catalog()
+        for name in self._aborted:
+            self._stop_load(name)  # its engine's process may have begun since the last time
         for name, status in self._arbiter.status().items():
             if status.state in (State.LOADING, State.UNLOADING):
                 continue
@@ -191,10 +193,13 @@ class Driver:
                 case Abort(model=name):
                     logger.info("stopping the load of %s: nobody waits for it any more", name)
                     self._aborted.add(name)
-                    for ensemble in self._entries[name].ensembles:
-                        stop_engine(ensemble)
+                    self._stop_load(name)
                 case Grant() | Recall() | Refuse():
                     self._clients.tell(action)
+
+    def _stop_load(self, name: str) -> None:
+        for ensemble in self._entries[name].ensembles:
+            stop_engine(ensemble)
 
     def _start(self, work: Callable[[Entry], Callable[[], Iterable[Action]]], name: str) -> None:
         """Do work on a model in a thread; its result is the next event."""

@@ -185,6 +185,15 @@ def test_an_aborted_load_is_told_to_stop(stage: Stage) -> None:
     assert is_stopped("a")
 
 
+def test_an_engine_that_begins_after_its_load_was_aborted_is_told_too(stage: Stage) -> None:
+    stage.held("load")
+    stage.tell()
+    stage.until_state("a", "unloading")
+    Path("a.stop").unlink()  # as an engine does that begins
+    stage.look()
+    assert is_stopped("a")
+
+
 def test_a_load_has_the_mean_share_of_its_replicas(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(stage.repository, parameters_of("a", replica=2, memory_bytes=1))
     stage.look()
