@@ -41,9 +41,10 @@ def makes_a_token(stack: Stack) -> bool:
 
 
 STAGES = ("tokenizer", "engine", "detokenizer")
+LOADERS = ("loader1", "loader2")
 OF_TRITON = {
     "tritonserver": "/bin/tritonserver ",
-    **{stage: f"__{stage}/1/model.py" for stage in (*STAGES, "arbiter", "loader1", "loader2")},
+    **{stage: f"__{stage}/1/model.py" for stage in (*STAGES, "arbiter", *LOADERS)},
 }
 OF_THE_FRONTEND = {"frontend": " api --host=", "worker": ".spawn ", "tracker": ".resource_tracker "}
 OF_SERVE = {**OF_TRITON, **OF_THE_FRONTEND, "guard": "/launcher/guard.py "}  # by a part of their command lines
@@ -151,7 +152,7 @@ async def test_serve_answers_again_after_any_of_its_processes_was_killed(
 ) -> None:
     def is_complete() -> bool:
         found = processes_of(two_workers)
-        names = set(found) | {"tracker"}  # it is not started again
+        names = set(found) | {"tracker", *LOADERS}  # not started again, or when they are needed
         return names == {*OF_SERVE, COMPILER} and len(found["worker"]) == NUM_SPAWNED
 
     await until(is_complete, "all processes run")
