@@ -32,6 +32,7 @@ class Capability(StrEnum):
     STRUCTURED_OUTPUT = "structured_output"  # JSON schemas, regular expressions, choices, grammars, tool calls
     LORA = "lora"
     IMAGES = "images"
+    RESUME = "resume_token_ids"
 
 
 # OpenAI calls `seed` a best effort: a runtime without this capability ignores the field, and the frontend says so.

@@ -72,7 +72,16 @@ RUNTIMES = {
     # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(
         "model_repository.engine.synthetic:SyntheticRuntime",
-        frozenset({Capability.TEMPERATURE, Capability.TOP_P, Capability.TOP_K, Capability.MIN_P, Capability.SEED}),
+        frozenset(
+            {
+                Capability.TEMPERATURE,
+                Capability.TOP_P,
+                Capability.TOP_K,
+                Capability.MIN_P,
+                Capability.SEED,
+                Capability.RESUME,
+            }
+        ),
         has_weights=False,
         options={"itl_ms": (r"\d+(\.\d+)?", "a number"), "num_tokens": _WHOLE, "prefill_tokens": _WHOLE},
     ),

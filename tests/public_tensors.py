@@ -44,7 +44,6 @@ def message_to_tensors(message: msgspec.Struct) -> dict[str, npt.NDArray[Any]]:
             tensors |= {
                 spec.name: tensor(spec, *elements)
                 for spec, elements in zip(field.specs, _columns(field, value), strict=True)
-                if elements
             }
     return tensors
 

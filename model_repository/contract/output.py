@@ -205,6 +205,7 @@ class GenerationChunk(Struct, frozen=True, kw_only=True, omit_defaults=True, arr
     prompt_logprobs: tuple[bytes, ...] = ()  # the frontend's: no tensor carries them
     vector: None = None  # frontends and Tritons until November 2026 have a field here
     num_tokens: int = 1  # of the completion, for the counts of a stream that is cut; an older Triton sends none
+    packed_token_ids: bytes = b""  # the frontend's: these tokens, int32 in the machine's order, for `resume_token_ids`
 
     @property
     def is_text(self) -> bool:

@@ -270,6 +270,14 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cancel_key: Annotated[
         str, TensorSpec(doc="an unguessable name of this request alone, by which the engine's `control` can cancel it")
     ] = ""
+    resume_token_ids: Annotated[
+        tuple[int, ...] | None,
+        TensorSpec(
+            low=0,
+            has_token_ids=True,
+            doc="the completion's token_ids so far, of a request that was cut: the responses go on behind them",
+        ),
+    ] = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -376,8 +384,25 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str = ""
 
     @property
+    def resumed_token_ids(self) -> tuple[int, ...]:
+        """The first tokens of the completion, which its client has already."""
+        return self.params.resume_token_ids or ()
+
+    @property
+    def is_redrawn(self) -> bool:
+        """Whether the resumed tokens are drawn again: Mirostat's estimate follows from each draw."""
+        return bool(self.resumed_token_ids) and self.params.sampling.mirostat is not None
+
+    @property
+    def replayed_token_ids(self) -> tuple[int, ...]:
+        """The resumed tokens that are computed with the prompt."""
+        return () if self.is_redrawn else self.resumed_token_ids
+
+    @property
     def num_scored_logprobs(self) -> int | None:
         """The number of most likely tokens for each prompt token's log probability; None: the prompt has none."""
+        if self.params.resume_token_ids is not None:  # the client has them
+            return None
         counts = (self.params.num_logprobs if self.echo else None, self.params.num_prompt_logprobs)
         return max((count for count in counts if count is not None), default=None)
 

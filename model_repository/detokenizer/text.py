@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -128,6 +129,7 @@ def delta_to_chunk(delta: TokenDelta, byte_table: Mapping[int, bytes] | Sequence
         usage=delta.usage,
         spans=_in_characters(delta.spans, text_bytes) if delta.spans else (),
         num_tokens=len(delta.token_ids),
+        packed_token_ids=array("i", delta.token_ids).tobytes(),
     )
 
 

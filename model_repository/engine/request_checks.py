@@ -63,6 +63,18 @@ def combined_constraint(
     return constraint
 
 
+def replayed(constraint: TokenConstraint | None, request: EngineRequest) -> TokenConstraint | None:
+    """Return a constraint behind the tokens of a request that are replayed.
+
+    Raises:
+        InvalidRequest: it does not allow them.
+    """
+    for token_id in request.replayed_token_ids:
+        if constraint is not None and not constraint.accept_token(token_id):
+            raise InvalidRequest(f"{token_id} cannot follow the tokens before it", "resume_token_ids")
+    return constraint
+
+
 def constraint_field(request: EngineRequest) -> str:
     """Return the input to blame if no token can follow: the first one that restricts tokens; empty without any."""
     restricting = {

@@ -19,6 +19,7 @@ from model_repository.engine.emitter import PendingOutput
 from model_repository.engine.output_streams import OutputStream
 from model_repository.engine.runtime import StepOutput
 from model_repository.engine.stop_buffer import StopBuffer, border_of
+from model_repository.errors import InvalidRequest
 
 _PART_SIZE = 512  # log probabilities: their objects take 50 kB here, and the detokenizer a millisecond
 
@@ -67,13 +68,14 @@ class EngineSequence:
         )
         self._final_token_ids: list[int] = []  # not sent yet
         self._final_since_s = now_s
-        self._has_sent_token = False
+        is_resumed, resumed = request.params.resume_token_ids is not None, request.resumed_token_ids
+        self._has_sent_token = bool(resumed)
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
-        self._has_echo = bool(request.echo)  # not sent yet
+        self._has_echo = bool(request.echo) and not is_resumed  # not sent yet
         has_scores = request.params.num_prompt_logprobs is not None
         # The prompt's token ids are not sent yet.
-        self._has_prompt = self._has_echo or request.params.has_token_ids or has_scores
+        self._has_prompt = not is_resumed and (self._has_echo or request.params.has_token_ids or has_scores)
         self._prompt_logprobs: tuple[DrawnLogprob, ...] = ()
         self._logprobs: deque[DrawnLogprob] = deque()  # all tokens that are not sent yet
         self._cum_logprob = 0.0  # sum over the tokens sent
@@ -81,17 +83,37 @@ class EngineSequence:
         self._has_details = self._has_prompt or self._lists_tokens
         interval_ms = request.params.stream_interval_ms
         self._max_wait_s = None if interval_ms is None else interval_ms / 1e3
+        self._num_unsent_resumed = len(resumed)  # tokens that the client has, and that are not final here yet
+        self._num_redrawn = len(resumed) if request.is_redrawn else 0  # still to come
+        for token_id in resumed:
+            self._replay(token_id, now_s)
+
+    def _replay(self, token_id: int, now_s: float) -> None:
+        """Add a token that the client has.
+
+        Raises:
+            InvalidRequest: the completion ended before it.
+        """
+        if self.finish_reason is None:
+            self._num_output_tokens += 1
+            self._add_token(token_id, now_s)
+        if self.finish_reason is not None or self._num_output_tokens >= self.request.max_tokens:
+            raise InvalidRequest(f"the completion ended with {token_id}, or before it", "resume_token_ids")
 
     def add_output(self, output: StepOutput, now_s: float) -> None:
         """Add the result of a step: count its token, pass it to the stop buffer, and decide whether it is the last."""
         if self._first_output_s is None:
             self._first_output_s, self._scheduled_s = now_s, output.scheduled_s or self._arrived_s
         self._last_output_s = now_s
-        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        num_cached = min(output.num_cached_tokens, len(self.request.prompt_token_ids))
+        self._num_cached_tokens = max(self._num_cached_tokens, num_cached)
         if output.prompt_logprobs:
             self._prompt_logprobs = output.prompt_logprobs
         if output.embedding is not None:
             self._embedding, self.finish_reason = output.embedding, VectorChunk.finish_reason
+        if output.token_id is not None and self._num_redrawn:
+            self._num_redrawn -= 1
+            return
         if output.token_id is not None:
             self._num_output_tokens += 1
             if output.logprob is not None:
@@ -125,6 +147,11 @@ class EngineSequence:
             self._end_token_id = token_id
 
     def _add_final(self, token_ids: list[int], now_s: float) -> None:
+        if self._num_unsent_resumed:
+            known, token_ids = token_ids[: self._num_unsent_resumed], token_ids[self._num_unsent_resumed :]
+            self._num_unsent_resumed -= len(known)
+            if self._border is not None:
+                self._border.next_spans(self._byte_table[each] for each in known)
         if token_ids and not self._final_token_ids:
             self._final_since_s = now_s
         self._final_token_ids += token_ids

@@ -77,7 +77,9 @@ class SyntheticRuntime(Runtime):
             admitted = self._waiting.pop(0)
             request = admitted.request
             token_ids = self._completion(request) if request.max_tokens else iter(())
-            num_prompt_tokens = len(request.prompt_token_ids)
+            for _ in request.resumed_token_ids:
+                next(token_ids)
+            num_prompt_tokens = len(request.prompt_token_ids + request.replayed_token_ids)
             self._running[admitted.sequence] = _Running(token_ids, num_prompt_tokens, self._clock(), num_prompt_tokens)
         outputs = []
         for sequence, running in self._running.items():

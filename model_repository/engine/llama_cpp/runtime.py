@@ -31,7 +31,7 @@ from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
 from model_repository.engine.queue_order import queue_order_s
-from model_repository.engine.request_checks import check_request, combined_constraint
+from model_repository.engine.request_checks import check_request, combined_constraint, replayed
 from model_repository.engine.runtime import EngineConfig, ImageCounts, Prepared, Runtime, RuntimeStats, StepOutput
 from model_repository.engine.scheduler import Chunk, Job
 from model_repository.engine.token_constraint import TokenConstraint
@@ -134,7 +134,8 @@ class LlamaCppRuntime(Runtime):
             owner = request.params.cache_salt or request.params.sender
             started = self._constraints.start(request.grammar, owner, request.grammar_bytes)
             started.allowed()  # the first mask, in the thread that compiles
-        return combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
+        constraint = combined_constraint(request, started, lambda: self._token_index, self._vocab_size)
+        return replayed(constraint, request)
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         """Queue a request; if it is not prepared, its constraints are compiled here."""
@@ -154,13 +155,13 @@ class LlamaCppRuntime(Runtime):
         prompt = request.prompt_token_ids if prepared.prompt is None else prepared.prompt.token_ids
         job = Job(
             sequence,
-            prompt,
+            prompt + request.replayed_token_ids,
             adapter,
             request.params.cache_salt,
             is_scored,
             queue_order_s(request, time.monotonic()),
             prepared.prompt,
-            request.max_tokens,
+            request.max_tokens - len(request.replayed_token_ids),
             request.params.sender,
         )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)

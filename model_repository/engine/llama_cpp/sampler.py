@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import methodcaller
 
@@ -40,6 +41,10 @@ class TokenSampler:
     tokens: the same as under a mask. With top_k, top_p or min_p the free draw keeps the allowed part of the truncated
     distribution, and the second draw truncates the allowed tokens, as llama.cpp's own server does.
 
+    The random numbers of a draw follow from the seed and the number of tokens before it. So a completion that is
+    resumed goes on as if it had never been cut. Mirostat's estimate also follows from the logits of all tokens: each of
+    the resumed tokens is drawn again, and replaces what is drawn.
+
     Args:
         context_window: the number of tokens that penalties consider.
     """
@@ -66,17 +71,23 @@ class TokenSampler:
         self._ends = frozenset(request.params.stop_token_ids)
         if not request.params.ignore_eos:
             self._ends |= eos_token_ids.union(request.end_token_ids)
-        self._num_to_min_tokens = request.params.min_tokens  # still to draw
+        self._redrawn = deque(request.resumed_token_ids if request.is_redrawn else ())  # still to draw
+        self._num_drawn = len(request.replayed_token_ids)
+        self._num_to_min_tokens = max(0, request.params.min_tokens - self._num_drawn)  # still to draw
         self._is_greedy = sampling.temperature == 0.0
         self._likeliest = _chain(methodcaller("add_greedy"))
         self._is_checked = False  # the logits of the first token are finite
         self._links = _links(sampling, vocab_size, context_window)
+        is_drawn = sampling.temperature != 0.0 and sampling.mirostat is None
+        self._seed = sampling.seed if is_drawn else None  # of the last link, which draws
         self._chain = self._build(self._banned_now())
         if sampling.repetition_penalty != 1.0:
             penalty = self._chain.chain_get(1)
             for token_id in request.prompt_token_ids:  # only this penalty counts the prompt
                 if token_id != IMAGE_PLACE:
                     penalty.accept(token_id)
+        for token_id in request.replayed_token_ids:
+            self._chain.accept(token_id)
 
     @property
     def needs_mask(self) -> bool:
@@ -105,6 +116,10 @@ class TokenSampler:
             NotFinite: the logits give no probabilities.
         """
         token_id: int
+        if self._seed is not None:
+            self._chain.chain_remove(len(self._links))
+            self._chain.add_dist(_fold_seed(self._seed, self._num_drawn))
+        self._num_drawn += 1
         if self._constraint is None:
             token_id = self._chain.sample(context, row)
             self._check(context, row, token_id if self._is_greedy else None)
@@ -119,6 +134,8 @@ class TokenSampler:
             self._num_to_min_tokens -= 1
             if not self._num_to_min_tokens:
                 self._chain = self._rebuilt(self._banned)
+        if self._redrawn:
+            token_id = self._new_token_id = self._redrawn.popleft()
         return token_id
 
     def _check(self, context: llama.LlamaContext, row: int, likeliest: int | None = None) -> None:
@@ -228,7 +245,8 @@ def _links(sampling: SamplingParams, vocab_size: int, context_window: int) -> Se
     return [*links, methodcaller("add_dist", seed)]
 
 
-def _fold_seed(seed: int) -> int:
-    """Return 32 bits of a 64-bit seed, for llama.cpp. Nearby seeds give distant results."""
-    folded = int.from_bytes(hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=4).digest(), "little")
+def _fold_seed(seed: int, num_drawn: int = 0) -> int:
+    """Return 32 bits of a 64-bit seed and a position, for llama.cpp. Nearby ones give distant results."""
+    data = seed.to_bytes(8, "little") + num_drawn.to_bytes(8, "little")
+    folded = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "little")
     return 0 if folded == _RANDOM_SEED else folded

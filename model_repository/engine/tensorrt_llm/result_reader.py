@@ -33,7 +33,7 @@ class ResultReader:
         self._plan = plan
         self._end_id = end_id
         self._vocab_size = vocab_size
-        self.given: tuple[int, ...] = ()  # the tokens of earlier results, which are at the end of the prompt
+        self.given = request.resumed_token_ids  # and the tokens of earlier results, which are at the end of the prompt
         self._num_read = 0  # tokens of this result
         self._num_cached: int | None = None
         self._has_ended = False

@@ -160,7 +160,7 @@ class TensorRtLlmRuntime(Runtime):
         self._check(request, has_images=bool(pictures))
         text_ids = [token_id for token_id in request.prompt_token_ids if token_id != IMAGE_PLACE]
         text_request = replace(request, prompt_token_ids=tuple(text_ids))
-        plan = self._planner.plan(text_request)
+        plan = self._planner.plan(text_request, len(request.resumed_token_ids))
         edits_logits = "logits_processor" in plan.keywords
         if edits_logits and (option := self._options.without_logits_processors) is not None:
             rule = f"needs a logits processor, and this model is served with the option {option}"
@@ -183,7 +183,9 @@ class TensorRtLlmRuntime(Runtime):
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
 
         def make_params() -> Any:
-            planned = self._planner.plan(text_request, len(reader.given)) if reader.given else plan
+            num_given = len(reader.given)
+            is_planned = num_given == len(request.resumed_token_ids)
+            planned = plan if is_planned else self._planner.plan(text_request, num_given)
             return sampling_params(planned, self._vocab_size)
 
         self._waiting[sequence] = Call(
@@ -230,6 +232,10 @@ class TensorRtLlmRuntime(Runtime):
 
     def _check(self, request: EngineRequest, has_images: bool) -> None:
         check_request(request, self._vocab_size, self._lora.adapters, has_images=has_images)
+        if request.is_redrawn:
+            raise Unsupported("Mirostat's estimate is lost", "resume_token_ids")
+        if request.resumed_token_ids and self._images is not None:
+            raise Unsupported("a model that reads images takes prompts as text", "resume_token_ids")
         if request.params.num_logprobs is not None and not self._options.logprobs:
             raise Unsupported("this model is served with the option logprobs=false", "return_log_probs")
         if is_scored(request) and not self._options.has_prompt_logprobs:

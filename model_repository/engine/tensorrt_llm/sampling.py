@@ -72,7 +72,8 @@ class SamplingPlanner:
         """Plan a call.
 
         Args:
-            num_given: the tokens that an earlier call has drawn, which are appended to the prompt.
+            num_given: the tokens that an earlier call has drawn, which are appended to the prompt. The next ones are
+                drawn with other random numbers, but not with those that the call would have had.
         """
         ends = self._ends(request)
         bias, banned = split_biases(request.params.sampling)
@@ -85,6 +86,7 @@ class SamplingPlanner:
             or params.bad_words
             or params.allowed_token_ids
             or (request.thinking is not None and not request.thinking.is_off)
+            or num_given  # TensorRT-LLM's own grammar would begin anew
         )
         native_grammar = None if is_masked else self._native_grammar(request)
         is_shaped = _is_shaped(request.params.sampling)
@@ -93,7 +95,9 @@ class SamplingPlanner:
             edits.append(Shaping(request.params.sampling, bias, request.prompt_token_ids))
         num_held = _NUM_HELD if edits and self.has_pauses else 0
         ending = _hidden_ending if num_held else _ending
-        keywords = ending(request, ends, self.end_id) | _drawing(request.params.sampling) | _logits(request)
+        sampling = replace(params.sampling, seed=(params.sampling.seed + num_given) % 2**64)
+        keywords = ending(request, ends, self.end_id) | _drawing(sampling) | _logits(request)
+        keywords["max_tokens"] -= num_given
         if num_held:
             room = self.context_window - len(request.prompt_token_ids)
             keywords["max_tokens"] = max(1, min(request.max_tokens + num_held, room) - num_given)

@@ -46,6 +46,7 @@ PARAMS: dict[Capability, Params] = {
     Capability.LOGPROBS: Params(has_logprobs=True),
     Capability.STRUCTURED_OUTPUT: Params(structured_output=StructuredOutput(OutputFormat.JSON_OBJECT)),
     Capability.LORA: Params(lora_name="a"),
+    Capability.RESUME: Params(resume_token_ids=(1,)),
 }
 NEEDS: dict[Capability, GenerationRequest] = {
     **{capability: GenerationRequest(prompt=PROMPT, params=params) for capability, params in PARAMS.items()},

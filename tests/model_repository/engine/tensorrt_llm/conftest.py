@@ -87,7 +87,8 @@ def has_ended(outputs: list[StepOutput], asked: EngineRequest) -> bool:
         return False
     last, params = outputs[-1], asked.params
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS, OTHER_EOS, *asked.end_token_ids})
-    return last.error is not None or last.token_id is None or last.token_id in ends or len(outputs) >= asked.max_tokens
+    is_long = len(outputs) + len(asked.resumed_token_ids) >= asked.max_tokens
+    return last.error is not None or last.token_id is None or last.token_id in ends or is_long
 
 
 def write_model(folder: Path, **built: Any) -> Path:

@@ -173,9 +173,9 @@ def test_a_structured_output_does_not_send_the_pictures_again(tiny: Tiny, monkey
 def test_penalties_see_the_tokens_of_the_text_only(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, planned = SamplingPlanner.plan, []
 
-    def recorded(self: SamplingPlanner, asked: EngineRequest) -> SamplingPlan:
+    def recorded(self: SamplingPlanner, asked: EngineRequest, num_given: int) -> SamplingPlan:
         planned.append(asked.prompt_token_ids)
-        return plan(self, asked)
+        return plan(self, asked, num_given)
 
     monkeypatch.setattr(SamplingPlanner, "plan", recorded)
     drawn(tiny, prepared(tiny, picture(56, 56), sampling={"repetition_penalty": 1.5}))
