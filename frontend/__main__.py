@@ -246,6 +246,8 @@ def _parser() -> CommandParser:
     _add_endpoint_options(command)
     _add_number(command, "--notice-s", 5.0, "Seconds until every frontend has noticed the drain.")
     _add_number(command, "--timeout-s", 60.0, "Seconds that running requests may take to end.")
+    hand_over_help = "Then have the frontends continue them at other Tritons; if there is none, they end with an error."
+    command.add_argument("--hand-over", action="store_true", help=hand_over_help)
     command.add_argument("--undo", action="store_true", help="Put the Triton back into service.")
 
     text = "Make, list or remove API keys."
@@ -664,9 +666,8 @@ def _drain(options: argparse.Namespace) -> int:
     from frontend.triton.commands import drain_endpoint
 
     settings = _settings_of_one_endpoint(options)
-    is_done, why = asyncio.run(
-        drain_endpoint(settings, notice_s=options.notice_s, timeout_s=options.timeout_s, is_undone=options.undo)
-    )
+    times = {"notice_s": options.notice_s, "timeout_s": options.timeout_s}
+    is_done, why = asyncio.run(drain_endpoint(settings, **times, hands_over=options.hand_over, is_undone=options.undo))
     print(f"{'ok' if is_done else 'failed'}: {why}")
     return 0 if is_done else 1
 

@@ -18,6 +18,7 @@ from model_repository.model_facts import Task
 
 _CLOSE_TIMEOUT_S = 0.5
 _CHAT = ChatPrompt(({"role": "user", "content": "Hello"},))
+_HAND_OVER_S = 5.0  # a frontend may not know yet that an engine drains, and send a request there again
 _POLL_S = 0.1  # pause between requests for the statistics of a draining engine
 
 
@@ -71,7 +72,7 @@ async def path_to_try(settings: Settings, model: str) -> str:
 
 
 async def drain_endpoint(
-    settings: Settings, *, notice_s: float, timeout_s: float, is_undone: bool = False
+    settings: Settings, *, notice_s: float, timeout_s: float, hands_over: bool = False, is_undone: bool = False
 ) -> tuple[bool, str]:
     """Drain the first endpoint. Return whether it became idle, and one line about that.
 
@@ -79,6 +80,7 @@ async def drain_endpoint(
         settings: with the endpoint and its TLS files.
         notice_s: in this time every frontend polls the engines once; new requests may come until then.
         timeout_s: for the running requests, the notice included.
+        hands_over: then have the frontends continue them at other Tritons; they end with an error if there is none.
         is_undone: end an earlier drain instead.
 
     Raises:
@@ -97,7 +99,10 @@ async def drain_endpoint(
                 passed_s = time.monotonic() - start_s
                 if passed_s >= notice_s and not num_running and not num_streams:
                     return True, f"nothing runs at {endpoint} any more"
-                if passed_s >= timeout_s:
+                if passed_s >= timeout_s and hands_over and passed_s < timeout_s + _HAND_OVER_S:
+                    for ensemble in ensembles:
+                        await triton.fail_running(ensemble)
+                elif passed_s >= timeout_s:
                     return False, f"{num_running} requests still run at {endpoint} after {timeout_s:g} s"
                 await asyncio.sleep(_POLL_S)
             return True, f"{endpoint} takes requests again"

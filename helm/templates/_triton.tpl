@@ -60,6 +60,7 @@ lifecycle:
         - --triton=127.0.0.1:8001
         - --notice-s={{ int .model.drain.preStopSeconds }}
         - --timeout-s={{ add (int .model.drain.preStopSeconds) (int .model.drain.maxStreamSeconds) }}
+        - --hand-over
         {{- include "conch.tritonTls.connect" . | nindent 8 }}
 resources:
   {{- include "conch.triton.resources" . | nindent 2 }}

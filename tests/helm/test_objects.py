@@ -178,7 +178,9 @@ def test_the_time_for_streams_reaches_both_tiers() -> None:
     frontend, model = pod_of(rendered, "Deployment/demo-frontend"), pod_of(rendered, "Deployment/demo-demo")
     assert "--drain-timeout-s=100" in frontend.main["args"]
     assert frontend.main["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "7"]
-    assert {"drain", "--notice-s=7", "--timeout-s=107"} <= set(model.main["lifecycle"]["preStop"]["exec"]["command"])
+    assert {"drain", "--notice-s=7", "--timeout-s=107", "--hand-over"} <= set(
+        model.main["lifecycle"]["preStop"]["exec"]["command"]
+    )
     assert [pod.spec["terminationGracePeriodSeconds"] for pod in (frontend, model)] == [122, 147]
 
 

@@ -151,6 +151,22 @@ async def test_a_rolling_restart_of_tritons_under_streams_loses_none_and_refuses
     assert_whole(outcomes)
 
 
+async def test_a_triton_hands_over_what_still_runs_after_its_time(pair: list[Stack], tmp_path: Path) -> None:
+    leaving = pair[0]
+    with frontend_of(pair, tmp_path) as frontend:
+        async with streaming(frontend.url, 400) as outcomes:
+            await until(lambda: all(outcome.text for outcome in outcomes), "they have begun")
+            assert leaving.stats(PACED_MODEL).num_active
+            assert await drained(leaving, "--notice-s=1", "--timeout-s=1", "--hand-over") == (
+                0,
+                f"ok: nothing runs at {leaving.endpoint} any more",
+            )
+        assert all(outcome.is_whole for outcome in outcomes), outcomes
+        assert len({outcome.text for outcome in outcomes}) == 1
+        assert 0 < sum(outcome.num_resumed > 0 for outcome in outcomes) < len(outcomes)
+        assert (await drained(leaving, "--undo"))[0] == 0
+
+
 async def test_after_its_time_a_drain_ends_the_streams_with_an_error(paced_stack: Stack, tmp_path: Path) -> None:
     with frontend_of([paced_stack], tmp_path, "--drain-timeout-s=0.5", "--workers=2") as frontend:
         async with streaming(frontend.url, 1900) as outcomes:
