@@ -102,6 +102,7 @@ def create_app(
             is_complete=endpoints.is_complete,
             load_wait_s=settings.load_wait_s,
             wake_timeout_s=settings.wake_timeout_s,
+            resume_within_s=settings.resume_within_s,
         )
         discoveries = []
         for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():

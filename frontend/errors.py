@@ -25,6 +25,7 @@ APIError
 │   ├── TritonKeyRefused         Triton's restricted APIs need a key that this frontend does not have
 │   ├── NotFinite                the model's numbers for this request are NaN or infinite, also at each further try
 │   └── EngineFailed             the engine failed during this request
+│       ├── BreaksEngine         the engine has died with this request, also alone
 │       ├── BadAnswer            Triton's answer cannot be read
 │       └── OutputStreamNotOpen  the engine does not know the output stream
 ├── GenerationTimeout 504        the request took longer than `request_timeout_s`
@@ -262,6 +263,14 @@ class NotFinite(ServerError):
 class EngineFailed(ServerError):
     code = "engine_failed"
     message = "The engine failed while it worked on this request."
+
+
+class BreaksEngine(EngineFailed):
+    """The engine has died with this request several times, the last time when no other one could be the cause."""
+
+    code = "request_breaks_engine"
+    message = "The engine ends at this request."
+    headers: Mapping[str, str] = {"x-should-retry": "false"}
 
 
 class BadAnswer(EngineFailed):

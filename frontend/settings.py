@@ -321,6 +321,10 @@ class Settings:
         "Seconds that a request may wait until its model is loaded.",
         is_zero_allowed=False,
     )
+    resume_within_s: float = setting(
+        60.0,
+        "Seconds within which a completion goes on whose engine has died; 0: it ends with an error.",
+    )
     wake_timeout_s: float = setting(
         0.0,
         "Seconds that a request may wait for a model that `--triton MODEL=ENDPOINT` names while no endpoint serves it, "
@@ -407,7 +411,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "keys and limits": (
         "key_file", "allow_anonymous", "requests_per_minute", "tokens_per_minute", "max_concurrent", "max_priority",
         "model_limits", "max_in_flight", "max_queue_wait_s", "load_wait_s",
-        "wake_timeout_s", "redis_url", "limits_on_failure",
+        "wake_timeout_s", "resume_within_s", "redis_url", "limits_on_failure",
     ),
     "models and requests": (
         "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",

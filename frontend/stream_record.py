@@ -59,6 +59,7 @@ class StreamRecord:
         self.gaps_s = 0.0  # the sum of all gaps
         self.first_s: float | None = None  # arrival of the first chunk of all
         self.sent_s = clock()
+        self.num_resumed = 0  # completions that went on after a death, each time
         self._clock = clock
 
     def add(self, index: int, chunk: Chunk) -> None:

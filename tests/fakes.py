@@ -114,11 +114,12 @@ class Playing:
     def __init__(self, triton: FakeTriton, request: GenerationRequest, on_end: Callable[[Usage | None], None]) -> None:
         self._triton, self._request, self._on_end = triton, request, on_end
         self._script: Iterator[Chunk | Exception | asyncio.Event] | None = None
+        self.was_sent = False
 
     async def get(self) -> Chunk:
         """Return the next chunk."""
         if self._script is None:
-            self._script = iter(self._triton.begin(self._request, self._on_end))
+            self._script, self.was_sent = iter(self._triton.begin(self._request, self._on_end)), True
         for item in self._script:
             match item:
                 case GenerationChunk() | VectorChunk():

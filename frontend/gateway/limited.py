@@ -36,6 +36,7 @@ from frontend.request_context import (
     sender_of,
 )
 from frontend.settings import Settings
+from frontend.triton.generating import Generating
 from frontend.triton.leases import Hold
 from frontend.triton.models import ModelName
 from model_repository.contract.output import Usage
@@ -252,7 +253,7 @@ class _Placed:
             own = replace(first, scopes=(), num_tokens=num_tokens, num_prompt_tokens=num, is_first=not self._index)
             place = await self._place_beside(own)
         self._place, admitted.has_begun = place, True
-        self._chunks = triton.generate(first.model, self._generation, self._end, index=self._index)
+        self._chunks = Generating(triton, first.model, self._generation, self._end, self._index)
         return self._chunks
 
     async def _place_beside(self, own: AdmissionRequest) -> Lease:

@@ -37,7 +37,7 @@ from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
 from frontend.translate.reply import Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
-from frontend.triton.chunk_queue import Announced
+from frontend.triton.chunk_queue import Announced, Resumed
 from frontend.triton.models import ModelName
 from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
@@ -165,7 +165,7 @@ class Completion(Generation[Reply]):
         num_running, has_begun, unwritten = len(record.completions), False, b""
         async with self._chunks() as chunks:
             async for index, chunk in chunks:
-                if isinstance(chunk, Announced):
+                if isinstance(chunk, Announced | Resumed):
                     await keepalive.add_headers(self._new_headers(chunk))
                     continue
                 assert isinstance(chunk, GenerationChunk), "a vector has no stream"

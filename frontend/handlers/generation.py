@@ -28,12 +28,15 @@ from frontend.request_context import (
 from frontend.stream_record import StreamRecord, server_timing
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.reply import Event, WholeReply
-from frontend.triton.chunk_queue import Announced
+from frontend.triton.chunk_queue import Announced, Resumed
+from frontend.triton.generating import Generating
 from frontend.triton.leases import Hold
 from frontend.triton.pool import ReplicaPool
 from model_repository.contract.output import Chunk
 from model_repository.contract.request import GenerationRequest
 from model_repository.model_facts import Task
+
+RESUMED_HEADER = "x-resumed"  # how often completions of the request have gone on after a death
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +51,7 @@ class _Unlimited:
     async def running(self, index: int, generation: GenerationRequest) -> AsyncIterator[Chunks]:
         """See Admitted."""
         await self.hold.ready()
-        async with aclosing(self.triton.generate(self.hold.model_id, generation, index=index)) as chunks:
+        async with aclosing(Generating(self.triton, self.hold.model_id, generation, index=index)) as chunks:
             yield chunks
 
     async def __aenter__(self) -> Self:
@@ -100,20 +103,25 @@ class Generation[Writer: WholeReply[Any]]:
         generations = self._admitted.generations
         return merged(itertools.starmap(self._admitted.running, enumerate(generations)), len(generations))
 
-    def _new_headers(self, announced: Announced) -> Mapping[str, str]:
-        """Return the header of ignored places, complete now; empty if another completion has brought it.
+    def _new_headers(self, notice: Announced | Resumed) -> Mapping[str, str]:
+        """Return the header that follows from a notice, complete now.
+
+        That of ignored places is empty if another completion has brought it.
 
         Raises:
             InvalidRequest: the server refuses a request with such places.
         """
-        if self._has_keywords:
-            return {}
-        self._has_keywords = True
-        refuse_ignored(self._app, announced.ignored_keywords)
-        keywords = map(self._call.places.of, announced.ignored_keywords)
-        complete = ignored_header([*self._call.ignored, *keywords])
-        self._headers |= complete
-        return complete
+        headers: Mapping[str, str] = {}
+        if isinstance(notice, Resumed):
+            self._record.num_resumed += 1
+            headers = {RESUMED_HEADER: str(self._record.num_resumed)}
+        elif not self._has_keywords:
+            self._has_keywords = True
+            refuse_ignored(self._app, notice.ignored_keywords)
+            keywords = map(self._call.places.of, notice.ignored_keywords)
+            headers = ignored_header([*self._call.ignored, *keywords])
+        self._headers |= headers
+        return headers
 
     async def whole(self) -> web.StreamResponse:
         """Answer with the only chunk of each completion, in the order of the request.
@@ -133,7 +141,7 @@ class Generation[Writer: WholeReply[Any]]:
         try:
             async with self._chunks() as chunks:
                 async for index, chunk in chunks:
-                    if isinstance(chunk, Announced):
+                    if isinstance(chunk, Announced | Resumed):
                         self._new_headers(chunk)
                         continue
                     self._record.add(index, chunk)

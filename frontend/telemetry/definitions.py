@@ -160,6 +160,10 @@ SHED = _counter(
     "code",
     vllm=("vllm:admission_rejections_total",),
 )
+RESUMED = _counter(
+    "conch_resumed_total",
+    "Completions that went on after the death of their engine, or of a part on the way to it; each time.",
+)
 CANCELLED = _counter("conch_cancelled_total", "Requests whose client disconnected before the end of the answer.")
 
 IN_FLIGHT = Metric(name="conch_requests_in_flight", kind=Kind.GAUGE, meaning="Running and waiting generation requests.")

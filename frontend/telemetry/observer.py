@@ -147,6 +147,7 @@ class Observer:
         """Export rare events with the value 0: to Prometheus, a series that begins at 1 has not grown."""
         self.metrics.series(definitions.IN_FLIGHT, model)
         self.metrics.series(definitions.CANCELLED, model)
+        self.metrics.series(definitions.RESUMED, model)
         for code in _SHED_CODES:
             self.metrics.series(definitions.SHED, model, code)
         for outcome in (*FinishReason, _CANCELLED, _ERROR):
@@ -173,6 +174,8 @@ class Observer:
         if (series := self._of_models.get(model)) is None:
             series = self._of_models[model] = _OfModel(self.metrics, model)
         series.request.observe(total_s)
+        if record.num_resumed:
+            self.metrics.series(definitions.RESUMED, model).inc(record.num_resumed)
         series.choices.observe(record.num_per_prompt)
         if record.gaps_s:
             series.gaps.add(record.gap_counts, record.gaps_s)

@@ -17,6 +17,7 @@ MAX_UNREAD = 16_384
 MAX_UNREAD_BYTES = 2**27  # of one sender; beyond them, readers that are behind are disconnected
 _MIN_UNREAD_BYTES = 65_536  # of a reader that is behind
 _CHUNK_BYTES = 256  # a chunk without its contents
+TOKEN_BYTES = 4  # of `packed_token_ids`
 ID_BYTES = 36  # a token id in a list
 LOGPROB_BYTES = 24  # a log probability as it comes, about
 
@@ -45,6 +46,14 @@ class Announced(GenerationChunk, frozen=True, kw_only=True):
     """In place of a first chunk without text: the engine's announcement of the request."""
 
     ignored_keywords: tuple[str, ...]  # places in schemas
+
+    @property
+    def is_text(self) -> bool:
+        return False
+
+
+class Resumed(GenerationChunk, frozen=True, kw_only=True):
+    """In place of a chunk: a part of the server has died, and the completion goes on elsewhere, or later."""
 
     @property
     def is_text(self) -> bool:
@@ -84,6 +93,7 @@ class ChunkQueue:
         self._sender = sender
         self._unread = unread or UnreadBytes()
         self._num_bytes = 0
+        self._unsaid_ids = b""  # of tokens before the next chunk
         self._parts: list[GenerationChunk] = []  # of a whole completion, until its end
         self._error: APIError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -92,8 +102,14 @@ class ChunkQueue:
         """Add the next chunk. Chunks after the last one, or after an error, are dropped."""
         if not isinstance(chunk, GenerationChunk | VectorChunk):
             chunk = Announced(text="", ignored_keywords=chunk["ignored_keywords"])
-        is_empty = chunk.is_text and not chunk.text  # tokens without bytes
-        if self._error is None and not self.is_finished and not is_empty:
+        if self._unsaid_ids and isinstance(chunk, GenerationChunk):
+            packed = self._unsaid_ids + chunk.packed_token_ids
+            chunk = replace(chunk, packed_token_ids=packed, num_tokens=len(packed) // TOKEN_BYTES)
+            self._unsaid_ids = b""
+        if chunk.is_text and not chunk.text:  # tokens without bytes
+            assert isinstance(chunk, GenerationChunk), "a vector is no text"
+            self._unsaid_ids = chunk.packed_token_ids
+        elif self._error is None and not self.is_finished:
             num_tokens, num_bytes = _weight(chunk)
             self._count(num_bytes)
             if self._num_bytes > _MIN_UNREAD_BYTES and self._unread.is_full(self._sender):
@@ -149,15 +165,16 @@ class ChunkQueue:
         if not self._chunks or not chunk.is_text:
             self._count(-num_bytes if self._chunks else -self._num_bytes)
             return chunk
-        texts, num_tokens = [chunk.text], chunk.num_tokens
+        texts, ids, num_tokens = [chunk.text], [chunk.packed_token_ids], chunk.num_tokens
         while self._chunks and (chunk := self._chunks[0]).is_text:
             self._chunks.popleft()
             texts.append(chunk.text)
+            ids.append(chunk.packed_token_ids)
             num_tokens += chunk.num_tokens
         self._num_unread -= len(texts) - 1
         text = "".join(texts)
         self._count(-len(texts) * _CHUNK_BYTES - len(text))
-        return GenerationChunk(text=text, num_tokens=num_tokens)
+        return GenerationChunk(text=text, num_tokens=num_tokens, packed_token_ids=b"".join(ids))
 
     def drop(self) -> None:
         """Free the memory of a queue without a reader."""

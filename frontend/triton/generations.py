@@ -38,6 +38,11 @@ class Attempt:
         self._queue: ChunkQueue | None = None
         self._was_reopened = self._is_over = False
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether the engine may have the request."""
+        return self._queue is not None
+
     async def get(self) -> Chunk:
         """Return the next chunk; see `ChunkQueue.get`.
 

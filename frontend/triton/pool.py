@@ -9,23 +9,22 @@ import asyncio
 import contextlib
 import logging
 import random
-import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import NamedTuple, Self
-
-from msgspec.structs import replace
+from typing import NamedTuple
 
 from frontend import loop_time
 from frontend.errors import APIError, Draining, ModelNotFound, ModelNotReady, NotTaken, TritonTimeout, TritonUnreachable
-from frontend.triton.chunk_queue import Announced
+from frontend.triton.chunk_queue import UnreadBytes
 from frontend.triton.client import TritonClient
 from frontend.triton.endpoints import ModelFilter
 from frontend.triton.leases import Hold, ModelLeases, Waiter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
+from frontend.triton.resuming import Resuming
 from frontend.triton.waking import Waking
+from model_repository.capabilities import Capability
 from model_repository.contract.arbiter import ModelStatus, State
-from model_repository.contract.output import Chunk, Usage
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class RetryBudget:
 type Connect = Callable[[str, ModelFilter], Replica]  # makes the replica of an endpoint
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """One replica of a model."""
 
     replica: Replica  # its Triton
@@ -75,6 +74,24 @@ class _Place(NamedTuple):
         """This process's requests to the replica, and to its whole Triton."""
         return self.replica.num_in_flight[self.ensemble], self.replica.num_in_flight.total()
 
+    @property
+    def quiet_s(self) -> float:
+        """The seconds since the last request of this process began there."""
+        return self.replica.quiet_s(self.ensemble)
+
+    def was_seen_after(self, time_s: float) -> bool:
+        """Whether its engine has answered a question that was asked later, by time.monotonic()."""
+        return self.replica.monitor.states[self.ensemble].asked_s > time_s
+
+    def can(self, capability: Capability) -> bool:
+        """Whether the model has a capability there."""
+        model = self.replica.models.latest.by_ensemble.get(self.ensemble)
+        return model is not None and capability in model.parameters.capabilities
+
+    def is_ready(self, lora_name: str) -> bool:
+        """Whether it may get requests, for an adapter if one is named."""
+        return self.replica.state_of(self.ensemble, lora_name) == "ready"
+
 
 class ReplicaPool:
     """All replicas. The one with the fewest requests gets the next request.
@@ -86,6 +103,8 @@ class ReplicaPool:
         is_complete: only the expected models can be served, so no endpoint has to answer for the list of models.
         load_wait_s: the longest wait of a request for the load of its model.
         wake_timeout_s: the longest wait of a request for an expected model that no endpoint serves; 0: it is refused.
+        resume_within_s: the longest pause of a completion whose engine has died; 0: it ends.
+        clock: monotonic seconds, of the replicas too.
     """
 
     def __init__(
@@ -97,6 +116,8 @@ class ReplicaPool:
         is_complete: bool = False,
         load_wait_s: float = 300.0,
         wake_timeout_s: float = 0.0,
+        resume_within_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replicas = tuple(replicas)
         self._retired: dict[Replica, asyncio.Task[None]] = {}  # removed, with requests that still run
@@ -107,7 +128,10 @@ class ReplicaPool:
         self._union = ModelUnion(expected, is_remembering=wake_timeout_s > 0)
         self._expected = frozenset(expected)
         self._is_complete = is_complete
-        self._load_wait_s, self._wake_timeout_s = load_wait_s, wake_timeout_s
+        self._load_wait_s, self._wake_timeout_s, self.resume_within_s = load_wait_s, wake_timeout_s, resume_within_s
+        self._clock = clock
+        self._resuming: dict[str, Resuming[Place]] = {}  # by model
+        self.kept = UnreadBytes()  # of the token ids with which completions can be resumed
         self._waking = Waking(self._nearest_leases)
         self._has_tried_all = False  # every endpoint has answered or failed once
         self._end_error: APIError | None = None  # set by `end_all`
@@ -190,6 +214,10 @@ class ReplicaPool:
         by_state = {status.state: status for status in found}
         return next((by_state[state] for state in _NEAREST_FIRST if state in by_state), absent)
 
+    def serves_elsewhere(self, model_id: str, place: Place) -> bool:
+        """Whether another replica of the model is ready."""
+        return any(each != place for each in self._ready(model_id))
+
     def num_ready(self, model_id: str) -> int:
         """Return the number of ready replicas of the model."""
         return len(self._ready(model_id))
@@ -221,6 +249,23 @@ class ReplicaPool:
             self.require_available(model_id)
         return Hold.at(self._waking, Waiter(model_id, sender, self._wake_timeout_s, may_name))
 
+    def hold_again(self, model_id: str, sender: str) -> Hold:
+        """Return the hold of a completion whose engine has died; it waits for any Triton that can serve the model.
+
+        Raises:
+            QueueFull: too many requests wait for the model.
+            Draining: the server stops.
+        """
+        if self._end_error is not None:
+            raise self._end_error
+        return Hold.at(self._nearest_leases(model_id) or self._waking, Waiter(model_id, sender, self.resume_within_s))
+
+    def resuming(self, model_id: str) -> Resuming[Place]:
+        """Return the completions of a model that go on after a death."""
+        if (found := self._resuming.get(model_id)) is None:
+            found = self._resuming[model_id] = Resuming(lambda: self._ready(model_id), self._clock)
+        return found
+
     def _relocate(self, holds: list[Hold]) -> None:
         """Have the requests that waited at a Triton wait for another one."""
         if self._is_running and self._end_error is None:
@@ -245,22 +290,6 @@ class ReplicaPool:
         if len(able) > 1:  # one Triton loads the model for all
             able.sort(key=lambda each: (each.leases.distance(model_id), each.num_in_flight.total()))
         return able[0].leases if able else None
-
-    def generate(
-        self,
-        model_id: str,
-        request: GenerationRequest,
-        on_end: Callable[[Usage | None], None] = lambda _: None,
-        *,
-        index: int = 0,
-    ) -> Generating:
-        """Return the chunks of a completion, which is sent when the first one is read.
-
-        Args:
-            on_end: see `Generations.running`.
-            index: of the completion in its request, for the reader: it comes with each chunk, and with the error.
-        """
-        return Generating(self, model_id, request, on_end, index)
 
     def serves(self, name: ModelName) -> bool:
         """Whether a replica is ready for this model and adapter."""
@@ -354,27 +383,33 @@ class ReplicaPool:
         with other.replica.serving(other.ensemble):
             return await call(other.replica.triton, other.ensemble)
 
-    def _places(self, model_id: str) -> list[_Place]:
+    def _places(self, model_id: str) -> list[Place]:
         """Return the replicas of a model, ready or not."""
-        return [_Place(each, name) for each in self.replicas for name in each.models.latest.replicas_of(model_id)]
+        return [Place(each, name) for each in self.replicas for name in each.models.latest.replicas_of(model_id)]
 
-    def _ready(self, model_id: str, lora_name: str = "") -> list[_Place]:
+    def _ready(self, model_id: str, lora_name: str = "") -> list[Place]:
         """Return the replicas of a model that may get a request, for an adapter if one is named."""
         return [
-            _Place(replica, name)
+            Place(replica, name)
             for replica in self.replicas
             for name in replica.models.latest.replicas_of(model_id)
             if replica.state_of(name, lora_name) == "ready" and replica.leases.is_held(model_id)
         ]
 
-    def first(self, model_id: str, lora_name: str) -> _Place:
-        """Return the replica for the first attempt of a completion; see `choose`."""
+    def first(self, model_id: str, lora_name: str) -> Place | None:
+        """Return the replica for the first attempt of a completion; None: it must wait in the line of `resuming`.
+
+        Raises:
+            APIError: see `choose`.
+        """
         if self._end_error is not None:  # the request may have waited in a queue until now
             raise self._end_error
         self._budget.count_request()
-        return self.choose(model_id, lora_name)
+        place = self.choose(model_id, lora_name)
+        resuming = self._resuming.get(model_id)
+        return place if resuming is None or resuming.line.takes_new(place) else None
 
-    def choose(self, model_id: str, lora_name: str = "", *, other_than: _Place | None = None) -> _Place:
+    def choose(self, model_id: str, lora_name: str = "", *, other_than: Place | None = None) -> Place:
         """Return the replica for a request.
 
         Args:
@@ -384,6 +419,8 @@ class ReplicaPool:
             APIError: no replica is ready for it.
         """
         able = [place for place in self._ready(model_id, lora_name) if place != other_than]
+        if (resuming := self._resuming.get(model_id)) is not None:
+            able = [place for place in able if resuming.line.takes_new(place)] or able
         # A Triton that is about to unload the model gets no new requests.
         able = [place for place in able if place.replica.leases.may_begin(model_id)] or able
         if other_than is not None:
@@ -396,7 +433,7 @@ class ReplicaPool:
         self.require_available(model_id)
         raise ModelNotReady(f"The adapter {lora_name} is not ready at any endpoint now.")
 
-    def second(self, model_id: str, lora_name: str, first: _Place, exc: APIError) -> _Place | None:
+    def second(self, model_id: str, lora_name: str, first: Place, exc: APIError) -> Place | None:
         """Return the replica for a second attempt after a failure before the first chunk; None: no second attempt."""
         if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
             return None  # it was ended on purpose, or every replica would refuse it
@@ -411,79 +448,3 @@ class ReplicaPool:
             return None
         logger.info("a request failed at %s, sent again to %s: %s", first, other, exc.code)
         return other
-
-
-class Generating:
-    """The chunks of one completion, from a replica, or after its failure before the first chunk from another one.
-
-    The last chunk carries the finish reason. The reader must close it: early, that cancels the generation.
-
-    Args:
-        pool: of the replicas.
-        model_id: the model's.
-        request: the completion.
-        on_end: see `Generations.running`.
-        index: see `ReplicaPool.generate`.
-    """
-
-    def __init__(
-        self,
-        pool: ReplicaPool,
-        model_id: str,
-        request: GenerationRequest,
-        on_end: Callable[[Usage | None], None],
-        index: int,
-    ) -> None:
-        self._pool, self._model_id, self._request, self._on_end, self._index = pool, model_id, request, on_end, index
-        self._is_running = self._has_begun = self._is_last = self._is_second = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, Chunk]:
-        """Return the index and the next chunk.
-
-        Raises:
-            APIError: the request was refused, or failed.
-        """
-        if self._is_last:
-            raise StopAsyncIteration
-        pool, lora_name = self._pool, self._request.params.lora_name
-        if not self._is_running:
-            self._begin_at(pool.first(self._model_id, lora_name))
-        while True:
-            try:
-                chunk = await self._attempt.get()
-            except APIError as exc:
-                self._leave(exc)
-                may_retry = not (self._has_begun or self._is_second)
-                other = pool.second(self._model_id, lora_name, self._place, exc) if may_retry else None
-                if other is None:
-                    exc.index = self._index
-                    raise
-                self._is_second = True
-                # The cancellation of the first attempt may still be on its way.
-                params = replace(self._request.params, cancel_key=secrets.token_hex(16))
-                self._request = replace(self._request, params=params)
-                self._begin_at(other)
-                continue
-            self._has_begun, self._is_last = not isinstance(chunk, Announced), chunk.finish_reason is not None
-            if self._is_last:
-                self._serving.succeeded()
-            return self._index, chunk
-
-    async def aclose(self) -> None:
-        """Leave the chunks."""
-        if self._is_running:
-            self._leave()
-
-    def _begin_at(self, place: _Place) -> None:
-        replica, ensemble = self._place = place
-        self._serving = replica.serving(ensemble)
-        self._attempt = replica.triton.generations.running(ensemble, self._request, self._on_end)
-        self._is_running = True
-
-    def _leave(self, error: APIError | None = None) -> None:
-        self._is_running = False
-        self._attempt.close()
-        self._serving.end(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -45,6 +46,7 @@ class Replica:
         self.triton = triton
         self.on_unreachable: Callable[[list[Hold]], None] = lambda holds: None  # set by the pool
         self.num_in_flight = Counter[str]()  # this process's requests, by ensemble
+        self.begun_s: dict[str, float] = {}  # when the last of them began
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.models = ModelDirectory(self, clock)
@@ -96,6 +98,10 @@ class Replica:
             return "unreachable"
         return self.monitor.states[ensemble].state
 
+    def quiet_s(self, ensemble: str) -> float:
+        """Return the seconds since the last request to an ensemble began."""
+        return self._clock() - self.begun_s.get(ensemble, -math.inf)
+
     def may_serve(self, model_id: str) -> bool:
         """Whether a request may get a replica of the model here, now or after a load."""
         ensembles = self.models.latest.replicas_of(model_id)
@@ -115,10 +121,12 @@ class Replica:
 
     def serving(self, ensemble: str) -> Serving:
         """Count a request to an ensemble from now on; see Serving."""
+        now = self._clock()
         self.num_in_flight[ensemble] += 1
+        self.begun_s[ensemble] = now
         self.leases.begin(ensemble_to_model_id(ensemble))
         self._is_idle.clear()
-        return Serving(self, ensemble, self._clock())
+        return Serving(self, ensemble, now)
 
     def served(self, ensemble: str) -> None:
         """Count a request no more."""

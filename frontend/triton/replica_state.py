@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -65,6 +66,7 @@ class ReplicaState:
         self.state = State.READY
         self.lost: set[str] = set()  # stages that need a reload, by their Triton names; empty unless recovering
         self.epoch: int | None = None  # of the engine's last answer; None: it may not be loaded
+        self.asked_s = -math.inf  # when that was asked for, by the clock
         self._engine = stage_name(ensemble, "engine")
         self._clock = clock
         self._num_failures = self._num_misses = 0
@@ -110,7 +112,7 @@ class ReplicaState:
         if not self._is_news(self._engine, since):
             return Verdict.FINE
         is_restarted = self.epoch is not None and self.epoch != stats.epoch
-        self.epoch, self._num_misses = stats.epoch, 0
+        self.epoch, self.asked_s, self._num_misses = stats.epoch, since, 0
         if self.state in (State.READY, State.DRAINING):
             self.state = State.DRAINING if stats.is_draining else State.READY
         return Verdict.RESTARTED if is_restarted else Verdict.FINE

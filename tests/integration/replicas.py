@@ -103,6 +103,7 @@ class StreamOutcome:
     finish_reasons: list[str] = field(default_factory=list)
     error: dict[str, Any] | None = None
     is_done: bool = False  # [DONE] came
+    num_resumed: int = 0  # how often it went on after a death
 
     @property
     def is_whole(self) -> bool:
@@ -129,6 +130,8 @@ async def read_stream(
             event = line.decode().removeprefix("data: ").strip()
             if event == "[DONE]":
                 outcome.is_done = True
+            elif event.startswith(":"):
+                outcome.num_resumed += event.startswith(": x-resumed:")
             elif event:
                 _take(outcome, json.loads(event))
 

@@ -226,7 +226,7 @@ def test_fields_without_effect_are_logged_or_listed(api: Api) -> None:
 
 
 # Behind the others: the model is loaded again.
-def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack, api: Api) -> None:
+def test_inputs_survive_a_killed_engine(stack: Stack, api: Api) -> None:
     with ThreadPoolExecutor(1) as pool:
         before, num_inputs = stack.stats(MODEL).num_finished, 100  # all of them run at the same time
         posted = pool.submit(post, api, [" ".join(DOCUMENTS)] * num_inputs)
@@ -241,9 +241,8 @@ def test_a_killed_engine_is_an_error_and_the_next_request_an_answer(stack: Stack
         wait_until(lambda: num_finished() > first, "the engine has confirmed all")
         stack.kill_stage(f"{MODEL}__engine")
         answer = posted.result()
-    # Rarely Triton itself ends with its stage.
-    endings = ((503, "model_not_ready"), (500, "engine_failed"), (503, "triton_unreachable"))
-    assert (answer.status, answer.error["code"]) in endings
+    assert answer.status == 200 and len(answer.body["data"]) == num_inputs, answer.body
+    assert int(answer.headers["x-resumed"]) > 0
 
     def embeds() -> bool:
         stack.start_again_if_ended()

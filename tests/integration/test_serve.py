@@ -77,7 +77,7 @@ def test_a_file_that_is_cut_under_a_running_server_is_named(
     shutil.copyfile(demo_artifact / "model.gguf", source)
     monkeypatch.setattr(artifact, "MAX_COPIED_BYTES", 0)
     assert main(["build", str(source), "--home", str(tmp_path)]) == 0
-    with serving(tmp_path / "repository", tmp_path) as serve:
+    with serving(tmp_path / "repository", tmp_path, "--resume-within-s=1") as serve:
         url = printed_curl(serve)[1].partition("/v1/")[0]
         os.truncate(source, 0)
         answer = Api(url).post(COMPLETIONS, {"model": "mine", "prompt": "Hello", "max_tokens": 1})

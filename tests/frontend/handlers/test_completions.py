@@ -113,11 +113,27 @@ async def test_several_prompts_are_several_generations_and_one_answer(serve: Ser
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_failing_choice_ends_all(serve: Serve, stream: bool) -> None:
     triton = FakeTriton(lambda request: [EngineFailed()] if request.params.sampling.seed == 6 else [asyncio.Event()])
-    http = await serve(triton)
+    http = await serve(triton, resume_within_s=0)
     body = CHAT | {"n": 3, "seed": 5, "stream": stream}
     error = await error_of(await http.post("/v1/chat/completions", json=body))
     assert (error["status"], error["code"]) == (500, "engine_failed")
     assert (len(triton.requests), triton.num_open) == (3, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_goes_on_after_a_death_says_so(serve: Serve, stream: bool) -> None:
+    deaths = [[EngineFailed()], [EngineFailed()]]
+    triton = FakeTriton(lambda request: deaths.pop() if deaths and request.params.sampling.seed == 6 else chunks("x"))
+    http = await serve(triton)
+    response = await http.post("/v1/chat/completions", json=CHAT | {"n": 3, "seed": 5, "stream": stream})
+    text = await response.text()
+    if stream:
+        assert text.index(": x-resumed: 1\n\n") < text.index(": x-resumed: 2\n\n") < text.index("data: [DONE]")
+    else:
+        assert response.headers["x-resumed"] == "2"
+    assert text.count('"x"') == 3
+    metrics = await (await http.get("/metrics")).text()
+    assert 'conch_resumed_total{model="org/demo"} 2.0' in metrics
 
 
 def allow_four_choices(monkeypatch: pytest.MonkeyPatch) -> None:

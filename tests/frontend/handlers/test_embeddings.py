@@ -162,7 +162,7 @@ async def test_the_engine_gets_the_priority_of_each_input(
 
 
 async def test_a_failing_engine_is_the_answer(serve: Serve) -> None:
-    http = await serve(FakeTriton([EngineFailed()], models=[EMBEDDER]))
+    http = await serve(FakeTriton([EngineFailed()], models=[EMBEDDER]), resume_within_s=0)
     error = await error_of(await http.post(PATH, json=EMBEDDING))
     assert (error["status"], error["code"], error["param"]) == (500, "engine_failed", None)
 

@@ -57,7 +57,7 @@ async def test_zero_turns_them_off(serve: Serve) -> None:
 @pytest.mark.parametrize("error", [InvalidRequest("no"), EngineFailed(), RuntimeError("secret")])
 async def test_an_error_behind_a_comment_is_an_event(serve: Serve, error: Exception) -> None:
     go_on = asyncio.Event()
-    http = await serve(FakeTriton([go_on, error]), stream_keepalive_s=SOON_S)
+    http = await serve(FakeTriton([go_on, error]), stream_keepalive_s=SOON_S, resume_within_s=0)
     response = await http.post("/v1/completions", json=COMPLETION | {"stream": True})
     await until_comment(response)
     go_on.set()

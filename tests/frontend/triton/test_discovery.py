@@ -13,6 +13,7 @@ from frontend.errors import TritonUnreachable
 from frontend.settings import Settings
 from frontend.triton.discovery import DnsDiscovery, addresses_of, discovering
 from frontend.triton.endpoints import ANY_MODEL, ModelFilter
+from frontend.triton.generating import Generating
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 from tests.fakes import DEMO, FakeTriton, chunks
@@ -73,12 +74,12 @@ async def test_a_replica_that_goes_finishes_its_requests_and_gets_no_more():
     await name.stands_for("10.0.0.1")
     async with name.pool.running():
         await name.pool.snapshot()
-        async with aclosing(name.pool.generate(DEMO.id, REQUEST)) as stream:
+        async with aclosing(Generating(name.pool, DEMO.id, REQUEST)) as stream:
             await anext(stream)
             await name.stands_for("10.0.0.2")
             await name.pool.snapshot()
             assert name.retired.empty()
-            async with aclosing(name.pool.generate(DEMO.id, REQUEST)) as other:
+            async with aclosing(Generating(name.pool, DEMO.id, REQUEST)) as other:
                 assert [said(chunk) async for _, chunk in other]
         assert await name.retired.get() == "10.0.0.1:8001"
     assert len(name.tritons["10.0.0.1:8001"].requests) == len(name.tritons["10.0.0.2:8001"].requests) == 1

@@ -27,6 +27,7 @@ from frontend.errors import (
 from frontend.settings import Settings
 from frontend.triton.chunk_queue import Announced
 from frontend.triton.endpoints import ANY_MODEL
+from frontend.triton.generating import Generating
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.pool import _LIST_TIMEOUT_S, ReplicaPool
 from frontend.triton.replica import Replica
@@ -47,17 +48,17 @@ REPLICAS = [DEMO, served_model(replica=2)]
 class Pool:
     """A pool of fakes, and what they are made of."""
 
-    def __init__(self, tritons: Sequence[FakeTriton], **settings: float) -> None:
+    def __init__(self, tritons: Sequence[FakeTriton], resume_within_s: float = 0.0, **settings: float) -> None:
         self.clock = Clock()
         self.replicas = [
             Replica(f"fake:{index}", triton, Settings(**settings), self.clock)  # type: ignore[arg-type]
             for index, triton in enumerate(tritons, 1)
         ]
-        self.pool = ReplicaPool(self.replicas)
+        self.pool = ReplicaPool(self.replicas, resume_within_s=resume_within_s, clock=self.clock)
 
     async def text(self, request: GenerationRequest = REQUEST) -> str:
         """Return a whole completion."""
-        async with aclosing(self.pool.generate(DEMO.id, request)) as stream:
+        async with aclosing(Generating(self.pool, DEMO.id, request)) as stream:
             return "".join([said(chunk) async for _, chunk in stream])
 
     async def run_trials(self) -> None:
@@ -66,8 +67,8 @@ class Pool:
             await settled(replica.monitor)
 
 
-async def pool_of(*tritons: FakeTriton) -> Pool:
-    pool = Pool(tritons)
+async def pool_of(*tritons: FakeTriton, resume_within_s: float = 0.0) -> Pool:
+    pool = Pool(tritons, resume_within_s)
     await pool.pool.snapshot()
     return pool
 
@@ -392,7 +393,7 @@ async def test_a_closed_stream_no_longer_counts_and_is_no_failure_of_the_replica
     triton = FakeTriton([GenerationChunk(text="a"), asyncio.Event()])
     pool = await pool_of(triton)
     for _ in range(10):
-        stream = pool.pool.generate(DEMO.id, REQUEST)
+        stream = Generating(pool.pool, DEMO.id, REQUEST)
         assert said((await anext(stream))[1]) == "a"
         await stream.aclose()
     assert (triton.num_open, pool.replicas[0].num_in_flight.total()) == (0, 0)

@@ -1,0 +1,212 @@
+"""The chunks of one completion, from one replica, or after its death from the next one."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable
+from typing import Self
+
+from msgspec.structs import replace
+
+from frontend.errors import (
+    APIError,
+    BadAnswer,
+    BreaksEngine,
+    CannotContinue,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotReady,
+    ModelUnloaded,
+    NotTaken,
+    StageUnhealthy,
+    TritonUnreachable,
+)
+from frontend.triton.chunk_queue import TOKEN_BYTES, Announced, Resumed
+from frontend.triton.leases import Hold
+from frontend.triton.pool import Place, ReplicaPool
+from frontend.triton.resuming import Suspect
+from model_repository.capabilities import Capability
+from model_repository.contract.output import Chunk, GenerationChunk, Usage
+from model_repository.contract.request import GenerationRequest
+
+MAX_RESUMPTIONS = 8  # of one completion
+_MIN_KEPT_BYTES = 4096  # of ids, before their memory is counted
+
+
+class Generating:
+    """The chunks of one completion. If its engine, or a part on the way to it, dies, it goes on as if nothing had been.
+
+    A request that fails before its first chunk is first sent again at once, if another replica is ready.
+
+    The last chunk carries the finish reason. The reader must close it: early, that cancels the generation.
+
+    Args:
+        pool: of the replicas.
+        model_id: the model's.
+        request: the completion.
+        on_end: see `Generations.running`.
+        index: of the completion in its request, for the reader: it comes with each chunk, and with the error.
+    """
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        model_id: str,
+        request: GenerationRequest,
+        on_end: Callable[[Usage | None], None] = lambda _: None,
+        index: int = 0,
+    ) -> None:
+        self._pool, self._model_id, self._request, self._on_end, self._index = pool, model_id, request, on_end, index
+        self._is_running = self._has_begun = self._is_last = self._is_second = False
+        self._failure: APIError | None = None  # the last one, after which it goes on
+        self._ids: bytearray | None = bytearray()  # of the tokens so far; None: they are too many
+        self._num_kept_bytes = 0  # of them, as counted
+        self._num_resumptions = 0
+        self._suspect = Suspect(request.params.sender)
+        self._hold: Hold | None = None  # since its engine died
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Chunk]:
+        """Return the index and the next chunk.
+
+        Raises:
+            APIError: the request was refused, or failed.
+        """
+        if self._is_last:
+            raise StopAsyncIteration
+        try:
+            if not self._is_running:
+                await self._begin()
+            while True:
+                try:
+                    chunk = await self._attempt.get()
+                except APIError as exc:
+                    self._leave(exc)
+                    if self._pool.resume_within_s and self._is_death(exc):
+                        self._prepare_to_wait(exc)
+                        return self._index, Resumed(text="")
+                    is_refused = isinstance(exc, InvalidRequest) and not isinstance(exc, CannotContinue)
+                    if is_refused and self._failure is not None and not self._suspect.num_tokens:
+                        raise self._failure from exc  # the engine cannot go on behind these tokens
+                    self._begin_again(exc)
+                    continue
+                self._note(chunk)
+                return self._index, chunk
+        except APIError as exc:
+            exc.index = self._index
+            raise
+
+    async def aclose(self) -> None:
+        """Leave the chunks."""
+        if self._is_running:
+            self._leave()
+        self._suspect.is_over = True
+        if self._hold is not None:
+            self._hold.release()
+        self._forget()
+
+    def _note(self, chunk: Chunk) -> None:
+        self._has_begun = self._has_begun or not isinstance(chunk, Announced)
+        self._is_last = self._suspect.is_over = chunk.finish_reason is not None
+        if self._is_last:
+            self._serving.succeeded()
+        elif isinstance(chunk, GenerationChunk) and not isinstance(chunk, Announced):
+            self._suspect.num_tokens += chunk.num_tokens
+            if self._ids is not None:
+                self._ids += chunk.packed_token_ids
+                is_known = len(chunk.packed_token_ids) == TOKEN_BYTES * chunk.num_tokens  # not so of an older Triton
+                self._count_kept(is_known=is_known)
+
+    def _count_kept(self, *, is_known: bool) -> None:
+        """Count the memory of the ids, and forget them if their sender has too many, or if one is not known."""
+        num_bytes = len(self._ids or b"")
+        if is_known and num_bytes - self._num_kept_bytes < _MIN_KEPT_BYTES:
+            return
+        kept, sender = self._pool.kept, self._suspect.sender
+        kept.add(sender, num_bytes - self._num_kept_bytes)
+        self._num_kept_bytes = num_bytes
+        if not is_known or kept.is_full(sender):
+            self._forget()
+
+    def _forget(self) -> None:
+        self._pool.kept.add(self._suspect.sender, -self._num_kept_bytes)
+        self._ids, self._num_kept_bytes = None, 0
+
+    async def _begin(self) -> None:
+        pool, model_id, failure = self._pool, self._model_id, self._failure
+        place = pool.first(model_id, self._request.params.lora_name) if failure is None else None
+        if place is None:
+            failure = failure or ModelNotReady("The model tries requests that may have ended its engine.")
+            self._hold = pool.hold_again(model_id, self._suspect.sender)
+            try:
+                await self._hold.ready()
+            except APIError:
+                raise failure from None
+            within_s = pool.resume_within_s - self._hold.age_s
+            place = await pool.resuming(model_id).place(self._suspect, self._fits, within_s, failure)
+        self._begin_at(place)
+
+    def _fits(self, place: Place) -> bool:
+        is_able = not self._has_begun or place.can(Capability.RESUME)
+        return is_able and place.is_ready(self._request.params.lora_name)
+
+    def _begin_at(self, place: Place) -> None:
+        self._place = replica, ensemble = place
+        self._serving = replica.serving(ensemble)
+        self._attempt = replica.triton.generations.running(ensemble, self._request, self._on_end)
+        self._is_running = True
+
+    def _leave(self, error: APIError | None = None) -> None:
+        self._is_running = False
+        self._attempt.close()
+        self._serving.end(error)
+
+    def _is_death(self, exc: APIError) -> bool:
+        """Whether the completion goes on, later or at another replica, after an error."""
+        if isinstance(exc, ModelUnloaded):  # a replica that drains
+            return self._pool.serves_elsewhere(self._model_id, self._place)
+        was_sent = self._attempt.was_sent and not isinstance(exc, NotTaken | BadAnswer)
+        return was_sent and isinstance(exc, EngineFailed | StageUnhealthy | TritonUnreachable)
+
+    def _prepare_to_wait(self, exc: APIError) -> None:
+        """Have the completion go on behind its tokens so far.
+
+        Raises:
+            APIError: it cannot go on.
+        """
+        is_drain = isinstance(exc, ModelUnloaded)
+        if not is_drain and self._pool.resuming(self._model_id).line.died(self._suspect, self._place):
+            raise BreaksEngine() from exc
+        if self._num_resumptions == MAX_RESUMPTIONS or (self._has_begun and self._ids is None):
+            raise exc
+        self._num_resumptions += 1
+        self._failure = exc
+        if self._hold is not None:
+            self._hold.release()
+        if self._has_begun:
+            self._send_again(resume_token_ids=tuple(array("i", bytes(self._ids or b""))))
+        else:
+            self._send_again()
+
+    def _begin_again(self, exc: APIError) -> None:
+        """Begin the completion a second time, at once.
+
+        Raises:
+            APIError: it has begun, or no replica can take it.
+        """
+        may_retry = not (self._has_begun or self._is_second)
+        lora_name = self._request.params.lora_name
+        other = self._pool.second(self._model_id, lora_name, self._place, exc) if may_retry else None
+        if other is None:
+            raise exc
+        self._is_second = True
+        self._send_again()
+        self._begin_at(other)
+
+    def _send_again(self, **changes: object) -> None:
+        # The cancellation of the attempt before may still be on its way.
+        params = replace(self._request.params, cancel_key=secrets.token_hex(16), **changes)
+        self._request = replace(self._request, params=params)
