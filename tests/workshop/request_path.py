@@ -40,7 +40,7 @@ from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 from build_engines.__main__ import main as build_engines
 from frontend.server import app_runner
 from frontend.settings import Settings
-from model_repository.contract.tensors import KEY_VARIABLE
+from model_repository.contract.tensors import ARBITER, KEY_VARIABLE, LOADERS
 from tests.grpc_messages import infer_response, tensors_from_request
 from tests.launching import KEY_OF_ALL
 from tests.model_repository.python_backend import BACKEND, Request
@@ -212,6 +212,7 @@ class InProcessTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         self._configs = {
             path.parent.name: text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
             for path in repository.glob("*/config.pbtxt")
+            if path.parent.name not in (ARBITER, *LOADERS)  # the models are loaded
         }
         self._stages = {name: self._load(name) for name, each in self._configs.items() if each.backend == "python"}
 
@@ -247,6 +248,10 @@ class InProcessTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
 
         async def pass_on() -> None:
             async for request in requests:
+                if request.model_name not in self._configs:
+                    text = f"Request for unknown model: '{request.model_name}' is not found"
+                    responses.put_nowait(service_pb2.ModelStreamInferResponse(error_message=text))
+                    continue
                 steps = [step.model_name for step in self._configs[request.model_name].ensemble_scheduling.step]
                 self._run(steps or [request.model_name], tensors_from_request(request), respond)
 
