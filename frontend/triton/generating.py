@@ -31,6 +31,7 @@ from model_repository.contract.output import Chunk, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest
 
 MAX_RESUMPTIONS = 8  # of one completion
+_DEATHS = EngineFailed | StageUnhealthy | TritonUnreachable
 _MIN_KEPT_BYTES = 4096  # of ids, before their memory is counted
 
 
@@ -85,14 +86,10 @@ class Generating:
                     chunk = await self._attempt.get()
                 except APIError as exc:
                     self._leave(exc)
-                    if self._pool.resume_within_s and self._is_death(exc):
-                        self._prepare_to_wait(exc)
-                        return self._index, Resumed(text="")
-                    is_refused = isinstance(exc, InvalidRequest) and not isinstance(exc, CannotContinue)
-                    if is_refused and self._failure is not None and not self._suspect.num_tokens:
-                        raise self._failure from exc  # the engine cannot go on behind these tokens
-                    self._begin_again(exc)
-                    continue
+                    if self._begins_elsewhere(exc):
+                        continue
+                    self._prepare_to_wait(exc)
+                    return self._index, Resumed(text="")
                 self._note(chunk)
                 return self._index, chunk
         except APIError as exc:
@@ -116,19 +113,19 @@ class Generating:
         elif isinstance(chunk, GenerationChunk) and not isinstance(chunk, Announced):
             self._suspect.num_tokens += chunk.num_tokens
             if self._ids is not None:
-                self._ids += chunk.packed_token_ids
-                is_known = len(chunk.packed_token_ids) == TOKEN_BYTES * chunk.num_tokens  # not so of an older Triton
-                self._count_kept(is_known=is_known)
+                packed = chunk.packed_token_ids
+                self._ids += packed
+                if len(packed) != TOKEN_BYTES * chunk.num_tokens:  # those of an older Triton are not known
+                    self._forget()
+                elif len(self._ids) >= self._num_kept_bytes + _MIN_KEPT_BYTES:
+                    self._count_kept()
 
-    def _count_kept(self, *, is_known: bool) -> None:
-        """Count the memory of the ids, and forget them if their sender has too many, or if one is not known."""
-        num_bytes = len(self._ids or b"")
-        if is_known and num_bytes - self._num_kept_bytes < _MIN_KEPT_BYTES:
-            return
-        kept, sender = self._pool.kept, self._suspect.sender
+    def _count_kept(self) -> None:
+        """Count the memory of the ids, and forget them if their sender has too many."""
+        kept, sender, num_bytes = self._pool.kept, self._suspect.sender, len(self._ids or b"")
         kept.add(sender, num_bytes - self._num_kept_bytes)
         self._num_kept_bytes = num_bytes
-        if not is_known or kept.is_full(sender):
+        if kept.is_full(sender):
             self._forget()
 
     def _forget(self) -> None:
@@ -164,23 +161,40 @@ class Generating:
         self._attempt.close()
         self._serving.end(error)
 
+    def _begins_elsewhere(self, exc: APIError) -> bool:
+        """Begin the completion a second time, at once, if it has not begun and no engine has died with it."""
+        is_first = not (self._has_begun or self._is_second or self._num_resumptions)
+        if not is_first or (self._pool.resume_within_s and self._is_death(exc)):
+            return False
+        other = self._pool.second(self._model_id, self._request.params.lora_name, self._place, exc)
+        if other is None:
+            return False
+        self._is_second = True
+        self._send_again()
+        self._begin_at(other)
+        return True
+
     def _is_death(self, exc: APIError) -> bool:
-        """Whether the completion goes on, later or at another replica, after an error."""
-        if isinstance(exc, ModelUnloaded):  # a replica that drains
-            return self._pool.serves_elsewhere(self._model_id, self._place)
-        was_sent = self._attempt.was_sent and not isinstance(exc, NotTaken | BadAnswer)
-        return was_sent and isinstance(exc, EngineFailed | StageUnhealthy | TritonUnreachable)
+        """Whether the request may have ended an engine."""
+        return self._attempt.was_sent and isinstance(exc, _DEATHS) and not isinstance(exc, NotTaken | BadAnswer)
 
     def _prepare_to_wait(self, exc: APIError) -> None:
-        """Have the completion go on behind its tokens so far.
+        """Have the completion go on behind its tokens so far, once there is a place.
 
         Raises:
             APIError: it cannot go on.
         """
-        is_drain = isinstance(exc, ModelUnloaded)
-        if not is_drain and self._pool.resuming(self._model_id).line.died(self._suspect, self._place):
+        pool, is_death = self._pool, self._is_death(exc)
+        if is_death and pool.resume_within_s and pool.resuming(self._model_id).line.died(self._suspect, self._place):
             raise BreaksEngine() from exc
-        if self._num_resumptions == MAX_RESUMPTIONS or (self._has_begun and self._ids is None):
+        if isinstance(exc, InvalidRequest) and not isinstance(exc, CannotContinue) and not self._suspect.num_tokens:
+            raise self._failure or exc  # an engine may not be able to go on behind these tokens
+        is_moved = isinstance(exc, ModelUnloaded) and pool.serves_elsewhere(self._model_id, self._place)
+        is_lost = isinstance(exc, _DEATHS) and not isinstance(exc, BadAnswer)
+        is_unknown = self._has_begun and self._ids is None
+        if not (is_moved or is_lost) or is_unknown or not pool.resume_within_s:
+            raise exc
+        if self._num_resumptions == MAX_RESUMPTIONS:
             raise exc
         self._num_resumptions += 1
         self._failure = exc
@@ -190,21 +204,6 @@ class Generating:
             self._send_again(resume_token_ids=tuple(array("i", bytes(self._ids or b""))))
         else:
             self._send_again()
-
-    def _begin_again(self, exc: APIError) -> None:
-        """Begin the completion a second time, at once.
-
-        Raises:
-            APIError: it has begun, or no replica can take it.
-        """
-        may_retry = not (self._has_begun or self._is_second)
-        lora_name = self._request.params.lora_name
-        other = self._pool.second(self._model_id, lora_name, self._place, exc) if may_retry else None
-        if other is None:
-            raise exc
-        self._is_second = True
-        self._send_again()
-        self._begin_at(other)
 
     def _send_again(self, **changes: object) -> None:
         # The cancellation of the attempt before may still be on its way.

@@ -364,6 +364,8 @@ class ReplicaPool:
         for replica in (*self.replicas, *self._retired):
             replica.leases.end_all(error)
         self._waking.end_all(error)
+        for resuming in self._resuming.values():
+            resuming.end_all(error)
         return sum(replica.triton.generations.end_all(error) for replica in (*self.replicas, *self._retired))
 
     async def close(self) -> None:

@@ -121,11 +121,15 @@ class Line[P: Place]:
             if not place.was_seen_after(self._died_s[place]):
                 return []
             del self._died_s[place]
-        trial = self._trials.get(place)
-        if trial is not None and trial.is_over(now):
-            del self._trials[place]
-            for suspect in trial.suspects:
-                suspect.num_deaths = 0
+        trial, waiting = self._trials.get(place), [each.suspect for each in self.waiting]
+        if trial is not None:
+            trial.suspects = [
+                each for each in trial.suspects if each not in waiting
+            ]  # the place was lost for another reason
+            if trial.is_over(now):
+                del self._trials[place]
+                for suspect in trial.suspects:
+                    suspect.num_deaths = 0
         fitting = [each for each in self.waiting if each.fits(place)]
         suspects = [] if place in self._trials else self._suspects(fitting, place, now)
         fresh = [each for each in fitting if not each.suspect.num_deaths] if self.takes_new(place) else []
@@ -200,6 +204,12 @@ class Resuming[P: Place]:
             del self._found[suspect]
             if entry in self.line.waiting:
                 self.line.waiting.remove(entry)
+
+    def end_all(self, error: APIError) -> None:
+        """End all waits with an error."""
+        for found in self._found.values():
+            if not found.done():
+                found.set_exception(error)
 
     async def _run(self) -> None:
         while self.line.is_busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from contextlib import aclosing
 
@@ -11,9 +12,11 @@ from msgspec.structs import replace
 from frontend.errors import (
     APIError,
     BreaksEngine,
+    Draining,
     EngineFailed,
     ModelUnloaded,
     NotFinite,
+    NotTaken,
     StageUnhealthy,
     UnsupportedValue,
 )
@@ -109,6 +112,31 @@ async def test_an_error_of_its_own_ends_it(error: APIError) -> None:
     pool = await pool_of(first_then_rest([piece("a", 5), error]), resume_within_s=WITHIN_S)
     with pytest.raises(type(error)):
         await read(pool)
+
+
+async def test_a_triton_that_is_away_is_waited_for() -> None:
+    scripts: list[Script] = [[NotTaken()], [NotTaken()], [piece("a", 5), EngineFailed()], [NotTaken()], chunks("rest")]
+    triton = FakeTriton(lambda request: scripts.pop(0) if request.params.max_tokens == 5 else chunks("a trial's"))
+    pool = await pool_of(triton, resume_within_s=WITHIN_S)
+    assert await read(pool) == ("arest", 3)
+    assert [each.params.resume_token_ids for each in triton.requests if each.params.max_tokens == 5] == [
+        None,
+        None,
+        None,
+        (5,),
+        (5,),
+    ]
+
+
+async def test_the_end_of_the_server_ends_its_wait() -> None:
+    pool = await pool_of(first_then_rest([piece("a", 5), EngineFailed()]), resume_within_s=WITHIN_S)
+    async with aclosing(Generating(pool.pool, DEMO.id, REQUEST)) as stream:
+        assert [said((await anext(stream))[1]) for _ in range(2)] == ["a", ""]
+        waiting = asyncio.create_task(anext(stream))
+        await asyncio.wait([waiting], timeout=0.1)
+        pool.pool.end_all(Draining())
+        with pytest.raises(Draining):
+            await waiting
 
 
 async def test_a_replica_that_unloads_the_model_hands_it_over() -> None:

@@ -118,7 +118,7 @@ def test_a_message_carries_only_the_fields_that_it_sets() -> None:
     assert msgspec.msgpack.decode(pack(DeltaDetails())) == {}
     assert msgspec.msgpack.decode(pack(DeltaDetails(has_token_ids=True))) == {"has_token_ids": True}
     assert len(pack(OutputBatch(1, 2, False, ((3, TokenDelta((5,))),)))) < 20
-    assert len(pack(ChunkBatch(2, ((3, GenerationChunk(text="a")),)))) <= 22
+    assert len(pack(ChunkBatch(2, ((3, GenerationChunk(text="a")),)))) <= 24
 
 
 def test_every_empty_output_batch_is_a_disconnect_check_and_some_of_the_others() -> None:
