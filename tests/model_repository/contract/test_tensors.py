@@ -71,6 +71,7 @@ def test_every_field_of_an_output_has_a_tensor(message: type[Struct]) -> None:
         "prompt_logprobs",
         "vector",
         "num_tokens",
+        "packed_token_ids",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +57,8 @@ def answer(model: Any, batch: OutputBatch | bytes, *, is_cancelled: bool = False
 def test_a_batch_of_a_frontend_is_answered_with_its_chunks(model: Any) -> None:
     response = answer(model, OutputBatch(9, 4, False, ((7, LAST), (8, "[engine_failed] x"))))
     tensors = {tensor.name(): tensor.as_numpy() for tensor in response.tensors}
-    chunk = GenerationChunk(text="Paris", finish_reason=FinishReason.STOP, usage=USAGE)
+    packed = array("i", [1]).tobytes()
+    chunk = GenerationChunk(text="Paris", finish_reason=FinishReason.STOP, usage=USAGE, packed_token_ids=packed)
     expected = ChunkBatch(4, ((7, chunk), (8, "[engine_failed] x")))
     assert unpack(ChunkBatch, payload_of(tensors, CHUNK_BATCH), "chunk_batch") == expected
 
