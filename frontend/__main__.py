@@ -294,6 +294,8 @@ def _add_serve_options(command: argparse.ArgumentParser) -> None:
     )
     _add_number(command, "--max-restarts", 5, "Restarts of Triton, or of the frontend, in ten minutes, once ready.")
     _add_number(command, "--triton-hang-s", 30.0, "Restart Triton after this many seconds without an answer; 0: never.")
+    hang_help = "The same for the frontend."
+    _add_number(command, "--frontend-hang-s", 30.0, hang_help)
     verbose_help = "On a terminal, print the logs instead of writing serve.log."
     command.add_argument("--verbose", action="store_true", help=verbose_help)
     add_options(command, DEFAULT_FRONTEND, without={"triton_endpoints"})
@@ -391,6 +393,7 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
         max_restarts=options.max_restarts,
         memory_bytes=options.model_memory,
         triton_hang_s=options.triton_hang_s,
+        frontend_hang_s=options.frontend_hang_s,
     )
     _check(settings.frontend)
     check_home(options.home)
@@ -618,12 +621,14 @@ def _api(options: argparse.Namespace) -> int:
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)  # another program's: prometheus_client would read it in the imports below
     from frontend.gateway.shared_limiter import run as run_admission
+    from frontend.launcher.guard import stand_in
     from frontend.launcher.workers import run
     from frontend.telemetry.log_lines import configure_logging
 
     settings = settings_from(options, settings_of_environment(os.environ, Settings()))
     _check(settings)
     configure_logging(settings.log_format)
+    stand_in(os.environ)
     return run(settings, run_admission)
 
 

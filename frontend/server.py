@@ -30,23 +30,31 @@ from frontend.supervision import BEGIN_DRAIN, END_NOW, RELOAD_KEYS, SUPERVISED
 from frontend.triton.client import TritonClient
 
 CLOSE_TIMEOUT_S = 3.0  # time for the last bytes of answers, after the drain
+TURN_INTERVAL_S = 1.0
 _MAX_OPERATIONS = 64  # connections of the operations port
 
 logger = logging.getLogger(__name__)
 
 
-def run(settings: Settings, *, parent: int | None = None, on_listening: Callable[[], None] = lambda: None) -> int:
+def run(
+    settings: Settings,
+    *,
+    parent: int | None = None,
+    on_listening: Callable[[], None] = lambda: None,
+    on_turn: Callable[[], None] = lambda: None,
+) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code: 1 if the port is not available.
 
     Args:
         settings: the settings.
         parent: of one of several workers: a file descriptor that closes when their parent ends.
         on_listening: called once the port is open.
+        on_turn: then called at an interval by the event loop, until the process stops.
     """
     raise_file_limit()
     tune_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, parent, on_listening))
+        return runner.run(_serve(settings, parent, on_listening, on_turn))
 
 
 def tune_collector() -> None:
@@ -80,7 +88,15 @@ def log_unavailable(host: str, port: int, exc: OSError) -> None:
     logger.error("cannot listen on %s port %d: %s", host, port, exc.strerror or exc)
 
 
-async def _serve(settings: Settings, parent: int | None, on_listening: Callable[[], None]) -> int:
+async def _turn(on_turn: Callable[[], None]) -> None:
+    while True:
+        on_turn()
+        await asyncio.sleep(TURN_INTERVAL_S)
+
+
+async def _serve(
+    settings: Settings, parent: int | None, on_listening: Callable[[], None], on_turn: Callable[[], None]
+) -> int:
     stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -127,6 +143,7 @@ async def _serve(settings: Settings, parent: int | None, on_listening: Callable[
             operations_urls = await _listen(runners[1], settings.admin_host, settings.admin_port, is_shared, admin_tls)
         if urls is None or operations_urls is None:
             return 1
+        following.append(loop.create_task(_turn(on_turn)))
         on_listening()  # precedes the log lines: their readers may kill this worker
         for url in urls:
             logger.info("process %d listens on %s", os.getpid(), url)

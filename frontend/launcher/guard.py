@@ -2,8 +2,8 @@
 
 Every child has a mark in its environment, and its own children inherit the mark. So the guard finds processes that have
 forked, were detached or were adopted. The launcher runs this file as a program of its own and holds a pipe to it: when
-the pipe closes, for any reason, the guard ends the processes with the mark. A killed guard is replaced. Standard
-library only; Linux only (/proc).
+the pipe closes, for any reason, the guard ends the processes with the mark. A killed guard is replaced, and if the
+launcher is killed too, the frontend starts another one. Standard library only; Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 MARK = "CONCH_LAUNCHER"
 
 _POLL_S = 0.02
 _PAUSE_S = 1.0  # wait until a killed guard is replaced
+_GRACE_S = 5.0  # from SIGTERM to SIGKILL, of a guard without a launcher
 _KILL_WAIT_S = 5.0  # a process inside a driver may outlive SIGKILL
 
 
@@ -35,7 +36,7 @@ def guarded(held: int, grace_s: float) -> Iterator[str]:
         grace_s: seconds from SIGTERM to SIGKILL.
     """
     mark = secrets.token_hex(8)
-    command = [sys.executable, "-I", "-S", __file__, mark, str(grace_s)]
+    command = _command(mark, grace_s)
     theirs, ours = os.pipe()
 
     def run() -> None:
@@ -50,6 +51,29 @@ def guarded(held: int, grace_s: float) -> Iterator[str]:
         os.close(ours)
         thread.join()
         os.close(theirs)
+
+
+def stand_in(environment: Mapping[str, str]) -> None:
+    """In a child of a launcher, start a guard once the launcher is gone: its own one may be gone too.
+
+    Args:
+        environment: of this process; without a mark nothing happens.
+    """
+    if MARK not in environment:
+        return
+    launcher, command = os.getppid(), _command(environment[MARK], _GRACE_S)
+    unmarked = {name: value for name, value in environment.items() if name != MARK}
+
+    def run() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_PAUSE_S)
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, env=unmarked, start_new_session=True)
+
+    threading.Thread(target=run, name="guard", daemon=True).start()
+
+
+def _command(mark: str, grace_s: float) -> list[str]:
+    return [sys.executable, "-I", "-S", __file__, mark, str(grace_s)]
 
 
 def end_marked(mark: str, grace_s: float) -> None:

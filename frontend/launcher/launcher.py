@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -19,7 +20,7 @@ from frontend.launcher.checks import PortChoice, check_machine, check_repository
 from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
-from frontend.launcher.triton_health import hang_watch, wait_for_first_tokens
+from frontend.launcher.triton_health import hang_watch, is_silent, is_triton_silent, wait_for_first_tokens
 from frontend.launcher.triton_server import (
     ADDRESS,
     DEFAULT_FRONTEND,
@@ -96,6 +97,7 @@ class LauncherSettings:
     max_restarts: int = 5  # a child's in ten minutes, once ready; then the launcher ends
     memory_bytes: int | None = None  # bound on the memory of all models together; None: that of the machine
     triton_hang_s: float = 30.0  # time without an answer to a health check until Triton is restarted; 0: no limit
+    frontend_hang_s: float = 30.0  # the same for the frontend
 
     def __post_init__(self) -> None:
         if self.frontend.tls_client_ca:
@@ -116,8 +118,9 @@ class LauncherSettings:
             raise SettingsError(f"{clash}: each port can be used once only")
         if self.max_restarts < 0:
             raise SettingsError(f"--max-restarts={self.max_restarts}: must not be negative")
-        if not 0 <= self.triton_hang_s < math.inf:
-            raise SettingsError(f"--triton-hang-s={self.triton_hang_s:g}: must be a number of seconds")
+        for flag, limit_s in (("--triton-hang-s", self.triton_hang_s), ("--frontend-hang-s", self.frontend_hang_s)):
+            if not 0 <= limit_s < math.inf:
+                raise SettingsError(f"{flag}={limit_s:g}: must be a number of seconds")
         for flag, timeout_s in (("--ready-timeout-s", self.ready_timeout_s), ("--stop-timeout-s", self.stop_timeout_s)):
             if not 0 < timeout_s < math.inf:
                 raise SettingsError(f"{flag}={timeout_s:g}: must be a number of seconds above 0")
@@ -271,16 +274,21 @@ class Launcher:
                     return [*model_ids, *self.on_demand]
 
     def watch(self) -> None:
-        """Restart a child when it ends, or when Triton hangs, until an exception.
+        """Restart a child when it ends or hangs, until an exception.
 
         Raises:
             Interrupted: `interrupt` was called.
             LaunchError: a child has ended too often.
         """
+        settings, checks = (
+            self._settings,
+            (partial(is_triton_silent, self.frontend_settings), partial(is_silent, self.url)),
+        )
+        limits_s = settings.triton_hang_s, settings.frontend_hang_s
         with ExitStack() as stack:
-            if self._settings.triton_hang_s:
-                limits_s = self._settings.triton_hang_s, self._settings.ready_timeout_s
-                stack.enter_context(hang_watch(self.triton, self.frontend_settings, limits_s, self.report))
+            for child, check, limit_s in zip((self.triton, self.frontend), checks, limits_s, strict=True):
+                if limit_s:
+                    stack.enter_context(hang_watch(child, check, (limit_s, settings.ready_timeout_s), self.report))
             self._restart_children()
 
     def _restart_children(self) -> None:

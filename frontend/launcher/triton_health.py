@@ -1,4 +1,4 @@
-"""What `serve` does with health checks: it waits for the first tokens, and later kills a tritonserver that hangs."""
+"""What `serve` does with health checks: it waits for the first tokens, and later kills a child that hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from frontend.triton.health_checks import HealthResult
 
 _POLL_S = 0.05
-_READY_TIMEOUT_S = 10.0  # one request to the frontend
+_ANSWER_TIMEOUT_S = 10.0  # one request to the frontend
 _TOKEN_TIMEOUT_S = 60.0  # the first token of a large model may take that long
 _CHECKS_PER_LIMIT = 10  # each needs a new connection
 
@@ -72,14 +72,20 @@ def path_to_try(settings: Settings, model: str) -> str:
 
 def _why_not_ready(url: str) -> str:
     """Return the reason why a frontend is not ready, or nothing."""
-    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=unverified_context()))  # the server is our own child
     try:
-        with opener.open(f"{url}/health/ready", timeout=_READY_TIMEOUT_S):
-            return ""
+        _get(f"{url}/health/ready")
     except HTTPError as exc:
         return f"GET /health/ready: {exc.read().decode('utf-8', 'replace')}"
     except (OSError, http.client.HTTPException) as exc:
         return f"GET /health/ready: {exc or type(exc).__name__}"
+    return ""
+
+
+def _get(url: str) -> None:
+    """Ask a frontend, which is our own child, so that its certificate needs no check."""
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=unverified_context()))
+    with opener.open(url, timeout=_ANSWER_TIMEOUT_S):
+        pass
 
 
 async def _check(settings: Settings, **options: Any) -> HealthResult:
@@ -123,33 +129,56 @@ class HangClock:
         return self._clock() - self._answered_at_s >= self._limits_s[self._is_starting]
 
 
-@contextmanager
-def hang_watch(
-    server: Child, settings: Settings, limits_s: tuple[float, float], log: Callable[[str], None]
-) -> Iterator[None]:
-    """Check the health of a server during the block, in another thread, and kill it when it hangs.
+async def is_triton_silent(settings: Settings) -> bool:
+    """Whether a Triton answers no health check.
 
     Args:
-        server: a server that is ready; its supervisor starts it again.
-        settings: of the frontend, for the connection to the server.
+        settings: of the frontend, for the connection.
+
+    Raises:
+        SettingsError: the certificates are being replaced.
+    """
+    return (await _check(settings, is_generating=False)).is_silent
+
+
+async def is_silent(url: str) -> bool:
+    """Whether a frontend answers no health check."""
+    try:
+        await asyncio.to_thread(_get, f"{url}/health/live")
+    except HTTPError:
+        return False
+    except (OSError, http.client.HTTPException):
+        return True
+    return False
+
+
+@contextmanager
+def hang_watch(
+    child: Child, is_silent: Callable[[], Awaitable[bool]], limits_s: tuple[float, float], log: Callable[[str], None]
+) -> Iterator[None]:
+    """Check the health of a child during the block, in another thread, and kill it when it hangs.
+
+    Args:
+        child: it is ready; its supervisor starts it again.
+        is_silent: makes a check.
         limits_s: seconds of silence: after an answer, and after a restart.
         log: called with each line, from the thread.
     """
     has_ended = threading.Event()
 
     async def watch() -> None:
-        clock = HangClock(*limits_s, server.pid)
+        clock = HangClock(*limits_s, child.pid)
         while not has_ended.is_set():
             await asyncio.sleep(limits_s[0] / _CHECKS_PER_LIMIT)
-            pid = server.pid
+            pid = child.pid
             try:
-                result = await _check(settings, is_generating=False)
-            except SettingsError:  # the certificates are being replaced: no check was made
+                was_silent = await is_silent()
+            except SettingsError:
                 continue
-            hangs = clock.hangs(pid, is_silent=result.is_silent) and server.pid == pid
+            hangs = clock.hangs(pid, is_silent=was_silent) and child.pid == pid
             if hangs and not has_ended.is_set():
-                log(f"{server.name} runs, but answers no health check any more: killed")
-                await asyncio.to_thread(server.kill)
+                log(f"{child.name} runs, but answers no health check any more: killed")
+                await asyncio.to_thread(child.kill)
 
     threading.Thread(target=lambda: asyncio.run(watch()), name="hang-watch", daemon=True).start()
     try:

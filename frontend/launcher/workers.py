@@ -1,4 +1,4 @@
-"""Several frontend processes on one port: the kernel distributes the connections; a worker that ends is replaced."""
+"""Several frontend processes on one port: the kernel distributes the connections; a dead or hanging one is replaced."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _TEMPORARY = "/tmp"  # not TMPDIR, whose path may be long
 _MIN_PAUSE_S = 1.0  # wait until an ended process is replaced
 _ADMISSION_START_S = 300.0  # only a hang takes longer, also on a busy machine
 _POLL_S = 0.1  # interval of the checks whether a starting process still runs
+_HANG_S = 30.0  # without a turn of its event loop; then a worker is killed
 _STOP_MARGIN_S = 8.0  # beyond drain_timeout_s; then a worker is killed
 
 
@@ -100,6 +101,7 @@ def _shared_folder() -> Iterator[Path]:
 class _Worker:
     process: SpawnProcess
     has_listened: ctypes.c_bool  # shared without a lock: a killed process would keep it
+    turned_s: ctypes.c_double  # the last turn of its event loop, by time.monotonic(); 0: none yet
 
     def listens_within(self, timeout_s: float) -> bool:
         """Wait until the process listens; return whether it does."""
@@ -109,6 +111,11 @@ class _Worker:
                 return True
             time.sleep(_POLL_S)
         return False
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its event loop has stopped."""
+        return bool(self.turned_s.value) and time.monotonic() - self.turned_s.value > _HANG_S
 
 
 class Workers:
@@ -143,13 +150,19 @@ class Workers:
         workers = self._workers = [self._start(_work, self._is_draining) for _ in range(count)]
         status = 0
         while True:
-            ready = wait([self._signal_read, *(child.process.sentinel for child in (*admission, *workers))])
+            sentinels = [child.process.sentinel for child in (*admission, *workers)]
+            ready = wait([self._signal_read, *sentinels], timeout=server.TURN_INTERVAL_S)
             if self._signal_read in ready:
                 received = os.read(self._signal_read, 1)[0]
                 if received not in (BEGIN_DRAIN, RELOAD_KEYS):
                     break
                 self._forward(signal.Signals(received))
                 continue
+            for worker in workers:
+                if worker.hangs and worker.process.is_alive():
+                    logger.error("worker %s runs, but does nothing any more: killed", worker.process.pid)
+                    worker.process.kill()
+                    worker.process.join()
             dead = [worker for worker in workers if not worker.process.is_alive()]
             for worker in dead:
                 logger.error("worker %s ended with code %s", worker.process.pid, worker.process.exitcode)
@@ -176,10 +189,11 @@ class Workers:
         return [] if self._run_admission is None else [self._start(_admit, self._run_admission)]
 
     def _start(self, target: Callable[..., None], *further: object) -> _Worker:
-        has_listened = self._flag()
-        process = self._context.Process(target=target, args=(self._settings, self._is_alive, has_listened, *further))
+        has_listened, turned_s = self._flag(), self._context.RawValue(ctypes.c_double, 0.0)
+        arguments = self._settings, self._is_alive, has_listened, turned_s, *further
+        process = self._context.Process(target=target, args=arguments)
         process.start()
-        return _Worker(process, has_listened)
+        return _Worker(process, has_listened, turned_s)
 
     def _flag(self) -> ctypes.c_bool:
         """Return a flag in memory that the workers share."""
@@ -216,8 +230,17 @@ def _send(children: Sequence[_Worker], number: signal.Signals) -> None:
                 os.kill(child.process.pid, number)
 
 
-def _work(settings: Settings, parent: Connection, has_listened: ctypes.c_bool, is_draining: ctypes.c_bool) -> None:
+def _work(
+    settings: Settings,
+    parent: Connection,
+    has_listened: ctypes.c_bool,
+    turned_s: ctypes.c_double,
+    is_draining: ctypes.c_bool,
+) -> None:
     """Serve as one of several workers, in a process of its own."""
+
+    def on_turn() -> None:
+        turned_s.value = time.monotonic()
 
     def on_listening() -> None:
         has_listened.value = True
@@ -225,11 +248,15 @@ def _work(settings: Settings, parent: Connection, has_listened: ctypes.c_bool, i
             os.kill(os.getpid(), BEGIN_DRAIN)
 
     configure_logging(settings.log_format)
-    raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=on_listening))
+    raise SystemExit(server.run(settings, parent=parent.fileno(), on_listening=on_listening, on_turn=on_turn))
 
 
 def _admit(
-    settings: Settings, parent: Connection, has_listened: ctypes.c_bool, run_admission: Callable[..., None]
+    settings: Settings,
+    parent: Connection,
+    has_listened: ctypes.c_bool,
+    turned_s: ctypes.c_double,
+    run_admission: Callable[..., None],
 ) -> None:
     """Run the admission process: it keeps the limits of all workers."""
 

@@ -112,6 +112,48 @@ def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_
         assert serve.status() == 0
 
 
+def test_a_frontend_that_hangs_is_started_again(paced_repository: Path, tmp_path: Path) -> None:
+    with serving(paced_repository, tmp_path, "--frontend-hang-s=2") as serve:
+        url = printed_curl(serve)[1].partition("/v1/")[0]
+        [frontend] = [pid for pid in marked_pids(mark_of(serve.process.pid)) if b"\0api\0" in command_line(pid)]
+        os.kill(frontend, signal.SIGSTOP)
+        wait_until(lambda: not is_running(frontend), "it is gone")
+        wait_until(lambda: answers(url), "the model answers again")
+        assert "frontend runs, but answers no health check any more: killed" in serve.log
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.status() == 0
+
+
+@pytest.mark.faults
+def test_a_worker_that_hangs_is_replaced(paced_repository: Path, tmp_path: Path) -> None:
+    with serving(paced_repository, tmp_path, "--workers=2") as serve:
+        url = printed_curl(serve)[1].partition("/v1/")[0]
+        worker = next(
+            pid
+            for pid in marked_pids(mark_of(serve.process.pid))
+            if b".spawn " in command_line(pid).replace(b"\0", b" ")
+        )
+        os.kill(worker, signal.SIGSTOP)
+        wait_until(lambda: not is_running(worker), "it is gone")
+        assert "runs, but does nothing any more: killed" in serve.log
+        wait_until(lambda: answers(url), "the model answers")
+
+
+def test_serve_and_its_guard_leave_no_process_if_both_are_killed(paced_repository: Path, tmp_path: Path) -> None:
+    with serving(paced_repository, tmp_path) as serve:
+        printed_curl(serve)
+        mark = mark_of(serve.process.pid)
+        guards = [
+            pid
+            for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))
+            if mark.encode() in command_line(pid).split(b"\0")
+        ]
+        for pid in (serve.process.pid, *guards):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not marked_pids(mark), "every process has ended")
+        wait_until(lambda: not list(Path("/dev/shm").glob(f"conch_{mark}_*")), "its shared memory is free")
+
+
 def test_a_terminal_shows_what_breaks_and_the_log_has_each_request(paced_repository: Path, tmp_path: Path) -> None:
     terminal = Terminal("serve", f"--repository={paced_repository}", f"--home={tmp_path}", *FREE_PORTS)
     terminal.wait_for("curl ")
