@@ -264,6 +264,7 @@ def settings(repository: Path, server: Callable[[str], Path], tmp_path: Path) ->
         tritonserver=server(""),
         max_restarts=1,
         triton_hang_s=0,
+        frontend_hang_s=0,
     )
 
 
