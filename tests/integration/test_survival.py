@@ -21,7 +21,8 @@ from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.anthropic_types import checked_event
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import streaming, until
-from tests.integration.stack import PACED_MODEL, Stack
+from tests.integration.stack import FLOOD_MODEL, Stack
+from tests.integration.test_grpc_tensors import generate
 from tests.responses_types import checked_response_event
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -198,22 +199,37 @@ async def test_streams_of_every_kind_survive_a_death(own_stack: Stack, fault: st
     assert any(each.num_resumed for each in reads)
 
 
-async def test_a_request_that_ends_engines_fails_alone(own_stack: Stack) -> None:
-    body = {"model": PACED_MODEL, "prompt": "Hello", "max_tokens": 1900, "stream": True}
-    num_kills, num_resumed, code = 0, "0", ""
-    async with (
-        streaming(own_stack.url, 900, num_streams=31) as outcomes,
-        aiohttp.ClientSession(own_stack.url) as session,
-        session.post(COMPLETIONS, json=body) as response,
-    ):
-        await until(lambda: all(each.text for each in outcomes), "the others have begun")
-        async for line in response.content:
-            num_resumed = line.decode().partition(": x-resumed: ")[2].strip() or num_resumed
-            if line.startswith(b"data: {") and b'"error"' in line:
-                code = json.loads(line.removeprefix(b"data: "))["error"]["code"]
-            elif line.startswith(b"data: {") and num_kills == int(num_resumed):
-                num_kills += 1
-                own_stack.kill_stage(stage_name(model_id_to_ensemble(PACED_MODEL), "engine"))
+async def test_a_request_that_ends_engines_fails_alone(
+    flood_repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine = stage_name(model_id_to_ensemble(FLOOD_MODEL), "engine")
+    body = {"model": FLOOD_MODEL, "prompt": "Hello", "max_tokens": 1900, "stream": True}
+    num_kills, num_resumed, code = 0, 0, ""
+    with running_stack(flood_repository, tmp_path_factory) as stack:
+        async with (
+            streaming(stack.url, 1900, num_streams=31, model=FLOOD_MODEL) as outcomes,
+            aiohttp.ClientSession(stack.url) as session,
+            session.post(COMPLETIONS, json=body) as response,
+        ):
+            await until(lambda: all(each.text for each in outcomes), "the others have begun")
+            async for line in response.content:
+                num_resumed = int(line.decode().partition(": x-resumed: ")[2] or num_resumed)
+                if line.startswith(b"data: {") and b'"error"' in line:
+                    code = json.loads(line.removeprefix(b"data: "))["error"]["code"]
+                elif line.startswith(b"data: {") and num_kills == num_resumed:
+                    num_kills += 1
+                    stack.kill_stage(engine)
     assert (code, num_kills) == ("request_breaks_engine", 3)
     assert all(outcome.is_whole for outcome in outcomes), outcomes
     assert len({outcome.text for outcome in outcomes}) == 1
+
+
+def test_a_grpc_client_goes_on_by_the_tokens(stack: Stack) -> None:
+    request = {"temperature": 1.0, "seed": 5, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
+    whole = generate(stack, **request)
+    seen = whole["token_ids"][:11]
+    rest = generate(stack, **request, resume_token_ids=seen)
+    assert seen + rest["token_ids"] == whole["token_ids"]
+    assert whole["text_output"][0].endswith(rest["text_output"][0])
+    assert (rest["num_output_tokens"], rest["num_input_tokens"]) == ([30], whole["num_input_tokens"])
+    assert "input_token_ids" not in rest
