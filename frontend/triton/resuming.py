@@ -21,6 +21,7 @@ QUIET_S = 1.0  # without a new request, before one is tried alone
 MAX_ALONE_S = 5.0  # for which new requests keep away, in each pause of a sender
 PAUSE_S, MAX_PAUSE_S = 60.0, 960.0  # between two such times of a sender; doubled by each of its requests that was found
 _POLL_S = 0.05
+_KEPT_S = 600.0  # a replica that has died for so long is gone
 
 
 class Place(Protocol):
@@ -101,7 +102,7 @@ class Line[P: Place]:
         now, trial = self._clock(), self._trials.get(place)
         is_tried = trial is not None and suspect in trial.suspects and not trial.is_over(now)
         suspect.num_deaths += 1
-        self._died_s[place] = now
+        self._died_s = {each: died_s for each, died_s in self._died_s.items() if now < died_s + _KEPT_S} | {place: now}
         if trial is None or not is_tried:
             return False
         del self._trials[place]
@@ -112,20 +113,20 @@ class Line[P: Place]:
 
     def assign(self) -> list[tuple[Waiting[P], P]]:
         """Return those that may go on now, with their places; they wait no longer."""
-        return [(each, place) for place in self._ready() for each in self._next(place)]
-
-    def _next(self, place: P) -> list[Waiting[P]]:
-        """Take those that may go on at a place from the line."""
         now = self._clock()
+        for place in [each for each, found in self._quarantines.items() if now >= found.since_s + MAX_ALONE_S]:
+            self._end_quarantine(place, now)
+        return [(each, place) for place in self._ready() for each in self._next(place, now)]
+
+    def _next(self, place: P, now: float) -> list[Waiting[P]]:
+        """Take those that may go on at a place from the line."""
         if place in self._died_s:
             if not place.was_seen_after(self._died_s[place]):
                 return []
             del self._died_s[place]
-        trial, waiting = self._trials.get(place), [each.suspect for each in self.waiting]
-        if trial is not None:
-            trial.suspects = [
-                each for each in trial.suspects if each not in waiting
-            ]  # the place was lost for another reason
+        if (trial := self._trials.get(place)) is not None:
+            waiting = {each.suspect for each in self.waiting}  # they have lost the place without a death
+            trial.suspects = [each for each in trial.suspects if each not in waiting]
             if trial.is_over(now):
                 del self._trials[place]
                 for suspect in trial.suspects:
@@ -133,8 +134,9 @@ class Line[P: Place]:
         fitting = [each for each in self.waiting if each.fits(place)]
         suspects = [] if place in self._trials else self._suspects(fitting, place, now)
         fresh = [each for each in fitting if not each.suspect.num_deaths] if self.takes_new(place) else []
-        self.waiting = [each for each in self.waiting if each not in suspects and each not in fresh]
-        for each in (*fresh, *suspects):
+        taken = {*fresh, *suspects}
+        self.waiting = [each for each in self.waiting if each not in taken]
+        for each in taken:
             each.suspect.num_tokens = 0
         return fresh + suspects
 
@@ -156,7 +158,7 @@ class Line[P: Place]:
     def _may_be_alone(self, each: Waiting[P], place: P, now: float) -> bool:
         quarantine, sender = self._quarantines.get(place), each.suspect.sender
         if quarantine is not None:
-            return quarantine.sender == sender and now < quarantine.since_s + MAX_ALONE_S
+            return quarantine.sender == sender
         return now >= self._due_s.get(sender, now)
 
     def _end_quarantine(self, place: P, now: float) -> None:
