@@ -82,6 +82,7 @@ class Line[P: Place]:
     def __init__(self, ready: Callable[[], Iterable[P]], clock: Callable[[], float]) -> None:
         self._ready, self._clock = ready, clock
         self.waiting: list[Waiting[P]] = []
+        self._num_suspects = 0  # that waited at most, since none did
         self._trials: dict[P, _Trial] = {}
         self._quarantines: dict[P, _Quarantine] = {}
         self._died_s: dict[P, float] = {}  # the last time
@@ -150,7 +151,8 @@ class Line[P: Place]:
         else:
             self._end_quarantine(place, now)
             group = [each for each in fitting if each.suspect.num_deaths == 1]
-            del group[max(MIN_GROUP, math.isqrt(len(group))) :]
+            self._num_suspects = max(self._num_suspects, len(group)) if group else 0
+            del group[max(MIN_GROUP, math.isqrt(self._num_suspects)) :]
         if group:
             self._trials[place] = _Trial([each.suspect for each in group], now + PROOF_S, is_alone=bool(alone))
         return group

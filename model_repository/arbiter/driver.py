@@ -23,7 +23,9 @@ from model_repository.contract.engine_file import share_of_load, stop_engine
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 1.0  # between two looks at what Triton has loaded
-_MAX_MISSES = 3  # looks in a row that find a model away, after which it counts as lost
+# Looks in a row that find a model away, after which it counts as lost. A frontend repairs a dead engine only while it
+# holds the model, and may find it after seven seconds.
+MAX_MISSES = 10
 
 
 class LoadError(Exception):
@@ -162,7 +164,7 @@ class Driver:
                 self._end_at_s.pop(name, None)
                 self._carry_out(self._arbiter.loaded(name))
                 self._carry_out(self._clients.adopt(name))
-            elif self._num_misses[name] >= _MAX_MISSES:
+            elif self._num_misses[name] >= MAX_MISSES:
                 logger.warning("%s is not loaded any more", name)
                 self._clients.forget(name)
                 self._carry_out(self._arbiter.lost(name))

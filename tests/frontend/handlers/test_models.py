@@ -105,7 +105,7 @@ async def test_models_have_the_users_order_and_those_that_generate_come_first(se
 async def test_a_model_that_is_being_reloaded_is_refused_at_once(serve: Serve) -> None:
     triton = FakeTriton([StageUnhealthy("org--demo__tokenizer")])
     triton.load_error = triton.stage_errors["tokenizer"] = TritonUnreachable()
-    http = await serve(triton)
+    http = await serve(triton, resume_within_s=0)
     await http.get("/health/ready")
     await http.post("/v1/completions", json=COMPLETION)
     error = await error_of(await http.post("/v1/completions", json=COMPLETION))

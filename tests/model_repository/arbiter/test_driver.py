@@ -15,7 +15,7 @@ import pytest
 
 from model_repository.arbiter.catalog import Entry
 from model_repository.arbiter.clients import GONE_S
-from model_repository.arbiter.driver import Driver, LoadError
+from model_repository.arbiter.driver import MAX_MISSES, Driver, LoadError
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, HeldLease, LoadRefusal, Wish
 from model_repository.contract.engine_file import is_stopped
 from tests.model_repository.arbiter.repository import parameters_of, write_model
@@ -344,21 +344,21 @@ def test_a_restarted_arbiter_unloads_no_model_before_its_clients_can_have_asked(
     stage.until_state("b", "loaded")
 
 
-def test_a_model_that_is_away_three_times_is_lost(stage: Stage) -> None:
+def test_a_model_that_stays_away_is_lost(stage: Stage) -> None:
     lease = stage.serve("a")
     stage.triton.loaded.clear()
     states, answer = [], queue.SimpleQueue[ArbiterAnswer]()
-    for _ in range(3):
+    for _ in range(MAX_MISSES):
         answer = stage.tell(leases={"a": lease})
         states.append(stage.look().statuses["a"].state)
-    assert states == ["loaded", "loaded", "unloaded"]
+    assert states == [*["loaded"] * (MAX_MISSES - 1), "unloaded"]
     assert answer.get(timeout=TIMEOUT_S).leases == {}
 
 
 def test_a_model_that_a_client_repairs_is_not_lost(stage: Stage) -> None:
     lease = stage.serve("a")
     stage.triton.loaded.clear()
-    for _ in range(4):
+    for _ in range(MAX_MISSES + 1):
         stage.tell(leases={"a": HeldLease(lease.number, is_busy=True, is_repairing=True)})
         assert stage.look().statuses["a"].state == "loaded"
 
