@@ -110,6 +110,8 @@ class Line[P: Place]:
         if trial.is_alone:
             pause_s = self._pause_s.get(suspect.sender, PAUSE_S)
             self._pause_s[suspect.sender] = min(2 * pause_s, MAX_PAUSE_S)
+            for each in self.waiting:  # it explains their deaths
+                each.suspect.num_deaths = min(each.suspect.num_deaths, 1)
         return trial.is_alone
 
     def assign(self) -> list[tuple[Waiting[P], P]]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
@@ -26,8 +25,7 @@ from tests.integration.test_grpc_tensors import generate
 from tests.responses_types import checked_response_event
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
-CHECKS: dict[str, Callable[[Any], object]] = {
-    COMPLETIONS: Completion.model_validate,
+CHECKS: dict[str, Callable[[Any], object]] = {  # the client's type of completions has no events without a finish reason
     CHAT: ChatCompletionChunk.model_validate,
     RESPONSES: checked_response_event,
     MESSAGES: checked_event,
@@ -127,7 +125,8 @@ class Read:
                 if text.startswith("data: {"):
                     event = json.loads(text.removeprefix("data: "))
                     assert "error" not in event, event
-                    CHECKS[path](event)
+                    if path in CHECKS:
+                        CHECKS[path](event)
                     self.num_events += 1
                     self._take(event)
 

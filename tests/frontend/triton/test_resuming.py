@@ -99,7 +99,7 @@ class World:
             self.step()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=150)
 @given(
     num_streams=st.integers(1, 40),
     num_engines=st.integers(1, 3),
@@ -118,10 +118,10 @@ def test_only_the_requests_that_end_engines_fail(
     world.run_until_all_end(1000.0)
     harmless = [each for each in streams if each.ends_engine_after is None]
     assert [each for each in streams if each.is_found] == [each for each in streams if each not in harmless]
-    assert world.num_deaths <= 3 * len(poisons)
+    assert world.num_deaths <= 4 * len(poisons)
     assert max((each.num_deaths for each in harmless), default=0) <= MAX_RESUMPTIONS
     if len(poisons) == 1:
-        assert max((each.longest_s for each in harmless), default=0.0) < 30.0
+        assert max((each.longest_s for each in harmless), default=0.0) < 20.0
 
 
 def test_new_requests_keep_away_for_seconds_and_longer_pauses_follow() -> None:
