@@ -98,7 +98,7 @@ def test_a_request_whose_client_hangs_up_is_aborted(tensorrt_llm_stack: Stack, a
 async def test_streams_survive_a_gpu_error(tensorrt_llm_stack: Stack, model: str) -> None:
     epoch = tensorrt_llm_stack.stats(model).epoch
     engine = stage_name(model_id_to_ensemble(model), "engine")
-    async with streaming(tensorrt_llm_stack.url, 100, model=model, ignore_eos=True) as outcomes:
+    async with streaming(tensorrt_llm_stack.url, 100, model=model, ignore_eos=True, temperature=0) as outcomes:
         await until(lambda: any(outcome.text for outcome in outcomes), "the first ones have begun")
         await asyncio.to_thread(tensorrt_llm_stack.kill_worker, engine, signal.SIGABRT)
     assert all(outcome.is_whole for outcome in outcomes), outcomes
