@@ -323,7 +323,7 @@ class Settings:
     )
     resume_within_s: float = setting(
         60.0,
-        "Seconds within which a completion goes on whose engine has died; 0: it ends with an error.",
+        "Longest pause of a completion after the death of its engine, in seconds; 0: it ends with an error.",
     )
     wake_timeout_s: float = setting(
         0.0,

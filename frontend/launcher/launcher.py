@@ -280,13 +280,13 @@ class Launcher:
             Interrupted: `interrupt` was called.
             LaunchError: a child has ended too often.
         """
-        settings, checks = (
-            self._settings,
-            (partial(is_triton_silent, self.frontend_settings), partial(is_silent, self.url)),
+        settings = self._settings
+        watches = (
+            (self.triton, settings.triton_hang_s, partial(is_triton_silent, self.frontend_settings)),
+            (self.frontend, settings.frontend_hang_s, partial(is_silent, self.url)),
         )
-        limits_s = settings.triton_hang_s, settings.frontend_hang_s
         with ExitStack() as stack:
-            for child, check, limit_s in zip((self.triton, self.frontend), checks, limits_s, strict=True):
+            for child, limit_s, check in watches:
                 if limit_s:
                     stack.enter_context(hang_watch(child, check, (limit_s, settings.ready_timeout_s), self.report))
             self._restart_children()

@@ -103,7 +103,7 @@ class ReplicaPool:
         is_complete: only the expected models can be served, so no endpoint has to answer for the list of models.
         load_wait_s: the longest wait of a request for the load of its model.
         wake_timeout_s: the longest wait of a request for an expected model that no endpoint serves; 0: it is refused.
-        resume_within_s: the longest pause of a completion whose engine has died; 0: it ends.
+        resume_within_s: the longest pause of a completion after the death of its engine; 0: it ends.
         clock: monotonic seconds, of the replicas too.
     """
 
@@ -250,7 +250,7 @@ class ReplicaPool:
         return Hold.at(self._waking, Waiter(model_id, sender, self._wake_timeout_s, may_name))
 
     def hold_again(self, model_id: str, sender: str) -> Hold:
-        """Return the hold of a completion whose engine has died; it waits for any Triton that can serve the model.
+        """Return the hold of a completion after a death. It waits for any Triton that can serve the model.
 
         Raises:
             QueueFull: too many requests wait for the model.
@@ -392,10 +392,9 @@ class ReplicaPool:
     def _ready(self, model_id: str, lora_name: str = "") -> list[Place]:
         """Return the replicas of a model that may get a request, for an adapter if one is named."""
         return [
-            Place(replica, name)
-            for replica in self.replicas
-            for name in replica.models.latest.replicas_of(model_id)
-            if replica.state_of(name, lora_name) == "ready" and replica.leases.is_held(model_id)
+            place
+            for place in self._places(model_id)
+            if place.is_ready(lora_name) and place.replica.leases.is_held(model_id)
         ]
 
     def first(self, model_id: str, lora_name: str) -> Place | None:

@@ -1,4 +1,4 @@
-"""Decides when and where completions go on whose engine has died, so that one that ends engines is found.
+"""Decides when and where completions go on after the death of their engine. It finds a request that ends engines.
 
 Nobody knows which of the requests in an engine has ended it. So they go on in groups: the next group follows when the
 engine has survived the first tokens of this one. Those of a group that dies go on one by one, while no new request
@@ -21,7 +21,7 @@ QUIET_S = 1.0  # without a new request, before one is tried alone
 MAX_ALONE_S = 5.0  # for which new requests keep away, in each pause of a sender
 PAUSE_S, MAX_PAUSE_S = 60.0, 960.0  # between two such times of a sender; doubled by each of its requests that was found
 _POLL_S = 0.05
-_KEPT_S = 600.0  # a replica that has died for so long is gone
+_KEPT_S = 600.0  # after which a dead replica does not come back
 
 
 class Place(Protocol):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -99,27 +100,23 @@ def is_tritonserver(pid: int) -> bool:
     return command_line(pid).split(b"\0")[0].endswith(b"/tritonserver")
 
 
-def test_a_tritonserver_that_hangs_is_started_again(paced_repository: Path, tmp_path: Path) -> None:
-    with serving(paced_repository, tmp_path, "--triton-hang-s=2") as serve:
+def is_frontend(pid: int) -> bool:
+    """Whether a process is the frontend, or the parent of its workers."""
+    return b"api" in command_line(pid).split(b"\0")
+
+
+@pytest.mark.parametrize(("name", "is_it"), [("triton", is_tritonserver), ("frontend", is_frontend)])
+def test_a_child_that_hangs_is_started_again(
+    paced_repository: Path, tmp_path: Path, name: str, is_it: Callable[[int], bool]
+) -> None:
+    with serving(paced_repository, tmp_path, f"--{name}-hang-s=2") as serve:
         url = printed_curl(serve)[1].partition("/v1/")[0]
         assert answers(url)
-        [triton] = [pid for pid in marked_pids(mark_of(serve.process.pid)) if is_tritonserver(pid)]
-        os.killpg(triton, signal.SIGSTOP)
-        wait_until(lambda: not is_running(triton), "it is gone")
+        [child] = [pid for pid in marked_pids(mark_of(serve.process.pid)) if is_it(pid)]
+        os.killpg(child, signal.SIGSTOP)
+        wait_until(lambda: not is_running(child), "it is gone")
         wait_until(lambda: answers(url), "the model answers again")
-        assert "triton runs, but answers no health check any more: killed" in serve.log
-        serve.process.send_signal(signal.SIGINT)
-        assert serve.status() == 0
-
-
-def test_a_frontend_that_hangs_is_started_again(paced_repository: Path, tmp_path: Path) -> None:
-    with serving(paced_repository, tmp_path, "--frontend-hang-s=2") as serve:
-        url = printed_curl(serve)[1].partition("/v1/")[0]
-        [frontend] = [pid for pid in marked_pids(mark_of(serve.process.pid)) if b"\0api\0" in command_line(pid)]
-        os.kill(frontend, signal.SIGSTOP)
-        wait_until(lambda: not is_running(frontend), "it is gone")
-        wait_until(lambda: answers(url), "the model answers again")
-        assert "frontend runs, but answers no health check any more: killed" in serve.log
+        assert f"{name} runs, but answers no health check any more: killed" in serve.log
         serve.process.send_signal(signal.SIGINT)
         assert serve.status() == 0
 

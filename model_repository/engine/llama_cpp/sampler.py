@@ -42,8 +42,8 @@ class TokenSampler:
     distribution, and the second draw truncates the allowed tokens, as llama.cpp's own server does.
 
     The random numbers of a draw follow from the seed and the number of tokens before it. So a completion that is
-    resumed goes on as if it had never been cut. Mirostat's estimate also follows from the logits of all tokens: each of
-    the resumed tokens is drawn again, and replaces what is drawn.
+    resumed goes on as if it had never been cut. Mirostat's estimate also follows from the logits of all tokens. So
+    there is a draw for each resumed token, and the resumed token takes the place of the drawn one.
 
     Args:
         context_window: the number of tokens that penalties consider.
