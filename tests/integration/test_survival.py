@@ -31,6 +31,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {  # the client's type of completio
     MESSAGES: checked_event,
 }
 COPIES = 2  # of each stream
+WHOLE = ("response", "item", "part", "message")  # what events repeat, and the usage when a message begins
 
 
 def said(text: str) -> list[dict[str, Any]]:
@@ -142,7 +143,7 @@ class Read:
                         self.texts[f"{place}{index}.{name}"] += value if isinstance(value, str) else ""
                     elif name in ("finish_reason", "stop_reason", "output_tokens", "completion_tokens") and value:
                         self.endings.append((index, name, value))
-                    elif isinstance(value, dict | list) and name not in ("response", "item", "part"):
+                    elif isinstance(value, dict | list) and name not in WHOLE:
                         self._take(value, f"{place}{index}.{name}")
             case list():
                 for each in event:
