@@ -274,6 +274,11 @@ class InProcessTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: i
         for response in self._stages[name].execute([Request(tensors, on_response=pass_on)]) or ():
             pass_on(response)
 
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        """Answer as a Triton without an arbiter."""
+        text = f"Request for unknown model: '{request.model_name}' is not found"
+        await context.abort(grpc.StatusCode.NOT_FOUND, text)
+
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         answer = service_pb2.RepositoryIndexResponse()
         for name in self._configs:
@@ -415,7 +420,6 @@ PARTS = {
 }
 NOTES = {
     "frontend/gateway/admission.py:Admission.enter": "waits for a place of the model, in a fair order of the keys",
-    "frontend/triton/pool.py:ReplicaPool.generate": "chooses a replica",
     "frontend/triton/call.py:MultiplexedCall.send": "lets requests that come together leave in one message",
     "model_repository/engine/stop_buffer.py:StopBuffer.push": "keeps a token while its bytes are an unfinished"
     " character or may begin a stop sequence",

@@ -21,28 +21,38 @@ _PLANES = ("--discovery-backend", "file", "--request-plane", "tcp", "--event-pla
 
 @contextmanager
 def running(
-    python: Path, folder: Path, tokenizer: Path, max_sequences: int, log: IO[str], *, is_paced: bool
+    python: Path,
+    folder: Path,
+    tokenizer: Path,
+    max_sequences: int,
+    log: IO[str],
+    *options: str,
+    is_paced: bool,
+    num_engines: int = 1,
 ) -> Iterator[tuple[str, dict[str, int]]]:
-    """Run the frontend and the mock engine; yield the URL, and the process ids by name.
+    """Run the frontend and mock engines; yield the URL, and the process ids by name.
 
     Args:
         folder: for the files by which the two find each other.
         tokenizer: the folder of a checkpoint with a tokenizer and a chat template.
-        is_paced: whether the engine keeps its own pace.
+        options: of the frontend.
+        is_paced: whether the engines keep their own pace.
+        num_engines: one or two.
 
     Raises:
         Unavailable: it does not answer in time.
     """
     port = free_port()
     common = os.environ | {"DYN_FILE_KV": str(folder), "DYN_LOG": "error", "HF_HUB_OFFLINE": "1"}
-    system_port = {"DYN_SYSTEM_PORT": str(free_port())}  # a signed 16-bit number there
-    frontend = [str(python), "-m", "dynamo.frontend", "--http-port", str(port), *_PLANES]
+    frontend = [str(python), "-m", "dynamo.frontend", "--http-port", str(port), *_PLANES, *options]
     engine = [str(python), "-m", "dynamo.mocker", "--model-path", str(tokenizer), "--model-name", MODEL]
     engine += ["--speedup-ratio", str(_PACED if is_paced else _UNPACED), "--max-num-seqs", str(max_sequences), *_PLANES]
+    commands = {"frontend": frontend} | dict.fromkeys(("engine", "engine 2")[:num_engines], engine)
     with ExitStack() as stack:
         pids = {}
-        for name, command, environment in (("frontend", frontend, {}), ("engine", engine, system_port)):
-            process = subprocess.Popen(command, env=common | environment, stdout=log, stderr=log)
+        for name, command in commands.items():
+            own = {"DYN_SYSTEM_PORT": str(free_port())} if command is engine else {}  # a signed 16-bit number there
+            process = subprocess.Popen(command, env=common | own, stdout=log, stderr=log)
             stack.callback(peers.end, process)
             pids[name] = process.pid
         url = f"http://127.0.0.1:{port}"

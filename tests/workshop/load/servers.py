@@ -32,7 +32,7 @@ from tests.workshop.load.load import Target
 from tests.workshop.load.scenarios import DYNAMO, LLAMA_CPP, OURS, Setup
 from tests.workshop.load.wide_vocabulary import write_wide_model
 
-_CHECKPOINT = Path(__file__).parents[3] / "build_engines" / "demo" / "checkpoint"
+CHECKPOINT = Path(__file__).parents[3] / "build_engines" / "demo" / "checkpoint"
 # The shape of a model of 370 million weights, with the demo model's tokenizer.
 _LARGE: dict[str, Any] = {
     "hidden_size": 1024,
@@ -46,7 +46,7 @@ _LARGE: dict[str, Any] = {
 }
 # With SmolLM2's tokenizer, and a longer context window than its own of 8,192 tokens.
 _LONG = {"max_position_embeddings": 65_536, "vocab_size": 49_152}
-_DYNAMO_DIR = Path(".conch", "dynamo")  # its environment, which is kept
+DYNAMO_DIR = Path(".conch", "dynamo")  # its environment, which is kept
 _NUM_KNOWN_TOKENS = 4096  # of the synthetic engine's text
 
 
@@ -114,19 +114,19 @@ class ServerFactory:
     def _tokenizer_checkpoint(self, setup: Setup) -> Path:
         """Return a checkpoint for engines that compute nothing."""
         if setup.weights == "demo":
-            return _CHECKPOINT
+            return CHECKPOINT
         folder = self.state_dir / "smollm2"
         if not folder.exists():
             folder.mkdir()
             write_tokenizer(real_model(), folder)
-            config = json.loads((_CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+            config = json.loads((CHECKPOINT / "config.json").read_text(encoding="utf-8"))
             (folder / "config.json").write_text(json.dumps(config | _LONG))
         return folder
 
     def _large_checkpoint(self) -> Path:
         folder = self.state_dir / "large"
         if not folder.exists():
-            tokenizer = json.loads((_CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
+            tokenizer = json.loads((CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
             write_checkpoint(folder, tokenizer=tokenizer, **_LARGE)
         return folder
 
@@ -160,7 +160,7 @@ class ServerFactory:
 
     @contextmanager
     def _dynamo(self, setup: Setup) -> Iterator[Server]:
-        python = peers.installed_python(_DYNAMO_DIR, dynamo.PINS)
+        python = peers.installed_python(DYNAMO_DIR, dynamo.PINS)
         folder = self.state_dir / "dynamo"
         with (
             self.log_path.open("a") as log,
