@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.browser import chromium, needs_chromium
 from tests.integration.api import COMPLETIONS, Api
+from tests.integration.replicas import frontend_of
 from tests.integration.stack import PACED_MODEL, Stack
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -45,10 +47,10 @@ def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) ->
 
 
 @pytest.mark.faults
-def test_a_killed_engine_is_an_error_and_the_retry_an_answer(pair: list[Stack]) -> None:
+def test_an_answer_that_cannot_go_on_is_an_error_and_the_retry_an_answer(pair: list[Stack], tmp_path: Path) -> None:
     [stack, _] = pair
-    with chromium() as browser:
-        browser.open(stack.url)
+    with frontend_of([stack], tmp_path, "--resume-within-s=0") as frontend, chromium() as browser:
+        browser.open(frontend.url)
         browser.one("#max_tokens").send_keys("1500")
         browser.ask("Hello")
         browser.one(".assistant .figures", "tokens/s")
@@ -59,7 +61,7 @@ def test_a_killed_engine_is_an_error_and_the_retry_an_answer(pair: list[Stack]) 
 
         def answers() -> bool:
             stack.start_again_if_ended()
-            return Api(stack.url).post(COMPLETIONS, one_token).status == 200
+            return Api(frontend.url).post(COMPLETIONS, one_token).status == 200
 
         wait_until(answers, "the engine is loaded again")
         browser.run("document.getElementById('max_tokens').value = 5")

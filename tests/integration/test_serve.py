@@ -125,7 +125,8 @@ def test_a_child_that_hangs_is_started_again(
 def test_a_worker_that_hangs_is_replaced(paced_repository: Path, tmp_path: Path) -> None:
     with serving(paced_repository, tmp_path, "--workers=2") as serve:
         url = printed_curl(serve)[1].partition("/v1/")[0]
-        worker, _ = map(int, re.findall(r"process (\d+) listens", serve.log))
+        serve.wait_for(" listens on ", 2)
+        worker = int(re.findall(r"process (\d+) listens", serve.log)[0])
         os.kill(worker, signal.SIGSTOP)
         wait_until(lambda: not is_running(worker), "it is gone")
         assert "runs, but does nothing any more: killed" in serve.log

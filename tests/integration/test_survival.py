@@ -16,8 +16,10 @@ import aiohttp
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
+from frontend.handlers.generation import RESUMED_HEADER
 from model_repository.contract.tensors import model_id_to_ensemble, stage_name
 from tests.anthropic_types import checked_event
+from tests.integration.api import Api
 from tests.integration.conftest import running_stack
 from tests.integration.replicas import streaming, until
 from tests.integration.stack import FLOOD_MODEL, Stack
@@ -120,6 +122,7 @@ class Read:
         path, body = KINDS[self.kind]
         async with session.post(path, json={"model": "demo"} | body | {"stream": True}) as response:
             assert response.status == 200, await response.text()
+            self.num_resumed += RESUMED_HEADER in response.headers
             async for line in response.content:
                 text = line.decode().strip()
                 self.num_resumed += text.startswith(": x-resumed:")
@@ -185,6 +188,7 @@ BY_DEFAULT = {("engine", 10)}
 )
 async def test_streams_of_every_kind_survive_a_death(own_stack: Stack, fault: str, num_events: int) -> None:
     async with aiohttp.ClientSession(own_stack.url, connector=aiohttp.TCPConnector(limit=0)) as session:
+        await until(lambda: Api(own_stack.url).get("/health/ready").status == 200, "the last fault is over")
         alone = {}
         for kind in KINDS:
             alone[kind] = Read(kind)
