@@ -103,6 +103,7 @@ def create_app(
             load_wait_s=settings.load_wait_s,
             wake_timeout_s=settings.wake_timeout_s,
             resume_within_s=settings.resume_within_s,
+            key=key,
         )
         discoveries = []
         for endpoint, named_for in (dict.fromkeys(tritons, (ANY_MODEL,)) if tritons else endpoints.models).items():

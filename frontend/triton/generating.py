@@ -26,6 +26,7 @@ from frontend.triton.chunk_queue import TOKEN_BYTES, Announced, Resumed
 from frontend.triton.leases import Hold
 from frontend.triton.pool import Place, ReplicaPool
 from frontend.triton.resuming import Suspect
+from frontend.triton.routing import Beginnings
 from model_repository.capabilities import Capability
 from model_repository.contract.output import Chunk, GenerationChunk, Usage
 from model_repository.contract.request import GenerationRequest
@@ -66,6 +67,7 @@ class Generating:
         self._num_resumptions = 0
         self._suspect = Suspect(request.params.sender)
         self._hold: Hold | None = None  # since its engine died
+        self._beginnings: Beginnings | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -111,6 +113,8 @@ class Generating:
         if self._is_last:
             self._serving.succeeded()
         elif isinstance(chunk, GenerationChunk) and not isinstance(chunk, Announced):
+            if not self._suspect.num_tokens:
+                self._serving.begun()
             self._suspect.num_tokens += chunk.num_tokens
             if self._ids is not None:
                 packed = chunk.packed_token_ids
@@ -134,7 +138,10 @@ class Generating:
 
     async def _begin(self) -> None:
         pool, model_id, failure = self._pool, self._model_id, self._failure
-        place = pool.first(model_id, self._request.params.lora_name) if failure is None else None
+        place = None
+        if failure is None:
+            self._mark()
+            place = pool.first(model_id, self._request.params.lora_name, self._beginnings)
         if place is None:
             failure = failure or ModelNotReady("The model tries requests that may have ended its engine.")
             self._hold = pool.hold_again(model_id, self._suspect.sender)
@@ -150,9 +157,16 @@ class Generating:
         is_able = not self._has_begun or place.can(Capability.RESUME)
         return is_able and place.is_ready(self._request.params.lora_name)
 
+    def _mark(self) -> None:
+        """Have the engine know the beginnings of the prompt by their marks."""
+        self._beginnings = self._pool.beginnings_of(self._model_id, self._request)
+        if self._beginnings is not None and self._beginnings.marks:
+            params = replace(self._request.params, marks=b"".join(self._beginnings.marks))
+            self._request = replace(self._request, params=params)
+
     def _begin_at(self, place: Place) -> None:
         self._place = replica, ensemble = place
-        self._serving = replica.serving(ensemble)
+        self._serving = replica.serving(ensemble, self._beginnings)
         self._attempt = replica.triton.generations.running(ensemble, self._request, self._on_end)
         self._is_running = True
 
@@ -166,7 +180,8 @@ class Generating:
         is_first = not (self._has_begun or self._is_second or self._num_resumptions)
         if not is_first or (self._pool.resume_within_s and self._is_death(exc)):
             return False
-        other = self._pool.second(self._model_id, self._request.params.lora_name, self._place, exc)
+        lora_name = self._request.params.lora_name
+        other = self._pool.second(self._model_id, lora_name, self._place, exc, self._beginnings)
         if other is None:
             return False
         self._is_second = True

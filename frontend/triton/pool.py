@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
 from frontend import loop_time
@@ -22,6 +23,7 @@ from frontend.triton.leases import Hold, ModelLeases, Waiter
 from frontend.triton.models import ModelName, ModelSnapshot, ModelUnion
 from frontend.triton.replica import Replica
 from frontend.triton.resuming import Resuming
+from frontend.triton.routing import Beginnings, Kept, Work, cheapest
 from frontend.triton.waking import Waking
 from model_repository.capabilities import Capability
 from model_repository.contract.arbiter import ModelStatus, State
@@ -70,9 +72,14 @@ class Place(NamedTuple):
         return f"{self.ensemble} at {self.replica.endpoint}"
 
     @property
-    def load(self) -> tuple[int, int]:
-        """This process's requests to the replica, and to its whole Triton."""
-        return self.replica.num_in_flight[self.ensemble], self.replica.num_in_flight.total()
+    def work(self) -> Work:
+        """What this process has the replica, and its whole Triton, do."""
+        return self.replica.work_of(self.ensemble)
+
+    @property
+    def kept(self) -> Kept:
+        """What is known of its KV cache."""
+        return self.replica.kept[self.ensemble]
 
     @property
     def quiet_s(self) -> float:
@@ -94,7 +101,7 @@ class Place(NamedTuple):
 
 
 class ReplicaPool:
-    """All replicas. The one with the fewest requests gets the next request.
+    """All replicas. The one at which a request costs least gets it: see `routing`.
 
     Args:
         replicas: the first ones; `add` and `remove` change them.
@@ -104,6 +111,7 @@ class ReplicaPool:
         load_wait_s: the longest wait of a request for the load of its model.
         wake_timeout_s: the longest wait of a request for an expected model that no endpoint serves; 0: it is refused.
         resume_within_s: the longest pause of a completion after the death of its engine; 0: it ends.
+        key: Triton's key, which all frontends have, for the marks of prompts.
         clock: monotonic seconds, of the replicas too.
     """
 
@@ -117,6 +125,7 @@ class ReplicaPool:
         load_wait_s: float = 300.0,
         wake_timeout_s: float = 0.0,
         resume_within_s: float = 0.0,
+        key: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.replicas = tuple(replicas)
@@ -129,6 +138,7 @@ class ReplicaPool:
         self._expected = frozenset(expected)
         self._is_complete = is_complete
         self._load_wait_s, self._wake_timeout_s, self.resume_within_s = load_wait_s, wake_timeout_s, resume_within_s
+        self._marks_key = blake2b(key.encode() or secrets.token_bytes()).digest()
         self._clock = clock
         self._resuming: dict[str, Resuming[Place]] = {}  # by model
         self.kept = UnreadBytes()  # of the token ids with which completions can be resumed
@@ -397,7 +407,11 @@ class ReplicaPool:
             if place.is_ready(lora_name) and place.replica.leases.is_held(model_id)
         ]
 
-    def first(self, model_id: str, lora_name: str) -> Place | None:
+    def beginnings_of(self, model_id: str, request: GenerationRequest) -> Beginnings | None:
+        """Return the beginnings of a request's prompt; None: they decide nothing."""
+        return Beginnings.of(self._marks_key, request) if len(self._places(model_id)) > 1 else None
+
+    def first(self, model_id: str, lora_name: str, beginnings: Beginnings | None) -> Place | None:
         """Return the replica for the first attempt of a completion; None: it must wait in the line of `resuming`.
 
         Raises:
@@ -406,14 +420,22 @@ class ReplicaPool:
         if self._end_error is not None:  # the request may have waited in a queue until now
             raise self._end_error
         self._budget.count_request()
-        place = self.choose(model_id, lora_name)
+        place = self.choose(model_id, lora_name, beginnings)
         resuming = self._resuming.get(model_id)
         return place if resuming is None or resuming.line.takes_new(place) else None
 
-    def choose(self, model_id: str, lora_name: str = "", *, other_than: Place | None = None) -> Place:
+    def choose(
+        self,
+        model_id: str,
+        lora_name: str = "",
+        beginnings: Beginnings | None = None,
+        *,
+        other_than: Place | None = None,
+    ) -> Place:
         """Return the replica for a request.
 
         Args:
+            beginnings: of its prompt; None: the replica with the fewest requests gets it.
             other_than: where it has failed; another Triton is preferred.
 
         Raises:
@@ -426,20 +448,19 @@ class ReplicaPool:
         able = [place for place in able if place.replica.leases.may_begin(model_id)] or able
         if other_than is not None:
             able = [place for place in able if place.replica is not other_than.replica] or able
-        if len(able) == 1:
-            return able[0]
         if able:
-            least = min(place.load for place in able)
-            return random.choice([place for place in able if place.load == least])
+            return cheapest(able, beginnings)
         self.require_available(model_id)
         raise ModelNotReady(f"The adapter {lora_name} is not ready at any endpoint now.")
 
-    def second(self, model_id: str, lora_name: str, first: Place, exc: APIError) -> Place | None:
+    def second(
+        self, model_id: str, lora_name: str, first: Place, exc: APIError, beginnings: Beginnings | None = None
+    ) -> Place | None:
         """Return the replica for a second attempt after a failure before the first chunk; None: no second attempt."""
         if isinstance(exc, Draining) or (exc.status < 500 and not isinstance(exc, ModelNotFound)):
             return None  # it was ended on purpose, or every replica would refuse it
         try:
-            other = self.choose(model_id, lora_name, other_than=first)
+            other = self.choose(model_id, lora_name, beginnings, other_than=first)
         except APIError:
             if not isinstance(exc, NotTaken):
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Self
 
@@ -17,6 +17,7 @@ from frontend.triton.health_monitor import HealthMonitor
 from frontend.triton.leases import Hold, ModelLeases
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import State
+from frontend.triton.routing import Beginnings, Kept, Work, num_missing
 from model_repository.contract.output import EngineStats
 from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
@@ -47,6 +48,8 @@ class Replica:
         self.on_unreachable: Callable[[list[Hold]], None] = lambda holds: None  # set by the pool
         self.num_in_flight = Counter[str]()  # this process's requests, by ensemble
         self.begun_s: dict[str, float] = {}  # when the last of them began
+        self.num_waiting_bytes = Counter[str]()  # of their prompts, see `routing.Work`
+        self.kept = defaultdict[str, Kept](Kept)  # by ensemble
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self.models = ModelDirectory(self, clock)
@@ -59,7 +62,7 @@ class Replica:
             lambda holds: self.on_unreachable(holds),
             clock,
         )
-        self.monitor = HealthMonitor(endpoint, triton, self.models, settings, self.leases, clock, on_checked)
+        self.monitor = HealthMonitor(endpoint, triton, self.models, settings, self.leases, clock, self._checked)
         self._clock = clock
         self._on_checked = on_checked
 
@@ -79,11 +82,18 @@ class Replica:
         await self.leases.known()
         return self.leases.completed(snapshot, self.model_filter)
 
+    def _checked(self, ensemble: str, seen: EngineStats | APIError) -> None:
+        if isinstance(seen, APIError):
+            self.kept.pop(ensemble, None)
+        elif ensemble in self.kept:
+            self.kept[ensemble].told(seen.kept_marks, self.monitor.states[ensemble].asked_s)
+        self._on_checked(ensemble, seen)
+
     def _forget(self, model_id: str) -> None:
         """Forget the states of a model's replicas, which are unloaded now."""
         for ensemble in [name for name in self.monitor.states if ensemble_to_model_id(name) == model_id]:
             del self.monitor.states[ensemble]
-            self._on_checked(ensemble, ModelUnloaded())
+            self._checked(ensemble, ModelUnloaded())
 
     def state_of(self, ensemble: str, lora_name: str = "") -> str | None:
         """Return `ready`, or one word for the reason why a replica gets no requests; None: it is not served here.
@@ -119,14 +129,26 @@ class Replica:
             place[ensemble_to_model_id(ensemble)] = self.state_of(ensemble) or State.RECOVERING
         return states
 
-    def serving(self, ensemble: str) -> Serving:
-        """Count a request to an ensemble from now on; see Serving."""
-        now = self._clock()
+    def work_of(self, ensemble: str) -> Work:
+        """Return what this process has an ensemble do."""
+        return Work(self.num_in_flight[ensemble], self.num_in_flight.total(), self.num_waiting_bytes[ensemble])
+
+    def serving(self, ensemble: str, beginnings: Beginnings | None = None) -> Serving:
+        """Count a request to an ensemble from now on; see Serving.
+
+        Args:
+            beginnings: of its prompt, if several replicas serve the model.
+        """
+        now, num_bytes = self._clock(), 0
+        if beginnings is not None:
+            num_bytes = num_missing(beginnings, self.kept[ensemble])
+            self.kept[ensemble].sent(beginnings, now)
+            self.num_waiting_bytes[ensemble] += num_bytes
         self.num_in_flight[ensemble] += 1
         self.begun_s[ensemble] = now
         self.leases.begin(ensemble_to_model_id(ensemble))
         self._is_idle.clear()
-        return Serving(self, ensemble, now)
+        return Serving(self, ensemble, now, num_bytes)
 
     def served(self, ensemble: str) -> None:
         """Count a request no more."""
@@ -143,10 +165,17 @@ class Replica:
 class Serving:
     """A request at a replica, which counts it until the end. Its failure counts for the state of the replica."""
 
-    __slots__ = ("_ensemble", "_replica", "_started_at")
+    __slots__ = ("_ensemble", "_num_waiting_bytes", "_replica", "_started_at")
 
-    def __init__(self, replica: Replica, ensemble: str, started_at: float) -> None:
+    def __init__(self, replica: Replica, ensemble: str, started_at: float, num_waiting_bytes: int) -> None:
         self._replica, self._ensemble, self._started_at = replica, ensemble, started_at
+        self._num_waiting_bytes = num_waiting_bytes
+
+    def begun(self) -> None:
+        """Note that the prompt is computed."""
+        if self._num_waiting_bytes:
+            self._replica.num_waiting_bytes[self._ensemble] -= self._num_waiting_bytes
+            self._num_waiting_bytes = 0
 
     def succeeded(self) -> None:
         """Note a completion that came to its end."""
@@ -156,6 +185,7 @@ class Serving:
         """End it, after an error or without one."""
         if isinstance(error, APIError):
             self._replica.monitor.request_failed(self._ensemble, error, self._started_at)
+        self.begun()
         self._replica.served(self._ensemble)
 
     def __enter__(self) -> Self:

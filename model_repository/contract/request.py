@@ -279,6 +279,8 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ),
     ] = None
 
+    marks: bytes = b""  # the frontend's, of the prompt: contract/marks.py
+
     @property
     def num_logprobs(self) -> int | None:
         """The number of most likely tokens for each token's log probability; None: no log probabilities."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from model_repository.contract.marks import united
 from model_repository.contract.output import EngineStats, RuntimeState
 from model_repository.contract.request import EngineRequest
 from model_repository.contract.rules import check_declared, prompt_too_long
@@ -120,8 +121,8 @@ class Engine:
         self._check_alive()
         self.inbox.put(message)
 
-    def stats(self) -> EngineStats:
-        """Return the engine's current state.
+    def stats(self, *, has_marks: bool = False) -> EngineStats:
+        """Return the engine's current state, with the marks of what it keeps if they are wanted.
 
         Raises:
             EngineFailed: the engine's thread has ended, or its runtime is broken.
@@ -141,6 +142,7 @@ class Engine:
             adapters={name: adapter.source for name, adapter in runtime.adapters.items()},
             num_unloading=self._num_unloading(runtime.adapters),
             is_draining=self.is_draining,
+            kept_marks=united(self.runtime.kept_marks()) if has_marks else b"",
             **{name: getattr(runtime, name) for name in RuntimeState.__struct_fields__},
             **dataclasses.asdict(self._counts),
         )

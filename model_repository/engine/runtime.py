@@ -117,8 +117,8 @@ class Prepared:
 class Runtime(Protocol):
     """Produces token ids. The engine ends and shapes texts around it, in the same way for every runtime.
 
-    One thread owns it and makes all calls. Only `prepare`, `prepare_adapter`, `stats` and `wake` may be called from any
-    thread.
+    One thread owns it and makes all calls. Only `prepare`, `prepare_adapter`, `stats`, `kept_marks` and `wake` may be
+    called from any thread.
 
     A runtime without slow preparations, adapters or waits in its steps inherits the methods for them.
     """
@@ -203,6 +203,10 @@ class Runtime(Protocol):
         Raises:
             EngineFailed: the runtime is broken for good.
         """
+
+    def kept_marks(self) -> Sequence[bytes]:
+        """Return the marks (contract/marks.py) of each prompt with tokens in the KV cache."""
+        return ()  # none is kept
 
     def close(self) -> None:
         """Free everything."""

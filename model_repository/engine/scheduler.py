@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from model_repository.contract.marks import first_marks
 from model_repository.engine.prefill_budget import PrefillBudget
 from model_repository.engine.prompt_lookup import PromptLookup
 
@@ -87,6 +88,7 @@ class Job:
     computed: ComputedPrompt | None = None
     max_tokens: int = 0  # of the completion; drafts stay below it
     sender: str = ""
+    marks: bytes = b""  # of the prompt: contract/marks.py
 
     @property
     def family(self) -> tuple[str, str]:
@@ -108,12 +110,20 @@ class _Slot:
     index: int
     token_ids: list[int] = field(default_factory=list)  # the tokens in the KV cache
     family: tuple[str, str] = ("", "")  # Job.family of these tokens
+    marks: bytes = b""  # of the prompt of these tokens
+    num_prompt_tokens: int = 0  # of that prompt, some of which may not be computed
     sequence: int | None = None  # the running sequence
     last_used: int = 0
 
     def num_common(self, job: Job) -> int:
         """Return how many of its tokens begin the prompt of a sequence that may reuse them."""
         return job.num_reusable(self.token_ids) if self.family == job.family else 0
+
+    def kept_marks(self) -> bytes:
+        """Return the marks of the tokens, also of those that a running sequence will compute."""
+        if self.sequence is not None:
+            return self.marks
+        return first_marks(self.marks, len(self.token_ids) / max(1, self.num_prompt_tokens))
 
 
 @dataclass(slots=True)
@@ -242,6 +252,10 @@ class Scheduler:
         """
         return max(slot.num_common(job) for slot in self._slots)
 
+    def kept_marks(self) -> list[bytes]:
+        """Return the marks of each slot's prompt, from any thread."""
+        return [slot.kept_marks() for slot in self._slots]
+
     def next_step(self, held: Container[int] = ()) -> list[Chunk]:
         """Return the chunks to compute now, all under one adapter.
 
@@ -357,6 +371,7 @@ class Scheduler:
             else:
                 slot, num_cached = self._claim_slot(item.job)
                 slot.sequence, slot.family = item.job.sequence, item.job.family
+                slot.marks, slot.num_prompt_tokens = item.job.marks, len(item.job.prompt)
                 lookup = None
                 if self._has_drafts:
                     lookup = PromptLookup(item.job.prompt, len(item.job.prompt) + item.job.max_tokens)

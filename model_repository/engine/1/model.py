@@ -119,8 +119,11 @@ class TritonPythonModel:
             raise InvalidRequest("expected `control`, `open_stream` or `engine_requests`")
 
     def _control(self, payload: bytes, responder: python_backend.TritonResponder) -> None:
+        has_key = False
+
         def done() -> None:
-            responder.close_with(message_tensor(STATS, msgspec.json.encode(self.engine.stats())))
+            stats = self.engine.stats(has_marks=has_key)
+            responder.close_with(message_tensor(STATS, msgspec.json.encode(stats)))
 
         try:
             message = json.loads(payload)
@@ -128,8 +131,9 @@ class TritonPythonModel:
             raise InvalidRequest(f"not JSON ({exc})", CONTROL.name) from exc
         if isinstance(message, dict):
             given = str(message.pop("key", "")).encode()
+            has_key = bool(self.key) and hmac.compare_digest(given, self.key.encode())
             is_open = not self.key or message.keys() <= {"cancel_keys"}
-            if not is_open and not hmac.compare_digest(given, self.key.encode()):
+            if not (is_open or has_key):
                 raise KeyRefused(f"this message needs Triton's key ({KEY_VARIABLE})", CONTROL.name)
         match message:
             case {"cancel_keys": [*keys]} if all(isinstance(key, str) and key for key in keys) and len(message) == 1:

@@ -163,6 +163,7 @@ class LlamaCppRuntime(Runtime):
             prepared.prompt,
             request.max_tokens - len(request.replayed_token_ids),
             request.params.sender,
+            request.params.marks,
         )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 
@@ -394,6 +395,9 @@ class LlamaCppRuntime(Runtime):
             num_draft_tokens=sum(each.num_draft_tokens for each in schedulers),
             num_accepted_tokens=sum(each.num_accepted_tokens for each in schedulers),
         )
+
+    def kept_marks(self) -> list[bytes]:
+        return [marks for context in self._contexts for marks in context.scheduler.kept_marks()]
 
     def close(self) -> None:
         """Free the contexts, then the model with its adapters."""

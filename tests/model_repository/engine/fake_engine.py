@@ -140,6 +140,9 @@ class FakeRuntime:
             adapter_bytes=sum(adapter.num_bytes for adapter in self.adapters.values()),
         )
 
+    def kept_marks(self) -> list[bytes]:
+        return []
+
     def close(self) -> None:
         self.is_closed = True
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_repository.contract.marks import ENDS, marks_of
 from model_repository.engine.prefill_budget import PrefillBudget
 from model_repository.engine.scheduler import MAX_DECODED_TOKENS, MIN_COPIED_TOKENS, Chunk, Job, Scheduler
 
@@ -93,12 +94,10 @@ class Fake:
         *,
         is_scored: bool = False,
         queue_order_s: float = 0.0,
-        sender: str = "",
+        **fields: Any,
     ) -> None:
         self.texts[sequence] = [(token_id, (adapter, cache_salt)) for token_id in prompt]
-        job = Job(
-            sequence, prompt, adapter, cache_salt, is_scored, queue_order_s, max_tokens=self.max_tokens, sender=sender
-        )
+        job = Job(sequence, prompt, adapter, cache_salt, is_scored, queue_order_s, max_tokens=self.max_tokens, **fields)
         self.scheduler.submit(job)
 
     def draw(self, text: list[CachedToken], family: tuple[str, str]) -> int:
@@ -534,3 +533,19 @@ def test_every_sequence_gets_a_token_in_time(jobs: list[tuple]) -> None:
                 waiting.remove(chunk.running.job.sequence)
                 fake.free(chunk.running.job.sequence)
     assert not waiting
+
+
+def test_the_marks_of_a_prompt_are_kept_as_long_as_its_tokens() -> None:
+    fake, marks = Fake(num_slots=2), [marks_of(b"k", bytes([number]) * ENDS[19]) for number in range(3)]
+    fake.submit(1, PROMPT, marks=marks[0])
+    fake.step()
+    assert fake.scheduler.kept_marks() == [marks[0], b""]
+    fake.free(1)
+    fake.submit(2, tuple(range(1000)), marks=marks[1])  # a long prompt: 128 tokens in a step beside another one
+    fake.submit(3, PROMPT, marks=marks[0])
+    fake.step()
+    assert sorted(fake.scheduler.kept_marks()) == sorted(marks[:2])
+    fake.free(2)
+    assert sorted(map(len, fake.scheduler.kept_marks())) < sorted(map(len, marks[:2]))  # it was not computed to its end
+    fake.free(3, is_reusable=False)
+    assert fake.scheduler.kept_marks() == [b"", b""]
