@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass
+from hashlib import blake2b
 from typing import Self
 
 import orjson
@@ -49,6 +50,8 @@ _LEASE = web.RequestKey("lease", Lease)
 _ENGINE_PRIORITIES = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
 # Tokens of a completion without a limit: the estimate before any has ended, and the weight of each that ends.
 _FIRST_LENGTH, _WEIGHT = 512.0, 0.1
+# By which clients name a conversation: OpenCode and others, Codex, Claude Code, and clients of Dynamo.
+_SESSION_HEADERS = ("x-session-id", "session-id", "x-claude-code-session-id", "x-dynamo-session-id")
 _BYTES_PER_TOKEN = 3  # an estimate for text; few tokenizers make more tokens of it
 
 
@@ -121,8 +124,9 @@ class Limits:
         # One key must not learn from cached tokens, or from the time of an answer, what another key has asked.
         salt = "" if facts.caller.id == ANONYMOUS.id else facts.caller.id
         fields = {"priority": _ENGINE_PRIORITIES[first.priority], "sender": first.sender, "cache_salt": salt}
+        group = _group(facts.caller.id, request, body)
         return Limited(
-            [replace(each, params=replace(each.params, **fields)) for each in generations],
+            [replace(each, params=replace(each.params, **fields), group=group) for each in generations],
             limits=self,
             request=request,
             first=first,
@@ -285,6 +289,15 @@ class _Placed:
         if usage is not None:
             limits.count_length(self._admitted.first.model, usage.num_output_tokens)
             self._admitted.charge.used(self._index, usage)
+
+
+def _group(caller_id: str, request: web.Request, body: QueuedBody) -> str:
+    """Return the group of a request, a hash of the name that its client gives to a conversation; empty: none."""
+    headers = (request.headers.get(name) for name in _SESSION_HEADERS)
+    name = getattr(body, "prompt_cache_key", None) or next(filter(None, headers), None)
+    if not name:
+        return ""
+    return blake2b(f"{caller_id} {name}".encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _allowed_priority(body: QueuedBody, highest: Priority) -> Priority:

@@ -37,14 +37,14 @@ class Beginnings:
 
     marks: Sequence[bytes]
     num_bytes: int  # of the prompt, also behind its last mark
-    group: str = ""  # requests of one group belong together; empty: none
+    group: str = ""  # see GenerationRequest
 
     @classmethod
-    def of(cls, key: bytes, request: GenerationRequest, group: str = "") -> Beginnings:
+    def of(cls, key: bytes, request: GenerationRequest) -> Beginnings:
         """Read them from a request; see `marks_of`."""
         text = b"".join(_parts(request))
         family = request.params.lora_name, request.params.cache_salt
-        return cls(split(marks_of(blake2b(_encode(family), key=key).digest(), text)), len(text), group)
+        return cls(split(marks_of(blake2b(_encode(family), key=key).digest(), text)), len(text), request.group)
 
 
 def _parts(request: GenerationRequest) -> Iterable[bytes]:
@@ -78,8 +78,9 @@ class Kept:
         self._sent_s: dict[bytes, float] = {}
         self._seen_until_s = -math.inf  # what was sent before this time, the engine has told or no longer keeps
 
-    def __contains__(self, mark: bytes) -> bool:
-        return mark in self._told or self._sent_s.get(mark, -math.inf) > self._seen_until_s
+    def __contains__(self, mark: object) -> bool:
+        sent_s = self._sent_s.get(mark) if isinstance(mark, bytes) else None
+        return mark in self._told or (sent_s is not None and sent_s > self._seen_until_s)
 
     def __len__(self) -> int:
         return len(self._told)

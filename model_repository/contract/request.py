@@ -356,6 +356,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         TensorSpec(max_items=MAX_IMAGES, doc="PNG, JPEG, WebP or GIF files, one for each `<image>` in the prompt"),
     ] = ()
     request_id: str = ""  # the HTTP request's, for logs: printable ASCII
+    group: str = ""  # the frontend's: requests of one group go to one replica if they can; empty: any
 
 
 class Thinking(Struct, frozen=True, omit_defaults=True):

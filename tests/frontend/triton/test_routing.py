@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -145,14 +145,10 @@ def test_all_frontends_send_a_group_to_the_same_replica_and_groups_spread() -> N
     replicas = [Played(name) for name in "abcd"]
     chosen = {}
     for number in range(200):
-        mine = replace_group(CHAT, f"session-{number}")
+        mine = replace(CHAT, group=f"session-{number}")
         chosen[number] = {cheapest(order, mine).name for order in (replicas, replicas[::-1])}
         assert len(chosen[number]) == 1
     counts = [sum(name in each for each in chosen.values()) for name in "abcd"]
     assert min(counts) > 25
     busy = [Played(name, Work(9, 9, 0)) if {name} == chosen[1] else Played(name, Work(3, 3, 0)) for name in "abcd"]
-    assert {cheapest(busy, replace_group(CHAT, "session-1")).name} != chosen[1]
-
-
-def replace_group(beginnings: Beginnings, group: str) -> Beginnings:
-    return Beginnings(beginnings.marks, beginnings.num_bytes, group)
+    assert {cheapest(busy, replace(CHAT, group="session-1")).name} != chosen[1]

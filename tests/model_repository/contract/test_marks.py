@@ -19,7 +19,7 @@ def test_a_mark_stands_for_all_bytes_before_its_end() -> None:
     for number, end in enumerate(ENDS[: len(whole)]):
         changed = bytearray(TEXT)
         changed[end - 1] ^= 1
-        assert num_known(split(marks_of(KEY, changed)), set(whole)) == number
+        assert num_known(split(marks_of(KEY, bytes(changed))), set(whole)) == number
     assert marks_of(KEY, TEXT + b"more").startswith(b"".join(whole))
     assert marks_of(KEY, TEXT[: ENDS[0] - 1]) == b""
 
