@@ -85,7 +85,7 @@ class Replica:
     def _checked(self, ensemble: str, seen: EngineStats | APIError) -> None:
         if isinstance(seen, APIError):
             self.kept.pop(ensemble, None)
-        elif ensemble in self.kept:
+        elif seen.kept_marks or ensemble in self.kept:
             self.kept[ensemble].told(seen.kept_marks, self.monitor.states[ensemble].asked_s)
         self._on_checked(ensemble, seen)
 

@@ -40,6 +40,7 @@ from model_repository.runtimes import PROJECTOR
 
 # Fewer logits, of all sequences of a step, are drawn from in less time than threads need to start.
 MIN_LOGITS_OF_THREADS = 1 << 16
+_SEQUENCE_TOKENS = 64  # of a prompt, which a sequence in the same context costs
 _MAX_IDLE_S = 0.05  # at most this long, all sequences wait for their masks unseen by the engine
 
 
@@ -194,7 +195,9 @@ class LlamaCppRuntime(Runtime):
             raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
 
     def _assign(self) -> None:
-        """Give each waiting sequence to the idlest context with room. Of equals, most reusable KV tokens win.
+        """Give each waiting sequence to the context with room in which it has the fewest tokens to compute.
+
+        Each sequence there counts as some tokens.
 
         A single context gets all sequences: its own scheduler orders them better.
         """
@@ -203,7 +206,10 @@ class LlamaCppRuntime(Runtime):
             contexts = [context for context in self._contexts if context.has_room or len(self._contexts) == 1]
             if not contexts:
                 return
-            context = min(contexts, key=lambda context: (context.num_sequences, -context.scheduler.num_reusable(job)))
+            context = min(
+                contexts,
+                key=lambda each: _SEQUENCE_TOKENS * each.num_sequences - each.scheduler.num_reusable(job),
+            )
             context.scheduler.submit(job)
             self._sequences[job.sequence].context = context
             del self._waiting[0]

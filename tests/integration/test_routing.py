@@ -1,0 +1,84 @@
+"""Conversations at two Tritons: each goes on where its KV tokens are."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.integration.api import CHAT
+from tests.integration.conftest import run_build, running_stack
+from tests.integration.replicas import Frontend, frontend_of
+from tests.integration.stack import Stack
+
+NUM_CONVERSATIONS, NUM_SLOTS, NUM_TURNS = 6, 4, 4  # of one Triton: neither has room for all
+WORDS = "The quick brown fox jumps over the lazy dog. "
+
+
+@dataclass(eq=False)
+class Conversation:
+    """A chat that grows by each answer."""
+
+    number: int
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    num_prompt_tokens: int = 0  # of the last turn
+    num_cached: int = 0
+    text: str = ""
+
+    async def turn(self, session: aiohttp.ClientSession, text: str = "And then?", **headers: str) -> None:
+        """Ask the next question; the first one has a long text before it."""
+        if not self.messages:
+            self.messages.append({"role": "system", "content": f"{self.number} {WORDS * 60}"})
+        self.messages.append({"role": "user", "content": text})
+        body = {"model": "demo", "messages": self.messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        async with session.post(CHAT, json=body, headers=headers) as response:
+            answer = await response.json()
+        assert response.status == 200, answer
+        self.text = answer["choices"][0]["message"]["content"]
+        self.messages.append({"role": "assistant", "content": self.text})
+        self.num_prompt_tokens = answer["usage"]["prompt_tokens"]
+        self.num_cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+@pytest.fixture(scope="module")
+def twins(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Stack]]:
+    """Two Tritons with few slots."""
+    repository = tmp_path_factory.mktemp("twins") / "repository"
+    options = ("--max-sequences", str(NUM_SLOTS), "--num-threads", "1")
+    run_build("render", str(demo_artifact), "--repository", str(repository), *options)
+    with ExitStack() as exits:
+        yield [exits.enter_context(running_stack(repository, tmp_path_factory)) for _ in range(2)]
+
+
+def is_up(frontend: Frontend) -> bool:
+    """Whether the frontend has heard from both engines."""
+    if not frontend.url:
+        return False
+    with urllib.request.urlopen(f"{frontend.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(line.startswith("conch_engine_up{") and line.endswith(" 1.0") for line in lines) == 2
+
+
+async def test_conversations_go_on_where_their_tokens_are_through_any_frontend(
+    twins: list[Stack], tmp_path: Path
+) -> None:
+    conversations = [Conversation(number) for number in range(NUM_CONVERSATIONS)]
+    with frontend_of(twins, tmp_path, is_up=is_up) as first:
+        async with aiohttp.ClientSession(first.url) as session:
+            for number in range(NUM_TURNS):
+                before = [each.num_prompt_tokens for each in conversations]
+                await asyncio.gather(*(each.turn(session) for each in conversations))
+                if number:
+                    assert all(each.num_cached >= num for each, num in zip(conversations, before, strict=True))
+    with frontend_of(twins, tmp_path, is_up=is_up) as second:
+        async with aiohttp.ClientSession(second.url) as session:
+            before = [each.num_prompt_tokens for each in conversations]
+            await asyncio.gather(*(each.turn(session) for each in conversations))
+    assert all(each.num_cached >= num for each, num in zip(conversations, before, strict=True))
