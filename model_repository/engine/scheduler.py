@@ -113,7 +113,8 @@ class _Slot:
     marks: bytes = b""  # of the prompt of these tokens
     num_prompt_tokens: int = 0  # of that prompt, some of which may not be computed
     sequence: int | None = None  # the running sequence
-    last_used: int = 0
+    worth: int = 0  # the slot that is worth least is overwritten first
+    last_used: int = 0  # of equals, the one that was used longest ago
 
     def num_common(self, job: Job) -> int:
         """Return how many of its tokens begin the prompt of a sequence that may reuse them."""
@@ -198,6 +199,7 @@ class Scheduler:
         self._waiting: list[_QueuedJob] = []  # sorted by queue order
         self._running: dict[int, Running] = {}
         self._ticks = itertools.count(1)
+        self._lost_worth = 0  # of the slots that were overwritten, at most
         self._adapter = ""  # the last step's
         self._has_drafts = has_drafts
         self.num_draft_tokens = 0  # computed since the start
@@ -218,6 +220,8 @@ class Scheduler:
             self._waiting = [item for item in self._waiting if item.job.sequence != sequence]
             return
         running.slot.sequence = None
+        # A long prompt outlives many short ones, but not for ever (the rule GreedyDual, with its tokens as the price).
+        running.slot.worth = self._lost_worth + len(running.slot.token_ids)
         running.slot.last_used = next(self._ticks)
         if not is_reusable:
             self._clear_idle()
@@ -437,12 +441,12 @@ class Scheduler:
         # Reuse in place, unless that would discard more tokens than it keeps.
         claimed = max(free, key=lambda slot: in_place[slot.index])
         if 2 * in_place[claimed.index] < len(claimed.token_ids):
-            claimed = min(free, key=lambda slot: slot.last_used)
+            claimed = self._overwritten(free)
         num_kept = in_place[claimed.index]
         source = max(self._slots, key=lambda slot: copied[slot.index])
         if copied[source.index] >= num_kept + MIN_COPIED_TOKENS:
             num_kept = copied[source.index]
-            claimed = min(free, key=lambda slot: (slot is source, slot.last_used))
+            claimed = self._overwritten([slot for slot in free if slot is not source] or free)
             if claimed is not source:
                 self._kv_cache.load(claimed.index, self._kv_cache.read(source.index))
                 claimed.token_ids = list(source.token_ids)
@@ -454,3 +458,9 @@ class Scheduler:
             claimed.token_ids = list(job.prompt[: computed.num_computed])
             num_kept = max(num_kept, computed.num_cached)
         return claimed, num_kept
+
+    def _overwritten(self, free: Iterable[_Slot]) -> _Slot:
+        """Return the slot whose tokens are given up."""
+        slot = min(free, key=lambda slot: (slot.worth, slot.last_used))
+        self._lost_worth = max(self._lost_worth, slot.worth)
+        return slot

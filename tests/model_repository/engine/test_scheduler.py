@@ -287,9 +287,9 @@ def test_reuse_does_not_throw_away_a_long_conversation_for_a_few_tokens() -> Non
     assert fake.run(3, (*PROMPT, 7)) == len(PROMPT)
 
 
-def test_without_reuse_the_least_recently_used_slot_is_claimed() -> None:
+def test_without_reuse_the_least_recently_used_of_equal_slots_is_claimed() -> None:
     fake = Fake(num_slots=2)
-    fake.run(1, PROMPT)
+    fake.run(1, (7, 8, 9))
     fake.run(2, (1, 2, 3))
     fake.run(3, (4, 5, 6))  # uses the slot of 1
     assert fake.run(4, (1, 2, 3, 9)) == 3
@@ -549,3 +549,13 @@ def test_the_marks_of_a_prompt_are_kept_as_long_as_its_tokens() -> None:
     assert sorted(map(len, fake.scheduler.kept_marks())) < sorted(map(len, marks[:2]))  # it was not computed to its end
     fake.free(3, is_reusable=False)
     assert fake.scheduler.kept_marks() == [b"", b""]
+
+
+def test_a_long_prompt_outlives_short_ones_in_proportion_to_its_length() -> None:
+    fake, long_prompt = Fake(num_slots=2), tuple(range(1000, 1100))
+    fake.run(1, long_prompt)
+    for number in range(2, 12):
+        fake.run(number, tuple(range(20 * number, 20 * number + 20)))
+        if number == 5:
+            assert fake.run(100, long_prompt) == 99
+    assert fake.run(101, long_prompt) == 0

@@ -12,14 +12,12 @@ import argparse
 import asyncio
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,13 +26,11 @@ from typing import Any
 import aiohttp
 import psutil
 
-from frontend.launcher.triton_server import ADDRESS
-from tests.launching import environment_with_key, free_port
 from tests.waiting import wait_until
 from tests.workshop.load import dynamo, peers
 from tests.workshop.load.machine import describe_machine, summary_line
 from tests.workshop.load.scenarios import DYNAMO, OURS
-from tests.workshop.load.servers import CHECKPOINT, DYNAMO_DIR, build, render
+from tests.workshop.load.servers import CHECKPOINT, DYNAMO_DIR, build, render, replicas
 
 _NUM_TOKENS, _LONGEST_S, _MAX_SEQUENCES = 400, 90.0, 64
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -147,31 +143,8 @@ async def _under(number: signal.Signals, server: _Server, num_streams: int) -> l
 
 @contextmanager
 def _ours(folder: Path, repository: Path, log_path: Path) -> Iterator[_Server]:
-    """Run two Tritons, each with the whole repository, and a frontend."""
-    key, port, grpc_ports = environment_with_key(), free_port(), [free_port(), free_port()]
-    commands = [
-        ["triton", f"--repository={repository}", f"--home={folder}", f"--grpc-port={each}", f"--metrics-port={other}"]
-        for each, other in ((each, free_port()) for each in grpc_ports)
-    ]
-    commands.append(["api", f"--port={port}", *(f"--triton={ADDRESS}:{each}" for each in grpc_ports)])
-    with ExitStack() as stack:
-        log = stack.enter_context(log_path.open("a"))
-        pids = []
-        for words in commands:
-            process = subprocess.Popen([sys.executable, "-m", "frontend", *words], env=key, stdout=log, stderr=log)
-            stack.callback(peers.end, process)
-            pids.append(process.pid)
-        url = f"http://{ADDRESS}:{port}"
-        wait_until(partial(_is_whole, url), "both Tritons serve", timeout_s=90.0)
-        yield _Server(url, "demo", partial(_stage, pids[0]), has_texts=True)
-
-
-def _is_whole(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
-            return set(json.load(answer)["endpoints"].values()) == {"ready"}
-    except OSError:
-        return False
+    with replicas(repository, folder, log_path, 2) as fleet:
+        yield _Server(fleet.url, "demo", partial(_stage, fleet.pids[0]), has_texts=True)
 
 
 def _stage(pid: int) -> list[psutil.Process]:

@@ -7,8 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,8 +25,10 @@ from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.synthetic import SyntheticRuntime
 from model_repository.runtimes import PROJECTOR
 from tests.build_engines.tiny_checkpoint import write_checkpoint
-from tests.launching import free_port
+from tests.frontend_with import command_with
+from tests.launching import environment_with_key, free_port
 from tests.raw_model import real_embedder, real_model
+from tests.waiting import wait_until
 from tests.workshop.load import dynamo, peers
 from tests.workshop.load.accounting import Processes
 from tests.workshop.load.load import Target
@@ -222,6 +225,46 @@ def serving(repository: Path, log_path: Path, *options: str, grpc_port: int = 0)
             yield port, Processes({"serve": process.pid})
         finally:
             process.terminate()
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Tritons of one repository behind a frontend."""
+
+    url: str
+    pids: tuple[int, ...]  # of the commands that run the Tritons
+    metrics_ports: tuple[int, ...]
+
+
+@contextmanager
+def replicas(repository: Path, home: Path, log_path: Path, number: int, *constants: str) -> Iterator[Replicas]:
+    """Run Tritons that all serve a repository, and a frontend, until the end of the block.
+
+    Args:
+        constants: of the frontend with other values, as `tests.frontend_with` takes them.
+    """
+    port, grpc_ports = free_port(), [free_port() for _ in range(number)]
+    metrics_ports = tuple(free_port() for _ in range(number))
+    commands = []
+    for grpc_port, metrics_port in zip(grpc_ports, metrics_ports, strict=True):
+        ports = f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}"
+        commands.append([*command_with(), "triton", f"--repository={repository}", f"--home={home}", *ports])
+    endpoints = [f"--triton={ADDRESS}:{grpc_port}" for grpc_port in grpc_ports]
+    commands.append([*command_with(*constants), "api", f"--port={port}", *endpoints])
+    url, pids = f"http://{ADDRESS}:{port}", []
+
+    def is_whole() -> bool:
+        with suppress(OSError), urllib.request.urlopen(f"{url}/health/ready", timeout=5) as answer:
+            return list(json.load(answer)["endpoints"].values()) == ["ready"] * number
+        return False
+
+    with log_path.open("a") as log, ExitStack() as stack:
+        for command in commands:
+            process = subprocess.Popen(command, env=environment_with_key(), stdout=log, stderr=log)
+            stack.callback(peers.end, process)
+            pids.append(process.pid)
+        wait_until(is_whole, "all replicas serve", timeout_s=120.0)
+        yield Replicas(url, tuple(pids[:number]), metrics_ports)
 
 
 def build(state_dir: Path, *arguments: str) -> Path:
