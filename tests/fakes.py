@@ -179,6 +179,7 @@ class FakeTriton(TritonClient):
         self.step_age_ms = 0.0
         self.num_active: list[int] = []  # in the next answers of the engine, then 0
         self.adapters: dict[str, str] = {}  # name to source
+        self.kept_marks = b""
         self.adapter_error: APIError | None = None
         self.stats_error: APIError | None = None
         self.snapshot_error: APIError | None = None
@@ -287,7 +288,10 @@ class FakeTriton(TritonClient):
             raise self.stats_error
         num_active = self.num_active.pop(0) if self.num_active else 0
         return msgspec.structs.replace(
-            stats(self.epoch, self.step_age_ms), num_active=num_active, adapters=dict(self.adapters)
+            stats(self.epoch, self.step_age_ms),
+            num_active=num_active,
+            adapters=dict(self.adapters),
+            kept_marks=self.kept_marks,
         )
 
     async def is_loading(self, name: str) -> bool:

@@ -225,7 +225,9 @@ class GenerationBody(QueuedBody):
     # Bookkeeping: for the log only.
     metadata: dict[str, Any] | None = optional({"run": "1"}, "bookkeeping")
     safety_identifier: str | None = optional("u-1", "bookkeeping")
-    prompt_cache_key: str | None = optional("u-1", "bookkeeping")
+    prompt_cache_key: str | None = optional(
+        "u-1", "bookkeeping; requests with the same one go to one replica if they can"
+    )
 
     @model_validator(mode="after")
     def _check_shared_fields(self) -> Self:

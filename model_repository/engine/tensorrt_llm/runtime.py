@@ -48,6 +48,7 @@ from model_repository.engine.tensorrt_llm.request_loop import Call, RequestLoop
 from model_repository.engine.tensorrt_llm.result_reader import ResultReader
 from model_repository.engine.tensorrt_llm.role import RoleKind, role_from_environment
 from model_repository.engine.tensorrt_llm.sampling import SamplingPlanner, is_scored
+from model_repository.engine.tensorrt_llm.sent_marks import SentMarks
 from model_repository.engine.tensorrt_llm.warm_up import trial_request, warm_up_requests
 from model_repository.errors import EngineFailed, InvalidRequest, Overloaded, StageError, Unsupported
 
@@ -107,6 +108,7 @@ class TensorRtLlmRuntime(Runtime):
         self._grammars = GrammarBudget()  # the workers see neither senders nor each other's sums
         self._waiting: dict[int, Call] = {}  # oldest first
         self._running: dict[int, Call] = {}
+        self._sent = SentMarks()
         self._llm = start_llm(config, self._options, role)
         self._loop = RequestLoop(self._llm, None if self._images is None else InputProcessor(self._llm))
         self._stats_monitor = StatsMonitor(self._llm) if self._options.has_statistics else None
@@ -180,6 +182,7 @@ class TensorRtLlmRuntime(Runtime):
             # Reused KV tokens have no logits. A salt of its own prevents their reuse.
             salt = secrets.token_hex(16) if is_scored(request) else request.params.cache_salt
             keywords |= {"cache_salt": salt} if salt else {}
+            self._sent.add(request.params.marks, len(request.prompt_token_ids), self._max_kv_tokens())
         reader = ResultReader(sequence, request, plan, end_id=self._planner.end_id, vocab_size=self._vocab_size)
 
         def make_params() -> Any:
@@ -372,6 +375,14 @@ class TensorRtLlmRuntime(Runtime):
             num_accepted_tokens=steps.num_accepted_tokens,
             library=steps,
         )
+
+    def _max_kv_tokens(self) -> int:
+        """Return the tokens that fit the KV cache, or those of all sequences while that is not known."""
+        known = 0 if self._stats_monitor is None else self._stats_monitor.stats.max_kv_tokens
+        return known or self._config.context_window * self._config.max_sequences
+
+    def kept_marks(self) -> list[bytes]:
+        return self._sent.newest_first()
 
     def close(self) -> None:
         """End the requests, then TensorRT-LLM and its workers."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from frontend.errors import (
     APIError,
@@ -61,6 +62,11 @@ class Pool:
         async with aclosing(Generating(self.pool, DEMO.id, request)) as stream:
             return "".join([said(chunk) async for _, chunk in stream])
 
+    async def poll_all(self) -> None:
+        """Poll each engine once."""
+        for replica in self.replicas:
+            await replica.monitor.poll(ENSEMBLE)
+
     async def run_trials(self) -> None:
         """Run the trials that are due to their ends."""
         for replica in self.replicas:
@@ -102,6 +108,30 @@ async def test_the_replica_with_the_fewest_requests_gets_the_next_one() -> None:
     gate.set()
     assert await asyncio.gather(*tasks) == ["x"] * 9
     assert [replica.num_in_flight.total() for replica in pool.replicas] == [0, 0, 0]
+
+
+async def test_a_prompt_goes_where_its_beginning_is_kept_as_far_as_anybody_knows() -> None:
+    tritons = [FakeTriton(chunks("x")) for _ in range(2)]
+    pool = await pool_of(*tritons)
+    request = replace(REQUEST, prompt=TextPrompt("a" * 9000))
+
+    async def asked() -> FakeTriton:
+        before = [len(triton.asked) for triton in tritons]
+        assert await pool.text(request) == "x"
+        [found] = [each for each, number in zip(tritons, before, strict=True) if len(each.asked) > number]
+        return found
+
+    first = await asked()
+    [other] = [each for each in tritons if each is not first]
+    assert {await asked() for _ in range(9)} == {first}
+    first.kept_marks, other.kept_marks = b"x" * 8, first.requests[0].params.marks
+    pool.clock.now += 5
+    await pool.poll_all()
+    assert {await asked() for _ in range(9)} == {other}
+    other.stats_error = EngineFailed()
+    await pool.poll_all()
+    assert [ENSEMBLE in replica.kept for replica in pool.replicas] == [each is first for each in tritons]
+    assert [replica.work_of(ENSEMBLE) for replica in pool.replicas] == [(0, 0, 0)] * 2
 
 
 async def test_each_replica_gets_equally_many_requests_whatever_else_runs_in_its_triton() -> None:

@@ -110,7 +110,7 @@ _PROMPT = st.one_of(
 @st.composite
 def requests(draw: st.DrawFn) -> GenerationRequest:
     """Draw requests that break no rule of a client's requests."""
-    request = draw(messages(GenerationRequest, prompt=_PROMPT, request_id=st.just("")))
+    request = draw(messages(GenerationRequest, prompt=_PROMPT, request_id=st.just(""), group=st.just("")))
     params, output = request.params, request.params.structured_output
     if output is not None:
         output = StructuredOutput(
@@ -124,6 +124,7 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         max_tokens=max_tokens,
         min_tokens=min(params.min_tokens, max_tokens),
         num_prompt_logprobs=None,  # no gRPC client's
+        marks=b"",  # the same
         truncate_prompt_tokens=params.truncate_prompt_tokens or None,
         num_top_logprobs=params.num_top_logprobs if params.has_logprobs else 0,
         stream_interval_ms=params.stream_interval_ms if params.is_stream else None,
