@@ -93,10 +93,10 @@ class Kept:
             horizon_s = max(self._seen_until_s, now - _SENT_S)
             self._sent_s = {mark: sent_s for mark, sent_s in self._sent_s.items() if sent_s > horizon_s}
 
-    def told(self, marks: bytes, asked_s: float) -> None:
-        """Note the engine's answer to a question that was asked at this time; empty: it does not tell."""
-        self._told = frozenset(split(marks))
-        self._seen_until_s = asked_s - (_UNSEEN_S if marks else _SENT_S)
+    def told(self, marks: Iterable[bytes], asked_s: float) -> None:
+        """Note the engine's answer to a question that was asked at this time; without marks: it does not tell."""
+        self._told = frozenset(marks)
+        self._seen_until_s = asked_s - (_UNSEEN_S if self._told else _SENT_S)
 
 
 class Work(NamedTuple):
