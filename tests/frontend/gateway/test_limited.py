@@ -394,3 +394,28 @@ async def test_two_different_priorities_are_refused(serve: Serve) -> None:
         await http.post("/v1/completions", json=COMPLETION | {"priority": 1, "service_tier": "priority"})
     )
     assert (error["status"], error["param"]) == (400, "priority")
+
+
+async def test_the_name_of_a_conversation_makes_a_group_of_its_requests_for_each_key(
+    serve: Serve, tmp_path: Path
+) -> None:
+    key_file, triton = KeyFile(tmp_path / "keys.json"), FakeTriton(chunks("x"))
+    for key in ("a", "b"):
+        key_file.add(key)
+    http = await serve(triton, key_file=str(key_file.path))
+
+    async def group(key: str, fields: dict[str, Any], **headers: str) -> str:
+        response = await http.post(
+            "/v1/completions", json=COMPLETION | fields, headers=key_file.headers(key, **headers)
+        )
+        assert response.status == 200
+        return triton.requests[-1].group
+
+    named = {"prompt_cache_key": "chat-1"}
+    assert await group("a", {}) == await group("a", {"prompt_cache_key": ""}) == ""
+    first = await group("a", named)
+    assert first == await group("a", named, **{"x-session-id": "other"})
+    for name in ("x-session-id", "session-id", "x-claude-code-session-id", "x-dynamo-session-id"):
+        assert await group("a", {}, **{name: "chat-1"}) == first
+    assert len({first, await group("b", named), await group("a", {"prompt_cache_key": "chat-12"})}) == 3
+    assert len(await group("a", {"prompt_cache_key": "x" * 100_000})) == len(first)
