@@ -240,6 +240,12 @@ def test_inputs_survive_a_killed_engine(stack: Stack, api: Api) -> None:
         first = wait_until(num_finished, "the first has a vector")
         wait_until(lambda: num_finished() > first, "the engine has confirmed all")
         stack.kill_stage(f"{MODEL}__engine")
+
+        def has_answer() -> bool:
+            stack.start_again_if_ended()  # a Triton may end with its stage
+            return posted.done()
+
+        wait_until(has_answer, "the inputs are sent again")
         answer = posted.result()
     assert answer.status == 200 and len(answer.body["data"]) == num_inputs, answer.body
     assert int(answer.headers["x-resumed"]) > 0

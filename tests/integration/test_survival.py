@@ -6,7 +6,8 @@ import asyncio
 import base64
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -165,6 +166,23 @@ def own_stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield stack
 
 
+@asynccontextmanager
+async def kept_running(stack: Stack) -> AsyncIterator[None]:
+    """Start a Triton again that ends with one of its stages, within the block."""
+
+    async def watch() -> None:
+        while True:
+            stack.start_again_if_ended()
+            await asyncio.sleep(0.1)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
 def kill_triton(stack: Stack) -> None:
     stack.launcher.triton.kill()
     stack.launcher.start_again(stack.launcher.triton)
@@ -197,7 +215,8 @@ async def test_streams_of_every_kind_survive_a_death(own_stack: Stack, fault: st
         running = asyncio.gather(*(each.run(session) for each in reads))
         await until(lambda: running.done() or sum(each.num_events for each in reads) >= num_events, "they have begun")
         await asyncio.to_thread(FAULTS[fault], own_stack)
-        await running
+        async with kept_running(own_stack):
+            await running
     for each in reads:
         assert each.found == alone[each.kind].found, each.kind
     assert any(each.num_resumed for each in reads)
@@ -211,6 +230,7 @@ async def test_a_request_that_ends_engines_fails_alone(
     num_kills, num_resumed, code = 0, 0, ""
     with running_stack(flood_repository, tmp_path_factory) as stack:
         async with (
+            kept_running(stack),
             streaming(stack.url, 1900, num_streams=31, model=FLOOD_MODEL) as outcomes,
             aiohttp.ClientSession(stack.url) as session,
             session.post(COMPLETIONS, json=body) as response,

@@ -254,7 +254,8 @@ class Frontend:
         self.leases: dict[str, GivenLease] = {}
         self.wishes: set[str] = set()
         self.running: Counter[str] = Counter()
-        self.is_forgotten = False  # since its last answer
+        self.is_forgotten = False  # since its last answer was sent
+        self.num_forgotten = 0
         self.has_answer = True
 
     def request(self) -> ArbiterRequest:
@@ -272,10 +273,14 @@ class Frontend:
         else:
             self.wishes.add(model)
 
-    def read(self, serial: int, answer: ArbiterAnswer) -> None:
+    def forget(self) -> None:
+        self.is_forgotten, self.num_forgotten = True, self.num_forgotten + 1
+
+    def read(self, serial: int, answer: ArbiterAnswer, num_forgotten: int) -> None:
         if serial != self.serial or self.has_answer:
             return
-        self.has_answer, self.is_forgotten, self.leases = True, False, dict(answer.leases)
+        self.has_answer, self.leases = True, dict(answer.leases)
+        self.is_forgotten = num_forgotten < self.num_forgotten
         self.wishes -= answer.refusals.keys()
         for model in [each for each in self.wishes if each in self.leases and not self.leases[each].is_recalled]:
             self.wishes.remove(model)
@@ -292,7 +297,7 @@ class Traffic(RuleBasedStateMachine):
         self.clients = Clients(self.arbiter, self.clock)
         self.frontends = {name: Frontend(name) for name in "xy"}
         self.requests: list[ArbiterRequest] = []
-        self.answers: list[tuple[Frontend, int, ArbiterAnswer]] = []
+        self.answers: list[tuple[Frontend, int, ArbiterAnswer, int]] = []
         self.memory: dict[str, State] = {}
         self.has_failed = False
 
@@ -334,9 +339,9 @@ class Traffic(RuleBasedStateMachine):
     def exchange(self, name: str) -> None:
         frontend = self.frontends[name]
         self.deliver(frontend.request())
-        for each, serial, answer in self.answers:
+        for each, serial, answer, num_forgotten in self.answers:
             if each is frontend:
-                frontend.read(serial, answer)
+                frontend.read(serial, answer, num_forgotten)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -346,16 +351,19 @@ class Traffic(RuleBasedStateMachine):
     def deliver(self, request: ArbiterRequest) -> None:
         frontend = self.frontends[request.client]
         loaded = self.names_in(State.LOADED)
-        self.perform(
-            self.clients.ask(request, lambda answer: self.answers.append((frontend, request.serial, answer)), loaded)
-        )
+
+        def respond(answer: ArbiterAnswer) -> None:
+            self.answers.append((frontend, request.serial, answer, frontend.num_forgotten))
+
+        self.perform(self.clients.ask(request, respond, loaded))
 
     @precondition(lambda self: self.answers)
     @rule(data=st.data(), is_lost=st.booleans())
     def deliver_answer(self, data: st.DataObject, is_lost: bool) -> None:
-        frontend, serial, answer = self.answers.pop(data.draw(st.integers(0, len(self.answers) - 1)))
+        index = data.draw(st.integers(0, len(self.answers) - 1))
+        frontend, serial, answer, num_forgotten = self.answers.pop(index)
         if not is_lost:
-            frontend.read(serial, answer)
+            frontend.read(serial, answer, num_forgotten)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -388,6 +396,7 @@ class Traffic(RuleBasedStateMachine):
         del self.memory[name]
         for frontend in self.frontends.values():  # their requests fail
             frontend.leases.pop(name, None)
+            frontend.forget()  # an answer that is on its way may have the lease
         self.clients.forget(name)
         self.perform(self.arbiter.lost(name))
 
@@ -397,7 +406,7 @@ class Traffic(RuleBasedStateMachine):
         known = {name for name in self.frontends if name in self.clients._clients}
         actions = self.clients.end_gone()
         for name in known - self.clients._clients.keys():
-            self.frontends[name].is_forgotten = True
+            self.frontends[name].forget()
         self.perform(actions)
         self.perform(self.arbiter.tick())
 
@@ -420,8 +429,8 @@ class Traffic(RuleBasedStateMachine):
             end_loads_and_unloads(self)
             self.clock.now += HELD_S
             self.perform([])
-            for frontend, serial, answer in self.answers:
-                frontend.read(serial, answer)
+            for frontend, serial, answer, num_forgotten in self.answers:
+                frontend.read(serial, answer, num_forgotten)
             self.answers.clear()
         assert not any(frontend.wishes for frontend in self.frontends.values()), "forgotten"
 
