@@ -18,7 +18,6 @@ from frontend.triton.leases import Hold, ModelLeases
 from frontend.triton.models import ModelDirectory, ModelSnapshot
 from frontend.triton.replica_state import State
 from frontend.triton.routing import Beginnings, Kept, Work, num_missing
-from model_repository.contract.marks import split
 from model_repository.contract.output import EngineStats
 from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
@@ -87,7 +86,7 @@ class Replica:
         if isinstance(seen, APIError):
             self.kept.pop(ensemble, None)
         elif seen.kept_marks or ensemble in self.kept:
-            self.kept[ensemble].told(split(seen.kept_marks), self.monitor.states[ensemble].asked_s)
+            self.kept[ensemble].told(seen.kept_marks, self.monitor.states[ensemble].asked_s)
         self._on_checked(ensemble, seen)
 
     def _forget(self, model_id: str) -> None:

@@ -74,6 +74,7 @@ class Kept:
     """
 
     def __init__(self) -> None:
+        self._answer = b""  # the engine's last one
         self._told: frozenset[bytes] = frozenset()
         self._sent_s: dict[bytes, float] = {}
         self._seen_until_s = -math.inf  # what was sent before this time, the engine has told or no longer keeps
@@ -93,10 +94,11 @@ class Kept:
             horizon_s = max(self._seen_until_s, now - _SENT_S)
             self._sent_s = {mark: sent_s for mark, sent_s in self._sent_s.items() if sent_s > horizon_s}
 
-    def told(self, marks: Iterable[bytes], asked_s: float) -> None:
+    def told(self, marks: bytes, asked_s: float) -> None:
         """Note the engine's answer to a question that was asked at this time; without marks: it does not tell."""
-        self._told = frozenset(marks)
-        self._seen_until_s = asked_s - (_UNSEEN_S if self._told else _SENT_S)
+        if marks != self._answer:
+            self._answer, self._told = marks, frozenset(split(marks))
+        self._seen_until_s = asked_s - (_UNSEEN_S if marks else _SENT_S)
 
 
 class Work(NamedTuple):

@@ -97,16 +97,16 @@ def test_tokens_have_marks_and_a_pair_of_texts_has_none() -> None:
 def test_what_was_sent_counts_until_the_engine_has_told_what_it_keeps() -> None:
     kept, marks = Kept(), set(CHAT.marks)
     kept.sent(CHAT, 10.0)
-    kept.told([b"x" * 8], 11.0)  # it may not have the request yet
+    kept.told(b"x" * 8, 11.0)  # it may not have the request yet
     assert num_known(CHAT.marks, kept) == len(marks)
-    kept.told([b"x" * 8], 13.0)
+    kept.told(b"x" * 8, 13.0)
     assert num_known(CHAT.marks, kept) == 0
-    kept.told(CHAT.marks[:5], 14.0)
+    kept.told(b"".join(CHAT.marks[:5]), 14.0)
     assert (num_known(CHAT.marks, kept), len(kept)) == (5, 5)
     kept.sent(CHAT, 20.0)
-    kept.told((), 300.0)  # an engine that does not tell
+    kept.told(b"", 300.0)  # an engine that does not tell
     assert num_known(CHAT.marks, kept) == len(marks)
-    kept.told((), 321.0)
+    kept.told(b"", 321.0)
     assert num_known(CHAT.marks, kept) == 0
 
 
@@ -133,7 +133,7 @@ def test_a_conversation_goes_where_its_beginning_is_unless_that_replica_has_too_
 
 def test_new_conversations_spread_by_requests_and_then_by_what_is_kept() -> None:
     other, full = of(TextPrompt("x" * 9000)), Kept()
-    full.told(other.marks, 0.0)
+    full.told(b"".join(other.marks), 0.0)
     assert cheapest([Played("a", Work(1, 1, 0)), Played("b")], CHAT).name == "b"
     assert cheapest([Played("a", Work(0, 1, 0)), Played("b")], CHAT).name == "b"  # requests to other models
     assert cheapest([Played("a", kept=full), Played("b")], CHAT).name == "b"

@@ -18,13 +18,14 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from frontend.triton.routing import Beginnings, Kept, Work, cheapest, num_missing
-from model_repository.contract.marks import ENDS
+from model_repository.contract.marks import ENDS, MARK_BYTES
 
 _BYTES = 4  # of a token
 _PREFILL, _STEP_S, _SEQUENCE_S = 10_000.0, 0.01, 0.0003  # tokens a second; of a step, and of each sequence in it
@@ -69,11 +70,11 @@ class Conversation:
         return self.mix.num_shared, self.group
 
     def beginnings(self) -> Beginnings:
-        """Return those of the next prompt; hashes would be no different."""
+        """Return those of the next prompt; their hashes say the same as those of texts."""
         num_marks, num_shared = (bisect_right(ENDS, each * _BYTES) for each in (self.num_tokens, self.mix.num_shared))
         for index in range(len(self.marks), num_marks):
             own = self.shared if index < num_shared else self.number
-            self.marks.append(repr((own, index)).encode())
+            self.marks.append(blake2b(repr((own, index)).encode(), digest_size=MARK_BYTES).digest())
         return Beginnings(self.marks[:num_marks], self.num_tokens * _BYTES)
 
 
@@ -118,7 +119,7 @@ class Replica:
     def tell(self, now: float) -> None:
         """Tell the frontend which marks are kept."""
         kept = (each.marks[: bisect_right(ENDS, num * _BYTES)] for each, num in self.tokens.items())
-        self.kept.told(itertools.chain.from_iterable(kept), now)
+        self.kept.told(b"".join(dict.fromkeys(itertools.chain.from_iterable(kept))), now)
 
 
 type Choose = Callable[[Sequence[Replica], Conversation, Beginnings], Replica]
