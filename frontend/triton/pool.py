@@ -28,6 +28,7 @@ from frontend.triton.waking import Waking
 from model_repository.capabilities import Capability
 from model_repository.contract.arbiter import ModelStatus, State
 from model_repository.contract.request import GenerationRequest, Prompt, TokenizeAnswer
+from model_repository.model_facts import Task
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,11 @@ class Place(NamedTuple):
         """Whether the model has a capability there."""
         model = self.replica.models.latest.by_ensemble.get(self.ensemble)
         return model is not None and capability in model.parameters.capabilities
+
+    @property
+    def keeps_prompts(self) -> bool:
+        """Whether the model's prompts stay in a KV cache."""
+        return self.replica.models.latest.by_ensemble[self.ensemble].parameters.task is Task.GENERATE
 
     def is_ready(self, lora_name: str) -> bool:
         """Whether it may get requests, for an adapter if one is named."""
@@ -408,8 +414,11 @@ class ReplicaPool:
         ]
 
     def beginnings_of(self, model_id: str, request: GenerationRequest) -> Beginnings | None:
-        """Return the beginnings of a request's prompt; None: they decide nothing."""
-        return Beginnings.of(self._marks_key, request) if len(self._places(model_id)) > 1 else None
+        """Return the beginnings of a request's prompt; None: the model has one replica, or keeps no prompts."""
+        places = self._places(model_id)
+        if len(places) < 2 or not places[0].keeps_prompts:
+            return None
+        return Beginnings.of(self._marks_key, request)
 
     def first(self, model_id: str, lora_name: str, beginnings: Beginnings | None) -> Place | None:
         """Return the replica for the first attempt of a completion; None: it must wait in the line of `resuming`.

@@ -134,6 +134,14 @@ async def test_a_prompt_goes_where_its_beginning_is_kept_as_far_as_anybody_knows
     assert [replica.work_of(ENSEMBLE) for replica in pool.replicas] == [(0, 0, 0)] * 2
 
 
+async def test_prompts_of_a_single_replica_or_of_a_model_that_embeds_have_no_marks() -> None:
+    embedder = served_model(DEMO.id, pooling="mean")
+    for tritons in ([FakeTriton(chunks("x"))], [FakeTriton(chunks("x"), models=[embedder]) for _ in range(2)]):
+        pool = await pool_of(*tritons)
+        assert await pool.text(replace(REQUEST, prompt=TextPrompt("a" * 9000))) == "x"
+        assert [request.params.marks for triton in tritons for request in triton.requests] == [b""]
+
+
 async def test_each_replica_gets_equally_many_requests_whatever_else_runs_in_its_triton() -> None:
     gate, other = asyncio.Event(), served_model("org/other")
     pair, single = (FakeTriton([gate, *chunks("x")], models=models) for models in ([*REPLICAS, other], [DEMO]))
