@@ -3,12 +3,11 @@
 `python -m tests.workshop.load.deaths` sends chats of several kinds at the same time, and a signal to one engine once a
 quarter of the events has come. Ours are two Tritons with the demo model in f32; Dynamo has two mock engines, and runs
 with its defaults and with migration. A stream is whole if it has the finish reasons, the number of tokens and the text
-of the same chat alone. The texts of mock engines are never the same: theirs are not compared.
+of the same chat alone. The texts of mock engines are never the same, so they are not compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import signal
@@ -28,6 +27,7 @@ import psutil
 
 from tests.waiting import wait_until
 from tests.workshop.load import dynamo, peers
+from tests.workshop.load.command import parsed, parser_of, say, say_heads, say_row
 from tests.workshop.load.machine import describe_machine, summary_line
 from tests.workshop.load.scenarios import DYNAMO, OURS
 from tests.workshop.load.servers import CHECKPOINT, DYNAMO_DIR, build, render, replicas
@@ -170,15 +170,12 @@ def _dynamo(folder: Path, log_path: Path, *options: str) -> Iterator[_Server]:
 
 def main() -> int:
     """Run the command line; return 1 if a stream of ours did not end whole."""
-    parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.deaths", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("deaths", __doc__)
     parser.add_argument("--streams", type=int, default=6, metavar="N", help="of each kind (%(default)s)")
     parser.add_argument("--server", choices=("ours", "dynamo"), help="only this one")
-    parser.add_argument("--output", type=Path, default=Path("bench-results"), metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
+    options = parsed(parser)
     log_path = options.output / "deaths.log"
-    _print(summary_line(describe_machine()))
+    say(summary_line(describe_machine()))
     is_whole = True
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         artifact = build(Path(name), "demo", "--precision", "f32")
@@ -193,19 +190,13 @@ def main() -> int:
                 for words in ((), ("--migration-limit", "3")):
                     title = f"{DYNAMO} {' '.join(words) or 'as it comes'}"
                     servers[title] = _dynamo(folder / f"dynamo-{len(words)}", log_path, *words)
-            _print(f"| an engine {fault} | kind | {options.streams} streams | resumed | longest pause |")
-            _print("|---|---|---|---|---|")
+            say_heads([f"an engine {fault}", "kind", f"{options.streams} streams", "resumed", "longest pause"])
             for title, starting in servers.items():
                 with starting as server:
                     for kind, text, num_resumed, pause in asyncio.run(_under(number, server, options.streams)):
-                        _print(f"| {title} | {kind} | {text} | {num_resumed} | {pause} |")
+                        say_row([title, kind, text, num_resumed, pause])
                         is_whole &= title != OURS or text == f"{options.streams} whole"
     return int(not is_whole)
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import aiohttp
 
 from frontend.launcher.triton_server import ADDRESS
 from tests.raw_model import real_model
+from tests.workshop.load.command import parsed, parser_of, say, say_heads, say_row
 from tests.workshop.load.machine import describe_machine, summary_line
 from tests.workshop.load.servers import Replicas, build, render, replicas
 
@@ -112,20 +113,16 @@ async def _run(fleet: Replicas, options: argparse.Namespace) -> list[str]:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.fleet", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("fleet", __doc__)
     parser.add_argument("--agents", type=int, default=8, metavar="N", help="(%(default)s)")
     parser.add_argument("--turns", type=int, default=20, metavar="N", help="of each agent (%(default)s)")
     parser.add_argument("--words", type=int, default=1500, metavar="N", help="of each history (%(default)s)")
     parser.add_argument("--gap", type=float, default=1.0, metavar="S", help="mean pause between turns (%(default)s)")
     parser.add_argument("--slots", type=int, default=12, metavar="N", help="of all replicas (%(default)s)")
     parser.add_argument("--one-shots", type=int, default=0, metavar="N", help="clients with short chats (%(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench-results"), metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    _print(summary_line(describe_machine()))
-    columns = ["", "cached", "first token (median)", "99 %", "in all", "most work / mean", "errors"]
-    _print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    options = parsed(parser)
+    say(summary_line(describe_machine()))
+    say_heads(["", "cached", "first token (median)", "99 %", "in all", "most work / mean", "errors"])
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         artifact = build(Path(name), _MODEL, "--gguf", str(real_model()), "--context-window", str(_WINDOW))
         for title, num_replicas, constants in (
@@ -139,13 +136,8 @@ def main() -> int:
             engine = ["--max-sequences", str(num_slots), "--num-threads", str(num_threads)]
             repository = render(folder / "repository", [artifact], *engine)
             with replicas(repository, folder, options.output / "fleet.log", num_replicas, *constants) as fleet:
-                _print(f"| {' | '.join([title, *asyncio.run(_run(fleet, options))])} |")
+                say_row([title, *asyncio.run(_run(fleet, options))])
     return 0
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from model_repository.arbiter.catalog import Catalog
 from model_repository.system.cores import num_cores
 from tests.raw_model import RawModel, real_embedder, real_model
 from tests.workshop.load import empty_models, llama_router, peers
+from tests.workshop.load.command import parsed, parser_of, say, say_heads, say_row
 from tests.workshop.load.machine import describe_machine, summary_line
 from tests.workshop.load.scenarios import OURS
 from tests.workshop.load.servers import build, render, serving
@@ -43,17 +44,14 @@ _GEMMA = Model("gemma", "completions")  # its file has no chat template
 
 def main() -> int:
     """Run the command line; return 1 if a request failed at our server."""
-    parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.on_demand", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("on_demand", __doc__)
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of each traffic (%(default)s)")
     parser.add_argument("--clients", type=int, default=8, metavar="N", help="at random models (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the clients' choices (%(default)s)")
     parser.add_argument("--threads", type=int, default=num_cores(), metavar="N", help="of an engine (%(default)s)")
     parser.add_argument("--server", choices=("ours", "router"), help="only this one")
-    parser.add_argument("--output", type=Path, default=Path("bench-results"), metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    _print(summary_line(describe_machine()))
+    options = parsed(parser)
+    say(summary_line(describe_machine()))
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         artifacts = _artifacts(Path(name))
@@ -82,7 +80,7 @@ def _artifacts(state_dir: Path) -> dict[Model, Path]:
     try:
         built[_GEMMA] = build(state_dir, _GEMMA.name, "--gguf", str(peers.gemma(_KEPT / "gemma")), *window)
     except peers.Unavailable as exc:
-        _print(f"{_GEMMA.name} is left out: {exc}")
+        say(f"{_GEMMA.name} is left out: {exc}")
     built[_MINILM] = build(state_dir, _MINILM.name, "--checkpoint", str(real_embedder()))
     return built
 
@@ -99,7 +97,7 @@ def _servers(state_dir: Path, artifacts: Mapping[Model, Path], options: argparse
             try:
                 servers[_ROUTER] = stack.enter_context(_router(state_dir, artifacts, options))
             except peers.Unavailable as exc:
-                _print(f"{_ROUTER} is left out: {exc}")
+                say(f"{_ROUTER} is left out: {exc}")
         yield servers
 
 
@@ -177,14 +175,10 @@ def _compare(folder: Path, artifact: Path, swap_times: Mapping[str, Alone]) -> N
 
 
 def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    for row in (heads, ["---"] * len(heads), *rows):
-        _print(f"| {' | '.join(row)} |")
-    _print("")
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    say_heads(heads)
+    for row in rows:
+        say_row(row)
+    say("")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,22 @@ def memory_plot(path: Path, times_min: Sequence[float], mb_by_process: Mapping[s
     figure.savefig(path, dpi=_DPI)
 
 
+def routing_plot(
+    path: Path, first_token_s: Mapping[str, Sequence[float]], nums_requests: Mapping[str, Sequence[int]]
+) -> None:
+    """Plot the first tokens of the ways to choose a replica, and the requests of each replica."""
+    figure, (left, right) = _figure("The choice of a replica, simulated", 2)
+    for name, times_s in first_token_s.items():
+        left.plot(np.sort(times_s), np.linspace(0, 1, len(times_s)), label=name)
+        right.plot(np.sort(nums_requests[name])[::-1], label=name)
+    left.set_xscale("log")
+    _label(left, "first token, s", "share of the requests")
+    _label(right, "replicas, by their requests", "requests")
+    right.set_ylim(bottom=0)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=_DPI)
+
+
 def _against_streams(outcome: ScenarioOutcome) -> Figure:
     figure, (left, right) = _figure("Unpaced synthetic engine: throughput and cost against streams", 2)
     streams = sorted({point.point.load.num_streams for point in outcome.points})

@@ -1,4 +1,4 @@
-"""A simulation of 100 replicas and 10,000 conversations: where they go, what is cached, and how long they wait.
+"""A simulation of 100 replicas and 10,000 conversations. It shows what is cached, and how long requests wait.
 
 `python -m tests.workshop.load.routing` compares the frontend's own choice of a replica (frontend/triton/routing.py),
 without names of conversations, with the fewest requests, consistent hashing of conversations and round robin. It prints
@@ -19,13 +19,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from frontend.triton.routing import Beginnings, Kept, Work, cheapest, num_missing
 from model_repository.contract.marks import ENDS, MARK_BYTES
+from tests.workshop.load.command import parsed, parser_of, say_heads, say_row
+from tests.workshop.load.plots import routing_plot
 
 _BYTES = 4  # of a token
 _PREFILL, _STEP_S, _SEQUENCE_S = 10_000.0, 0.01, 0.0003  # tokens a second; of a step, and of each sequence in it
@@ -252,45 +253,29 @@ class Simulation:
         self._start(now, replica)
 
 
-def _plot(path: Path, outcomes: dict[str, Outcome]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 4.0), layout="constrained")
-    times, loads = figure.subplots(1, 2)
-    for name, outcome in outcomes.items():
-        times.plot(np.sort(outcome.first_token_s), np.linspace(0, 1, len(outcome.first_token_s)), label=name)
-        loads.plot(np.sort(outcome.nums_served)[::-1], label=name)
-    times.set(xscale="log", xlabel="first token, s", ylabel="share of the requests")
-    loads.set(xlabel="replica, by its requests", ylabel="requests", ylim=(0, None))
-    figure.legend(*times.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
-
-
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.workshop.load.routing", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of("routing", __doc__)
     parser.add_argument("--replicas", type=int, default=100, metavar="N", help="(%(default)s)")
     parser.add_argument("--conversations", type=int, default=10_000, metavar="N", help="(%(default)s)")
     parser.add_argument("--rate", type=float, default=8.0, metavar="R", help="new ones a second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("bench-results"), metavar="DIR", help="(%(default)s)")
-    options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
+    options = parsed(parser)
     ways: dict[str, Choose] = {
         "by prompts": _by_prompts,
         "fewest requests": _fewest,
         "consistent hashing": _hashed(options.replicas),
         "round robin": _in_turns(),
     }
-    outcomes = {}
-    columns = ["", "cached", "most requests / mean", "first token (median)", "99 %", "choice (median)"]
-    sys.stdout.write(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+    outcomes: dict[str, Outcome] = {}
+    say_heads(["", "cached", "most requests / mean", "first token (median)", "99 %", "choice (median)"])
     for name, choose in ways.items():
         outcomes[name] = Simulation(options, choose).run()
-        sys.stdout.write(f"| {' | '.join([name, *outcomes[name].row()])} |\n")
-        sys.stdout.flush()
-    _plot(options.output / "routing.png", outcomes)
+        say_row([name, *outcomes[name].row()])
+    first_token_s = {name: each.first_token_s for name, each in outcomes.items()}
+    routing_plot(
+        options.output / "routing.png", first_token_s, {name: each.nums_served for name, each in outcomes.items()}
+    )
     return 0
 
 

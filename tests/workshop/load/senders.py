@@ -22,6 +22,7 @@ from tests.frontend.gateway.key_files import KeyFile
 from tests.hostile.floods import ATTACKS, EMBEDDER, Attack, Sender
 from tests.raw_model import real_embedder
 from tests.workshop.load.accounting import Processes, cpu_between
+from tests.workshop.load.command import say_heads, say_row
 from tests.workshop.load.servers import build, render, serving
 
 _PARTS = ("frontend", "tokenizer", "engine", "detokenizer", "tritonserver")
@@ -53,13 +54,12 @@ def main() -> int:
             alice, bob = (Sender(port, {} if options.no_keys else keys.headers(name)) for name in ("alice", "bob"))
             heads = ["attack", "peace: answers/min", "p50", "p99", "flood: answers/min", "p50", "p99", "other statuses"]
             heads += ["the flood's statuses", *(f"{part}: cores, MB" for part in _PARTS), "MB after 10 s, ratio"]
-            _print_row(heads)
-            _print_row(["---"] * len(heads))
+            say_heads(heads)
             for attack in options.attack or ATTACKS:
                 measured = asyncio.run(
                     _measured(ATTACKS[attack], alice, bob, processes, options.turns, options.seconds)
                 )
-                _print_row([attack, *measured])
+                say_row([attack, *measured])
     return 0
 
 
@@ -144,11 +144,6 @@ def _bytes_of(processes: Processes) -> Mapping[str, int]:
 
 def _text(statuses: Mapping[int, int]) -> str:
     return ", ".join(f"{count} x {status or 'none'}" for status, count in sorted(statuses.items()) if count) or "-"
-
-
-def _print_row(cells: list[str]) -> None:
-    sys.stdout.write(f"| {' | '.join(cells)} |\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
