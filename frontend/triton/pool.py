@@ -79,7 +79,7 @@ class Place(NamedTuple):
 
     @property
     def kept(self) -> Kept:
-        """What is known of its KV cache."""
+        """The marks in its KV cache."""
         return self.replica.kept[self.ensemble]
 
     @property

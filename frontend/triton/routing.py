@@ -1,7 +1,7 @@
 """Chooses the replica of a request: by the part of its prompt that each one keeps, and by the requests there. Pure.
 
-A conversation goes where its beginning is, unless that replica has so much more to do than the others that to compute
-the prompt again is cheaper.
+A conversation goes where its beginning is. If that replica has much more to do than the others, another one computes
+the prompt again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from model_repository.contract.marks import ENDS, marks_of, num_known, split
 from model_repository.contract.request import IMAGE_MARKER, ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 
 _IMAGE_END_BYTES = 256  # of a file's two ends: they and its length tell it from others
-_UNSEEN_S = 2.0  # a request may be on its way so long before its engine knows it
+_UNSEEN_S = 2.0  # after which the engine knows a request that was sent
 _MAX_SENT = 8192  # marks, before the old ones are dropped
-_SENT_S = 300.0  # for which a replica that does not tell what it keeps counts as keeping what was sent there
+_SENT_S = 300.0  # if an engine does not tell what it keeps: it counts as keeping a prompt for this time
 # Found in simulations (tests/workshop/load/routing.py): more moves conversations too early, less too late.
 _WAIT_WEIGHT = 0.25  # of the prompts that wait there, beside the request's own
 _LOAD_WEIGHT = 0.25  # of the requests there above the mean of the replicas
@@ -68,16 +68,16 @@ def _num_images(message: Mapping[str, Any]) -> int:
 
 
 class Kept:
-    """What is known of the KV cache of one replica: what its engine told last, and what was sent there since.
+    """The marks in the KV cache of one replica, as far as they are known.
 
-    It has the methods of a set of marks.
+    They are those that its engine told last, and those of the prompts that were sent there since.
     """
 
     def __init__(self) -> None:
         self._answer = b""  # the engine's last one
         self._told: frozenset[bytes] = frozenset()
         self._sent_s: dict[bytes, float] = {}
-        self._seen_until_s = -math.inf  # what was sent before this time, the engine has told or no longer keeps
+        self._seen_until_s = -math.inf  # prompts that were sent earlier count only if the engine has told them
 
     def __contains__(self, mark: object) -> bool:
         sent_s = self._sent_s.get(mark) if isinstance(mark, bytes) else None
@@ -106,7 +106,7 @@ class Work(NamedTuple):
 
     num_requests: int
     num_of_triton: int  # requests to all models of its Triton
-    num_waiting_bytes: int  # of prompts that have no token yet, without what was kept of them
+    num_waiting_bytes: int  # of prompts without a token so far; kept beginnings do not count
 
 
 class Place(Protocol):

@@ -30,7 +30,7 @@ def marks_of(key: bytes, text: bytes) -> bytes:
     """Return the marks of a prompt, one behind the other.
 
     Args:
-        key: secret, at most 64 bytes. Who does not know it cannot make marks.
+        key: secret, at most 64 bytes. Nobody can make marks without it.
         text: begins with whatever the KV tokens depend on besides the prompt.
     """
     hashed, marks, view, start = blake2b(key=key, digest_size=MARK_BYTES), [], memoryview(text), 0
@@ -47,7 +47,7 @@ def split(marks: bytes) -> list[bytes]:
 
 
 def first_marks(marks: bytes, share: float) -> bytes:
-    """Return the marks of a prompt of which only this share is kept."""
+    """Return the first marks of a prompt. Only this share of its bytes is kept."""
     num_marks = len(marks) // MARK_BYTES
     if share >= 1 or not num_marks:
         return marks
@@ -55,7 +55,7 @@ def first_marks(marks: bytes, share: float) -> bytes:
 
 
 def united(kept: Iterable[bytes]) -> bytes:
-    """Return each mark once, of as many prompts as an answer may have, the first ones."""
+    """Return each mark once. If they are too many for an answer, the last ones are left out."""
     found: dict[bytes, None] = {}
     for marks in kept:
         found |= dict.fromkeys(split(marks))
@@ -65,5 +65,5 @@ def united(kept: Iterable[bytes]) -> bytes:
 
 
 def num_known(marks: Sequence[bytes], known: Container[bytes]) -> int:
-    """Return how many of a prompt's first marks are known: with each mark, all marks before it are."""
+    """Return how many of a prompt's first marks are known. If a mark is known, so are all marks before it."""
     return bisect_right(range(len(marks)), False, key=lambda index: marks[index] not in known)

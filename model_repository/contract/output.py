@@ -306,4 +306,4 @@ class EngineStats(RuntimeState, frozen=True, kw_only=True):
     adapters: dict[str, str]  # LoRA adapters: name to source folder; empty source: part of the artifact
     num_unloading: int  # running and waiting sequences whose LoRA adapter has been unloaded
     is_draining: bool = False  # a frontend should prefer another replica; requests are still served
-    kept_marks: bytes = b""  # of the prompts in the KV cache (contract/marks.py), for who has Triton's key
+    kept_marks: bytes = b""  # of the prompts in the KV cache, see contract/marks.py; only with Triton's key

@@ -111,7 +111,7 @@ class _Slot:
     token_ids: list[int] = field(default_factory=list)  # the tokens in the KV cache
     family: tuple[str, str] = ("", "")  # Job.family of these tokens
     marks: bytes = b""  # of the prompt of these tokens
-    num_prompt_tokens: int = 0  # of that prompt, some of which may not be computed
+    num_prompt_tokens: int = 0  # of that prompt, also those that were not computed
     sequence: int | None = None  # the running sequence
     worth: int = 0  # the slot that is worth least is overwritten first
     last_used: int = 0  # of equals, the one that was used longest ago
@@ -460,7 +460,7 @@ class Scheduler:
         return claimed, num_kept
 
     def _overwritten(self, free: Iterable[_Slot]) -> _Slot:
-        """Return the slot whose tokens are given up."""
+        """Return the slot that will lose its tokens."""
         slot = min(free, key=lambda slot: (slot.worth, slot.last_used))
         self._lost_worth = max(self._lost_worth, slot.worth)
         return slot

@@ -1,10 +1,10 @@
-"""The marks of the prompts that TensorRT-LLM may keep: it does not say of which ones it has KV tokens."""
+"""The marks of the prompts that TensorRT-LLM was sent last. It does not say which prompts are in its KV cache."""
 
 from __future__ import annotations
 
 
 class SentMarks:
-    """Of the last prompts that fit the KV cache together. Only one thread may add."""
+    """The marks of the last prompts that fit the KV cache together. Only one thread may add some."""
 
     def __init__(self) -> None:
         self._num_tokens: dict[bytes, int] = {}  # of each prompt, by its marks; the newest is last
