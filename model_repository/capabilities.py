@@ -33,10 +33,12 @@ class Capability(StrEnum):
     LORA = "lora"
     IMAGES = "images"
     RESUME = "resume_token_ids"
+    PROMPT_CACHE = "prompt_cache_options"  # the KV tokens of a prompt stay for a time
 
 
-# OpenAI calls `seed` a best effort: a runtime without this capability ignores the field, and the frontend says so.
-HINTS = frozenset({Capability.SEED})
+# OpenAI calls `seed` a best effort, and a cache changes no answer: a runtime without one of these capabilities ignores
+# the field, and the frontend says so.
+HINTS = frozenset({Capability.SEED, Capability.PROMPT_CACHE})
 
 # Capabilities named like the field that needs them, with the field's neutral value.
 _OF_SAMPLING, _OF_PARAMS = (

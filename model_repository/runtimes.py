@@ -87,7 +87,7 @@ RUNTIMES = {
     ),
     "tensorrt_llm": RuntimeEntry(
         "model_repository.engine.tensorrt_llm.runtime:TensorRtLlmRuntime",
-        frozenset(Capability),
+        frozenset(Capability) - {Capability.PROMPT_CACHE},
         takes_llm_options=True,
         unsure=frozenset({Capability.SEED}),
         lost="model_repository.engine.tensorrt_llm.options:lost_capabilities",

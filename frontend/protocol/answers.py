@@ -13,6 +13,7 @@ class PromptTokensDetails(TypedDict):
     """Parts of prompt_tokens."""
 
     cached_tokens: int
+    cache_write_tokens: int  # the others: the cache has them from now on
     audio_tokens: int
 
 
@@ -255,7 +256,7 @@ class ThinkingTokens(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """Token counts. input_tokens leaves out those that the cache had."""
+    """Token counts. input_tokens leaves out those that the cache had, or that it keeps as the request demands."""
 
     input_tokens: int
     cache_creation_input_tokens: int

@@ -138,6 +138,11 @@ class ModelBody(Body):
         """Yield the places of fields that control the model's thinking, and the variable of a template for each."""
         yield from ()
 
+    def cache_fields(self) -> Iterator[str]:
+        """Yield the names of fields that keep the prompt in the KV cache."""
+        names = ("prompt_cache_options", "prompt_cache_retention")
+        return (name for name in names if getattr(self, name, None) is not None)
+
     def past_thinking(self) -> Iterator[str]:
         """Yield the places of the thinking in earlier answers."""
         yield from ()

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Refused, broken_rule, declared, optional, value_by_two_names
 from frontend.protocol.fields import REFUSED, GenerationBody
+from frontend.protocol.prompt_cache import CacheBreakpoint
 from frontend.protocol.tools import (
     FunctionCallChoice,
     FunctionDefinition,
@@ -59,6 +60,7 @@ class ContentPart(Body):
     image_url: Annotated[
         ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
     ] = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     @field_validator("type", mode="before")
     @classmethod
@@ -262,6 +264,12 @@ class ChatCompletionRequest(GenerationBody):
 
     def past_thinking(self) -> Iterator[str]:
         return past_thinking(self.messages)
+
+    def cache_breakpoints(self) -> Iterator[CacheBreakpoint]:
+        for message in self.messages:
+            for part in message.content or ():
+                if part.prompt_cache_breakpoint is not None:
+                    yield part.prompt_cache_breakpoint
 
     def image_urls(self) -> Iterator[tuple[str, str]]:
         """Yield the place of each image in the body, and its URL or data URI."""

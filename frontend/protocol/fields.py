@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from frontend.protocol.answers import ServiceTier
 from frontend.protocol.body import Body, ModelBody, Refused, broken_rule, declared, optional, value_by_two_names
 from frontend.protocol.priority import Priority
+from frontend.protocol.prompt_cache import CacheBreakpoint, PromptCacheOptions, Retention, kept_s
 from frontend.protocol.response_format import ResponseFormat, StructuredOutputs
 from model_repository.contract.request import MAX_BAD_WORD_CHARS, MAX_BAD_WORDS, MAX_STOP_WORDS, MAX_TOKEN_IDS
 from model_repository.contract.spec import MAX_INT32
@@ -53,9 +54,7 @@ REFUSED: dict[str, Refused] = {
     "xtc_probability": Refused(0, instead="temperature"),
 }
 
-# How long OpenAI keeps a prompt; here the engine's memory decides.
-CACHE_HINTS: dict[str, tuple[Any, ...]] = {"prompt_cache_retention": ("in_memory",), "prompt_cache_options": ({},)}
-HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": (), **CACHE_HINTS}
+HINTS: dict[str, tuple[Any, ...]] = {"verbosity": ("medium",), "prediction": ()}
 
 _MAX_BIASES = 1024
 
@@ -228,6 +227,21 @@ class GenerationBody(QueuedBody):
     prompt_cache_key: str | None = optional(
         "u-1", "bookkeeping; requests with the same one go to one replica if they can"
     )
+    prompt_cache_options: PromptCacheOptions | None = optional(
+        {"ttl": "30m"},
+        "ttl: the prompt's tokens stay in the KV cache for this time (such as 30m; at most 24h), up to the sender's "
+        'share; mode: "explicit" keeps only prompts with a prompt_cache_breakpoint',
+    )
+    prompt_cache_retention: Retention | None = optional("24h", "24h: the same, for a day")
+
+    def cache_breakpoints(self) -> Iterator[CacheBreakpoint]:
+        """Yield the marks in the prompt."""
+        yield from ()
+
+    @property
+    def keep_s(self) -> float:
+        """See `kept_s`."""
+        return kept_s(self.prompt_cache_options, self.prompt_cache_retention, self.cache_breakpoints())
 
     @model_validator(mode="after")
     def _check_shared_fields(self) -> Self:

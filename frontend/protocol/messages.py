@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, TypedBody, broken_rule, declared
 from frontend.protocol.chat import MESSAGES_LENGTH, content_parts, refuse_too_many_parts
+from frontend.protocol.prompt_cache import CacheControl
 from frontend.protocol.tools import FunctionName
 from model_repository.contract.request import MAX_STOP_WORDS
 from model_repository.contract.rules import MAX_TOOLS
@@ -78,6 +79,7 @@ class InputBlock(OpenBody):
     """A piece of a message's content. Some types, such as `server_tool_use`, are skipped and listed."""
 
     forms = _FIELDS
+    shared = ("type", "cache_control")
     skipped = _SKIPPED
 
     type: str
@@ -91,6 +93,7 @@ class InputBlock(OpenBody):
     tool_use_id: str | None = None
     content: Content | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -133,6 +136,7 @@ class SystemBlock(Body):
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 type SystemContent = Annotated[
@@ -144,8 +148,10 @@ class MessageTool(OpenBody):
     """A tool of the client. Anthropic's own tools have other types; they are skipped and listed."""
 
     forms: ClassVar[Forms] = dict.fromkeys((None, "custom"), (("name", "input_schema"), ("description", "strict")))
+    shared = ("type", "cache_control")
 
     type: str | None = None
+    cache_control: CacheControl | None = None
     name: FunctionName | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -201,6 +207,17 @@ class CountTokensRequest(ModelBody):
     tool_choice: MessageToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    def cache_controls(self) -> Iterator[CacheControl]:
+        """Yield the marks in the prompt, and that of the whole prompt."""
+        blocks = (block for message in self.messages for block in message.content)
+        for each in (self, *(self.tools or ()), *(self.system or ()), *blocks):
+            if each.cache_control is not None:
+                yield each.cache_control
+
+    def cache_fields(self) -> Iterator[str]:
+        return iter(["cache_control"] if any(self.cache_controls()) else [])
 
     def thinking_controls(self) -> Iterator[tuple[str, str]]:
         if self.thinking is not None:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, Refused, TypedBody, broken_rule, declared
 from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
-from frontend.protocol.fields import CACHE_HINTS
+from frontend.protocol.prompt_cache import CacheBreakpoint, PromptCacheOptions, Retention
 from frontend.protocol.tools import Definition, FunctionName, tool_choice_from
 from model_repository.contract.rules import MAX_TOOLS
 from model_repository.contract.spec import MAX_INT32
@@ -82,6 +82,7 @@ class ResponsePart(TypedBody):
     """A piece of a message, of a tool's output or of the model's thinking."""
 
     forms = _PARTS
+    shared = ("type", "prompt_cache_breakpoint")
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
 
     type: Literal["input_text", "output_text", "refusal", "input_image", "summary_text", "reasoning_text"]
@@ -89,6 +90,7 @@ class ResponsePart(TypedBody):
     refusal: str | None = None
     image_url: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     def ignored_values(self) -> Iterator[str]:
         if self.detail not in (None, "auto"):  # the model itself decides how it cuts an image
@@ -290,7 +292,7 @@ class InputTokensRequest(ModelBody):
         "moderation": Refused(),
         "context_management": Refused([]),
     }
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,), **CACHE_HINTS}
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,)}
 
     input: Annotated[
         list[ResponseItem],
@@ -372,6 +374,8 @@ class ResponsesRequest(InputTokensRequest):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Retention | None = None
 
     @property
     def has_encrypted_content(self) -> bool:

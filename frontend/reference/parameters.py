@@ -119,9 +119,10 @@ def _treatment(
     model: type[QueuedBody], name: str, body: Mapping[str, Any], needed: frozenset[Capability], runtime: str
 ) -> Treatment:
     is_of_encoder = issubclass(model, EncoderBody)
-    if needed - RUNTIMES[runtime].capabilities or (is_of_encoder and not RUNTIMES[runtime].encoder):
+    lacking = needed - RUNTIMES[runtime].capabilities
+    if lacking - HINTS or (is_of_encoder and not RUNTIMES[runtime].encoder):
         return Treatment.REFUSED
-    if needed & RUNTIMES[runtime].unsure:
+    if lacking or needed & RUNTIMES[runtime].unsure:
         return Treatment.HINT
     if name in model.model_validate(body).bookkeeping():
         return Treatment.LOGGED
@@ -129,7 +130,9 @@ def _treatment(
 
 
 def _needs(model: type[QueuedBody], body: Mapping[str, Any]) -> frozenset[Capability]:
-    needed = {capability for request in _requests(model, body) for capability in needed_capabilities(request)}
+    requests = _requests(model, body)
+    needed = {capability for request in requests for capability in needed_capabilities(request)}
+    needed |= {Capability.PROMPT_CACHE for request in requests if request.params.keep_s}
     return frozenset(needed | (HINTS & body.keys()))  # capabilities with the names of fields
 
 

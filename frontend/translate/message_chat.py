@@ -8,6 +8,7 @@ from typing import Any
 
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.messages import CountTokensRequest, InputBlock, InputMessage, MessagesRequest
+from frontend.protocol.prompt_cache import seconds
 from frontend.translate.placed_chat import Placed, PlacedMessages, chat_from
 from frontend.translate.places import Places
 from frontend.translate.requests import thinking_switches
@@ -22,6 +23,7 @@ _BILLING_HEADER = "x-anthropic-billing-header:"
 _PLACES = {
     "n": "messages",
     "stop": "stop_sequences",
+    "prompt_cache_options": "cache_control",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "enable_thinking": "thinking",
     "thinking_budget_tokens": "thinking.budget_tokens",
@@ -48,6 +50,9 @@ def messages_to_chat(
         names = ("max_tokens", "temperature", "top_p", "top_k", "stream")
         fields |= {each: getattr(body, each) for each in names}
         fields |= {"stop": body.stop_sequences, "include_stop_str_in_output": False}
+        lifetimes = [each.lifetime for each in body.cache_controls()]
+        if lifetimes:
+            fields["prompt_cache_options"] = {"ttl": max(lifetimes, key=seconds)}
     last = body.messages[-1]
     types = {block.type for block in last.content}
     if last.role == "assistant" and "text" in types and "tool_use" not in types:

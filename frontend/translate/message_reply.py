@@ -48,6 +48,7 @@ class MessageReply(Reply):
         [self._parser] = chat_parsers(chat, name)
         self._has_no_text = chat.must_call()
         self._is_plain = not chat.may_call()
+        self._is_kept = chat.keep_s > 0
         self._num_blocks = 0
         self._open_type = ""  # the open block's; empty: none is open
 
@@ -99,7 +100,7 @@ class MessageReply(Reply):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(usage),
+            "usage": self._usage(usage),
         }
 
     def _block_events(self, parsed: OutputDelta) -> Iterator[Event]:
@@ -150,18 +151,18 @@ class MessageReply(Reply):
         elif sequence is not None:
             reason = "stop_sequence"
         end: MessageEnd = {"stop_reason": reason, "stop_sequence": sequence}
-        return {"type": "message_delta", "delta": end, "usage": _usage(chunk.usage)}
+        return {"type": "message_delta", "delta": end, "usage": self._usage(chunk.usage)}
 
-
-def _usage(usage: Usage | None) -> MessageUsage:
-    usage = usage or Usage(num_input_tokens=0, num_output_tokens=0)
-    return {
-        "input_tokens": usage.num_input_tokens - usage.num_cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.num_cached_tokens,
-        "output_tokens": usage.num_output_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
-    }
+    def _usage(self, usage: Usage | None) -> MessageUsage:
+        usage = usage or Usage(num_input_tokens=0, num_output_tokens=0)
+        num_computed = usage.num_input_tokens - usage.num_cached_tokens
+        return {
+            "input_tokens": 0 if self._is_kept else num_computed,
+            "cache_creation_input_tokens": num_computed if self._is_kept else 0,
+            "cache_read_input_tokens": usage.num_cached_tokens,
+            "output_tokens": usage.num_output_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
+        }
 
 
 def _json_object(text: str) -> dict[str, Any]:

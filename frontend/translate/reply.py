@@ -105,7 +105,11 @@ def total_usage(usages: Mapping[int, output.Usage], num_per_prompt: int) -> Usag
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cached.values()), "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": (num_cached := sum(cached.values())),
+            "cache_write_tokens": prompt_tokens - num_cached,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": reasoning_tokens,
             "accepted_prediction_tokens": 0,

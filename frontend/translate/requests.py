@@ -157,6 +157,8 @@ def ignored_fields(body: ModelBody, name: ModelName) -> list[str]:
     # Mirostat's tokens are drawn by the engine stage, whatever the runtime.
     if isinstance(body, GenerationBody) and body.seed is not None and _mirostat(body) is None:
         places += ["seed"] * (Capability.SEED not in parameters.capabilities)
+    if Capability.PROMPT_CACHE not in parameters.capabilities:
+        places += body.cache_fields()
     if not parameters.reasoning_format:
         places += [place for place, variable in body.thinking_controls() if variable not in fields]
     if isinstance(body, ChatCompletionRequest | TokenizeRequest):
@@ -264,6 +266,7 @@ def _params(
         has_timing=True,  # metrics and the header Server-Timing need it
         is_stream=bool(body.stream),
         stream_interval_ms=body.stream_interval_ms,
+        keep_s=body.keep_s,
     )
 
 

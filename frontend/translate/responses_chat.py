@@ -45,7 +45,7 @@ def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places)
     """
     fields: dict[str, Any] = {"model": body.model, "reasoning_effort": body.effort}
     if isinstance(body, ResponsesRequest):
-        names = ("temperature", "top_p", "stream", "service_tier")
+        names = ("temperature", "top_p", "stream", "service_tier", "prompt_cache_options", "prompt_cache_retention")
         fields |= {each: getattr(body, each) for each in names}
         limit = body.max_output_tokens
         if limit is None:
@@ -123,12 +123,14 @@ def _content(place: str, parts: Iterable[ResponsePart]) -> list[Placed]:
     placed: list[Placed] = []
     for index, part in enumerate(parts):
         where = f"{place}[{index}]"
+        mark = part.prompt_cache_breakpoint
+        marked = {} if mark is None else {"prompt_cache_breakpoint": mark}
         if part.image_url is not None:
-            placed.append(({"type": "image_url", "image_url": {"url": part.image_url}}, f"{where}.image_url"))
+            placed.append(({"type": "image_url", "image_url": {"url": part.image_url}} | marked, f"{where}.image_url"))
         elif part.refusal is not None:
             placed.append(({"type": "refusal", "refusal": part.refusal}, f"{where}.refusal"))
         else:
-            placed.append(({"type": "text", "text": part.text}, f"{where}.text"))
+            placed.append(({"type": "text", "text": part.text} | marked, f"{where}.text"))
     return placed
 
 

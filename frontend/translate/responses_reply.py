@@ -307,7 +307,10 @@ def _dumped(body: Body) -> dict[str, Any]:
 def _usage(usage: Usage) -> ResponseUsage:
     return {
         "input_tokens": usage.num_input_tokens,
-        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.num_cached_tokens,
+            "cache_write_tokens": usage.num_input_tokens - usage.num_cached_tokens,
+        },
         "output_tokens": usage.num_output_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_input_tokens + usage.num_output_tokens,

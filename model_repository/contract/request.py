@@ -280,6 +280,7 @@ class Params(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
 
     marks: bytes = b""  # the frontend's, of the prompt: contract/marks.py
+    keep_s: float = 0.0  # the frontend's: for which the prompt's KV tokens stay after the completion, if they can
 
     @property
     def num_logprobs(self) -> int | None:

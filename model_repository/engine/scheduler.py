@@ -13,6 +13,7 @@ import logging
 import operator
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,6 +90,7 @@ class Job:
     max_tokens: int = 0  # of the completion; drafts stay below it
     sender: str = ""
     marks: bytes = b""  # of the prompt: contract/marks.py
+    keep_s: float = 0.0  # for which its tokens stay after its end
 
     @property
     def family(self) -> tuple[str, str]:
@@ -113,12 +115,19 @@ class _Slot:
     marks: bytes = b""  # of the prompt of these tokens
     num_prompt_tokens: int = 0  # of that prompt, also those that were not computed
     sequence: int | None = None  # the running sequence
+    keeper: str = ""  # the sender for whom the tokens of the last prompt stay ...
+    kept_until_s: float = 0.0  # ... until this time
     worth: int = 0  # the slot that is worth least is overwritten first
     last_used: int = 0  # of equals, the one that was used longest ago
 
     def num_common(self, job: Job) -> int:
         """Return how many of its tokens begin the prompt of a sequence that may reuse them."""
         return job.num_reusable(self.token_ids) if self.family == job.family else 0
+
+    @property
+    def num_kept_tokens(self) -> int:
+        """Those of its last prompt, as far as it was computed."""
+        return min(self.num_prompt_tokens, len(self.token_ids))
 
     def kept_marks(self) -> bytes:
         """Return the marks of the tokens, also of those that a running sequence will compute."""
@@ -225,6 +234,20 @@ class Scheduler:
         running.slot.last_used = next(self._ticks)
         if not is_reusable:
             self._clear_idle()
+        elif running.job.keep_s:
+            self._keep(running.slot, running.job)
+
+    def _keep(self, slot: _Slot, job: Job) -> None:
+        """Keep the tokens of a prompt for a time. At most half of the slots are kept, in equal shares of the senders."""
+        now = self._clock()
+        slot.keeper, slot.kept_until_s = job.sender, max(slot.kept_until_s, now + job.keep_s)
+        kept = [each for each in self._slots if each.kept_until_s > now]
+        while len(kept) > len(self._slots) // 2:
+            counts = Counter(each.keeper for each in kept)
+            most = max(counts.values())
+            lost = min((each for each in kept if counts[each.keeper] == most), key=lambda each: each.kept_until_s)
+            lost.kept_until_s = 0.0
+            kept.remove(lost)
 
     def _clear_idle(self) -> None:
         """Empty the slots without a running sequence, and overwrite their numbers.
@@ -238,7 +261,7 @@ class Scheduler:
             if slot.index in kept:
                 self._kv_cache.load(slot.index, kept[slot.index])
             else:
-                slot.token_ids = []
+                slot.token_ids, slot.kept_until_s = [], 0.0
 
     def forget_all(self) -> None:
         """Remove all sequences, and all tokens of the KV cache."""
@@ -246,7 +269,7 @@ class Scheduler:
         self._running.clear()
         for slot in self._slots:
             self._kv_cache.trim(slot.index, 0)
-            slot.token_ids, slot.sequence = [], None
+            slot.token_ids, slot.sequence, slot.kept_until_s = [], None, 0.0
 
     def num_reusable(self, job: Job) -> int:
         """Return the largest number of first tokens of a sequence's prompt that one slot has.
@@ -370,10 +393,11 @@ class Scheduler:
             return
         waiting: list[_QueuedJob] = []
         for item in self._waiting:
-            if len(self._running) == len(self._slots) or self._is_shared_prefix_in_prefill(item):
+            is_full = len(self._running) == len(self._slots)
+            if is_full or self._is_shared_prefix_in_prefill(item) or not (free := self._free_slots(item.job)):
                 waiting.append(item)
             else:
-                slot, num_cached = self._claim_slot(item.job)
+                slot, num_cached = self._claim_slot(item.job, free)
                 slot.sequence, slot.family = item.job.sequence, item.job.family
                 slot.marks, slot.num_prompt_tokens = item.job.marks, len(item.job.prompt)
                 lookup = None
@@ -430,14 +454,22 @@ class Scheduler:
         can_keep = num_common > 0 and self._kv_cache.can_trim(slot.index, num_common, is_copied=is_copied)
         return num_common if can_keep else 0
 
-    def _claim_slot(self, job: Job) -> tuple[_Slot, int]:
+    def _free_slots(self, job: Job) -> list[_Slot]:
+        """Return the slots that a sequence may get: one whose tokens are kept only if it goes on behind them."""
+        now = self._clock()
+        return [
+            slot
+            for slot in self._slots
+            if slot.sequence is None and (slot.kept_until_s <= now or slot.num_common(job) >= slot.num_kept_tokens - 1)
+        ]
+
+    def _claim_slot(self, job: Job, free: Sequence[_Slot]) -> tuple[_Slot, int]:
         """Return a free slot with the longest reusable beginning of the prompt, if the reuse pays, and its length."""
         common = [(slot, slot.num_common(job)) for slot in self._slots]
         in_place, copied = (
             {slot.index: self._num_kept(slot, num_common, is_copied=is_copied) for slot, num_common in common}
             for is_copied in (False, True)
         )
-        free = [slot for slot in self._slots if slot.sequence is None]
         # Reuse in place, unless that would discard more tokens than it keeps.
         claimed = max(free, key=lambda slot: in_place[slot.index])
         if 2 * in_place[claimed.index] < len(claimed.token_ids):
@@ -461,6 +493,7 @@ class Scheduler:
 
     def _overwritten(self, free: Iterable[_Slot]) -> _Slot:
         """Return the slot that will lose its tokens."""
-        slot = min(free, key=lambda slot: (slot.worth, slot.last_used))
+        now = self._clock()
+        slot = min(free, key=lambda slot: (slot.kept_until_s > now, slot.worth, slot.last_used))
         self._lost_worth = max(self._lost_worth, slot.worth)
         return slot

@@ -32,13 +32,13 @@ class Conversation:
     num_cached: int = 0
     text: str = ""
 
-    async def turn(self, session: aiohttp.ClientSession, text: str = "And then?", **headers: str) -> None:
+    async def turn(self, session: aiohttp.ClientSession, text: str = "And then?", **fields: Any) -> None:
         """Ask the next question; the first one has a long text before it."""
         if not self.messages:
             self.messages.append({"role": "system", "content": f"{self.number} {WORDS * 60}"})
         self.messages.append({"role": "user", "content": text})
         body = {"model": "demo", "messages": self.messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-        async with session.post(CHAT, json=body, headers=headers) as response:
+        async with session.post(CHAT, json=body | fields) as response:
             answer = await response.json()
         assert response.status == 200, answer
         self.text = answer["choices"][0]["message"]["content"]
@@ -82,3 +82,14 @@ async def test_conversations_go_on_where_their_tokens_are_through_any_frontend(
             before = [each.num_prompt_tokens for each in conversations]
             await asyncio.gather(*(each.turn(session) for each in conversations))
     assert all(each.num_cached >= num for each, num in zip(conversations, before, strict=True))
+
+
+async def test_a_prompt_stays_for_its_time_beside_the_prompts_of_others(twins: list[Stack]) -> None:
+    kept, others = Conversation(100), [Conversation(number) for number in range(200, 200 + 4 * NUM_SLOTS)]
+    async with aiohttp.ClientSession(twins[0].url) as session:
+        await kept.turn(session, prompt_cache_options={"ttl": "10m"})
+        for each in others:
+            await each.turn(session)
+        num_tokens = kept.num_prompt_tokens
+        await kept.turn(session)
+    assert kept.num_cached >= num_tokens

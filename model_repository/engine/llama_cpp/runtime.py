@@ -165,6 +165,7 @@ class LlamaCppRuntime(Runtime):
             request.max_tokens - len(request.replayed_token_ids),
             request.params.sender,
             request.params.marks,
+            request.params.keep_s,
         )
         insort(self._waiting, job, key=lambda item: item.queue_order_s)
 

@@ -82,14 +82,12 @@ def test_a_broken_rule_is_refused_with_its_place(fields: dict[str, Any], place: 
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
-        (user(TEXT | {"cache_control": {"type": "ephemeral"}}), ["messages[0].content[0].cache_control"]),
         (assistant({"type": "redacted_thinking", "data": "x"}, TEXT), ["messages[0].content[0]"]),
         (
             assistant({"type": "web_search_tool_result", "tool_use_id": "t", "content": {"type": "x"}}, TEXT),
             ["messages[0].content[0]"],
         ),
         (user(result(TEXT, {"type": "tool_reference", "tool_name": "f"})), ["messages[0].content[0].content[1]"]),
-        ({"system": [TEXT | {"cache_control": {}}]}, ["system[0].cache_control"]),
         ({"tools": [{"type": "bash_20250124", "name": "bash", "x": 1}, TOOL]}, ["tools[0]"]),
         ({"tools": [TOOL, {"type": "mcp_toolset", "mcp_server_name": "x", "description": {}}]}, ["tools[1]"]),
         ({"tools": [TOOL | {"type": "custom", "defer_loading": True}]}, ["tools[0].defer_loading"]),

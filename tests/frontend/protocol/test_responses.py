@@ -93,7 +93,6 @@ def test_what_needs_a_store_is_refused_with_what_to_do(name: str) -> None:
         ({"store": True}, ["store"]),
         ({"store": False, "text": {"verbosity": "medium"}, "reasoning": {}}, []),
         ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
-        ({"prompt_cache_retention": "24h"}, ["prompt_cache_retention"]),
         ({"include": ["reasoning.encrypted_content", "web_search_call.results"]}, ["include[1]"]),
         ({"tools": [TOOL, {"type": "web_search", "filters": 5}]}, ["tools[1]"]),
         (item(type="web_search_call", status=5), ["input[1]"]),

@@ -31,7 +31,11 @@ def test_each_prompt_counts_once_with_its_smallest_cache_and_each_completion_cou
         "prompt_tokens": num_input,
         "completion_tokens": num_output,
         "total_tokens": num_input + num_output,
-        "prompt_tokens_details": {"cached_tokens": num_cached, "audio_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": num_cached,
+            "cache_write_tokens": num_input - num_cached,
+            "audio_tokens": 0,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": 0,
             "accepted_prediction_tokens": 0,

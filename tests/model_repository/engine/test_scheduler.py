@@ -142,9 +142,9 @@ class Fake:
             assert cached == text[: len(text) - 1 if chunk.is_sampled else len(cached)]
         return chunks
 
-    def run(self, sequence: int, prompt: Sequence[int], *family: str, num_steps: int = 3) -> int:
+    def run(self, sequence: int, prompt: Sequence[int], *family: str, num_steps: int = 3, **fields: Any) -> int:
         """Run one sequence for some steps and free it; return the number of reused tokens."""
-        self.submit(sequence, prompt, *family)
+        self.submit(sequence, prompt, *family, **fields)
         for _ in range(num_steps):
             self.step()
         self.free(sequence)
@@ -559,3 +559,68 @@ def test_a_long_prompt_outlives_short_ones_in_proportion_to_its_length() -> None
         if number == 5:
             assert fake.run(100, long_prompt) == 99
     assert fake.run(101, long_prompt) == 0
+
+
+def test_a_kept_prompt_outlives_any_number_of_others_until_its_time_is_over() -> None:
+    now = 0.0
+    fake = Fake(num_slots=4, clock=lambda: now)
+    fake.run(1, PROMPT, sender="a", keep_s=60.0)
+    for number in range(1000):
+        fake.run(2 + number, tuple(range(2000 + 200 * number, 2150 + 200 * number)), sender="b")
+    assert fake.run(2000, (*PROMPT, 1)) == len(PROMPT)
+    assert fake.run(2001, PROMPT[:40]) == 39  # a copy of its beginning
+    now = 61.0
+    for number in range(8):
+        fake.run(2100 + number, tuple(range(9000 + 200 * number, 9150 + 200 * number)))
+    assert fake.run(2200, PROMPT) == 0
+
+
+def test_half_of_the_slots_at_most_are_kept_in_equal_shares() -> None:
+    now = 0.0
+    fake = Fake(num_slots=8, clock=lambda: now)
+    prompts = {
+        (sender, number): tuple(range(base := 1000 * ord(sender) + 100 * number, base + 90))
+        for sender in "abc"
+        for number in range(6)
+    }
+    numbers = iter(range(1000))
+
+    def kept(sender: str) -> list[int]:
+        slots = [slot for slot in fake.scheduler._slots if slot.kept_until_s > now]
+        texts = {tuple(slot.token_ids[:90]) for slot in slots}
+        return [number for number in range(6) if prompts[sender, number] in texts]
+
+    for number in range(6):
+        now += 1
+        fake.run(next(numbers), prompts["a", number], sender="a", keep_s=100.0)
+    assert kept("a") == [2, 3, 4, 5]
+    for number in range(3):
+        now += 1
+        fake.run(next(numbers), prompts["b", number], sender="b", keep_s=100.0)
+    assert (kept("a"), kept("b")) == ([4, 5], [1, 2])
+    fake.run(next(numbers), prompts["c", 0], sender="c", keep_s=100.0)
+    assert sorted(map(len, map(kept, "abc"))) == [1, 1, 2]
+
+
+def test_all_slots_serve_beside_kept_ones_and_a_single_slot_keeps_nothing() -> None:
+    fake = Fake(num_slots=2)
+    fake.run(1, PROMPT, keep_s=60.0)
+    for sequence in (2, 3):
+        fake.submit(sequence, (sequence,))
+    fake.step()
+    assert (fake.scheduler.num_running, fake.scheduler.num_waiting) == (1, 1)  # the other slot is kept
+    fake.free(2)
+    fake.step()
+    assert fake.scheduler.num_waiting == 0
+    fake.submit(4, (*PROMPT, 1))
+    fake.step()
+    assert (fake.scheduler.num_running, fake.num_cached[4]) == (2, len(PROMPT))
+    fake.free(3)
+    fake.free(4, is_reusable=False)
+    for sequence in (5, 6):
+        fake.submit(sequence, (sequence,))
+    fake.step()
+    assert fake.scheduler.num_running == 2  # the kept tokens are gone
+    single = Fake(num_slots=1)
+    single.run(1, PROMPT, keep_s=60.0)
+    assert single.run(2, (1, 2)) == 0
