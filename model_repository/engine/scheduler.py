@@ -238,7 +238,7 @@ class Scheduler:
             self._keep(running.slot, running.job)
 
     def _keep(self, slot: _Slot, job: Job) -> None:
-        """Keep the tokens of a prompt for a time. At most half of the slots are kept, in equal shares of the senders."""
+        """Keep the tokens of a prompt for a time. At most half of the slots are kept, in equal shares of senders."""
         now = self._clock()
         slot.keeper, slot.kept_until_s = job.sender, max(slot.kept_until_s, now + job.keep_s)
         kept = [each for each in self._slots if each.kept_until_s > now]
