@@ -125,6 +125,7 @@ def requests(draw: st.DrawFn) -> GenerationRequest:
         min_tokens=min(params.min_tokens, max_tokens),
         num_prompt_logprobs=None,  # no gRPC client's
         marks=b"",  # the same
+        keep_s=0.0,  # the same
         truncate_prompt_tokens=params.truncate_prompt_tokens or None,
         num_top_logprobs=params.num_top_logprobs if params.has_logprobs else 0,
         stream_interval_ms=params.stream_interval_ms if params.is_stream else None,

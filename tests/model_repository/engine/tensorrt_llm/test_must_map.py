@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from frontend.reference.parameters import Treatment, parameters
+from model_repository.capabilities import Capability
 
 MUST_MAP = Path(__file__).parents[3] / "data" / "tensorrt_llm_must_map.json"
 
@@ -22,7 +23,7 @@ def test_no_listed_parameter_is_refused() -> None:
     assert refused == []
 
 
-def test_everything_that_any_runtime_honours_is_listed_but_images() -> None:
+def test_everything_that_any_runtime_honours_is_listed_but_images_and_kept_prompts() -> None:
     listed = json.loads(MUST_MAP.read_text(encoding="utf-8"))
     served = {
         endpoint: sorted(
@@ -30,7 +31,7 @@ def test_everything_that_any_runtime_honours_is_listed_but_images() -> None:
             for row in parameters()
             if row.endpoint == endpoint
             and (not set(row.treatments.values()) <= {Treatment.REFUSED, Treatment.HINT} or row.needed)
-            if row.name != "images"
+            if row.name != "images" and Capability.PROMPT_CACHE not in row.needed
         )
         for endpoint in listed
     }
