@@ -258,7 +258,7 @@ def main() -> int:
     parser = parser_of("routing", __doc__)
     parser.add_argument("--replicas", type=int, default=100, metavar="N", help="(%(default)s)")
     parser.add_argument("--conversations", type=int, default=10_000, metavar="N", help="(%(default)s)")
-    parser.add_argument("--rate", type=float, default=8.0, metavar="R", help="new ones a second (%(default)s)")
+    parser.add_argument("--rate", type=float, default=6.0, metavar="R", help="new ones a second (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     options = parsed(parser)
     ways: dict[str, Choose] = {
