@@ -8,6 +8,10 @@
 {{- with .Values.frontend.httpRoute }}
 {{- if and .enabled (not .parentRefs) }}{{ fail "frontend.httpRoute.parentRefs: write a Gateway, such as [{name: public}]" }}{{ end -}}
 {{- end -}}
+{{- with .Values.frontend.inferencePool }}
+{{- if and .enabled (not $root.Values.frontend.sidecar) }}{{ fail "frontend.inferencePool: a picker chooses pods of models: write frontend.sidecar: true" }}{{ end -}}
+{{- if and .enabled (not .endpointPicker.name) }}{{ fail "frontend.inferencePool.endpointPicker.name: write the Service of the endpoint picker" }}{{ end -}}
+{{- end -}}
 {{- include "conch.checks.service" .Values.frontend.service -}}
 {{- include "conch.checks.auth" . -}}
 {{- include "conch.checks.tls" . -}}

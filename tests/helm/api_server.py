@@ -31,6 +31,7 @@ KINDS = {
     "apps/v1": {"deployments": "Deployment"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
     "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
+    "inference.networking.k8s.io/v1": {"inferencepools": "InferencePool"},
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
     "leaderworkerset.x-k8s.io/v1": {"leaderworkersets": "LeaderWorkerSet"},
     "monitoring.coreos.com/v1": {"prometheusrules": "PrometheusRule", "servicemonitors": "ServiceMonitor"},

@@ -150,3 +150,16 @@ def test_with_tls_the_sidecar_checks_the_certificate_for_the_name_of_the_service
     rendered = render({"frontend": {"sidecar": True}, "tritonTls": {"existingSecret": "triton"}})
     frontend = pod_of_model(rendered, "demo").spec["containers"][1]
     assert "--triton-tls-name=demo-demo-pods.serving.svc" in frontend["args"]
+
+
+def test_a_pool_has_the_pods_with_the_frontend_and_the_route_leads_to_it() -> None:
+    rendered = case("sidecar")
+    [pool], [route] = rendered.of_kind("InferencePool"), rendered.of_kind("HTTPRoute")
+    service = rendered.one("Service", pool["metadata"]["name"])
+    assert pool["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
+    [backend] = route["spec"]["rules"][0]["backendRefs"]
+    assert backend == {
+        "group": "inference.networking.k8s.io",
+        "kind": "InferencePool",
+        "name": pool["metadata"]["name"],
+    }

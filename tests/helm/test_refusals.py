@@ -190,6 +190,11 @@ def with_two_models(**second: Any) -> Values:
             "frontend.auth: allowAnonymous lets every client in, existingSecret only those with a key",
         ),
         ({"frontend": {"httpRoute": {"enabled": True}}}, "frontend.httpRoute.parentRefs: write a Gateway"),
+        ({"frontend": {"inferencePool": {"enabled": True}}}, "frontend.inferencePool: a picker chooses pods of models"),
+        (
+            {"frontend": {"sidecar": True, "inferencePool": {"enabled": True}}},
+            "frontend.inferencePool.endpointPicker.name: write the Service",
+        ),
         (
             {"frontend": {"sidecar": True}, "models": [{"name": "demo"}, {"name": "b", "source": CHECKPOINT}]},
             "frontend.sidecar: a pod serves one model, and models has 2: install a release for each",
