@@ -46,7 +46,7 @@ def test_the_curl_of_the_fourth_document(stack: Stack) -> None:
     assert body["usage"]["completion_tokens_details"].keys() == {
         "reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens", "audio_tokens",
     }  # fmt: skip
-    assert body["usage"]["prompt_tokens_details"].keys() == {"cached_tokens", "audio_tokens"}
+    assert body["usage"]["prompt_tokens_details"].keys() == {"cached_tokens", "cache_write_tokens", "audio_tokens"}
 
 
 @pytest.mark.parametrize(
