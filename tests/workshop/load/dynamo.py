@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -29,6 +29,7 @@ def running(
     *options: str,
     is_paced: bool,
     num_engines: int = 1,
+    engine_options: Sequence[str] = (),
 ) -> Iterator[tuple[str, dict[str, int]]]:
     """Run the frontend and mock engines; yield the URL, and the process ids by name.
 
@@ -47,6 +48,7 @@ def running(
     frontend = [str(python), "-m", "dynamo.frontend", "--http-port", str(port), *_PLANES, *options]
     engine = [str(python), "-m", "dynamo.mocker", "--model-path", str(tokenizer), "--model-name", MODEL]
     engine += ["--speedup-ratio", str(_PACED if is_paced else _UNPACED), "--max-num-seqs", str(max_sequences), *_PLANES]
+    engine += engine_options
     commands = {"frontend": frontend} | dict.fromkeys(("engine", "engine 2")[:num_engines], engine)
     with ExitStack() as stack:
         pids = {}

@@ -63,8 +63,9 @@ def routing_plot(
 ) -> None:
     """Plot the first tokens of the ways to choose a replica, and the requests of each replica."""
     figure, (left, right) = _figure("The choice of a replica, simulated", 2)
+    shares = np.linspace(0, 1, 200)
     for name, times_s in first_token_s.items():
-        left.plot(np.sort(times_s), np.linspace(0, 1, len(times_s)), label=name)
+        left.plot(np.quantile(times_s, shares), shares, label=name)
         right.plot(np.sort(nums_requests[name])[::-1], label=name)
     left.set_xscale("log")
     _label(left, "first token, s", "share of the requests")

@@ -274,7 +274,7 @@ def main() -> int:
         say_row([name, *outcomes[name].row()])
     first_token_s = {name: each.first_token_s for name, each in outcomes.items()}
     routing_plot(
-        options.output / "routing.png", first_token_s, {name: each.nums_served for name, each in outcomes.items()}
+        options.output / "routing.svg", first_token_s, {name: each.nums_served for name, each in outcomes.items()}
     )
     return 0
 
