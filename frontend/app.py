@@ -40,8 +40,8 @@ from frontend.request_context import (
     unexpected,
 )
 from frontend.settings import Settings
+from frontend.telemetry import scrape
 from frontend.telemetry.observer import OBSERVER, Observer
-from frontend.telemetry.scrape import metrics as scrape_metrics
 from frontend.telemetry.tracing import open_tracer
 from frontend.translate.message_reply import message_error, message_error_head
 from frontend.triton.channel import triton_credentials
@@ -122,9 +122,11 @@ def create_app(
     for endpoint in ENDPOINTS:
         app.router.add_routes(endpoint.routes(settings.root_paths))
     app.router.add_get("/openapi.json", openapi)
-    if not settings.admin_port and not settings.key_file:
+    if settings.picker_metrics:
+        app.router.add_get("/metrics", scrape.picker_metrics)
+    elif not settings.admin_port and not settings.key_file:
         # With an operations port the metrics are there. A key is for the API, not for metrics.
-        app.router.add_get("/metrics", scrape_metrics)
+        app.router.add_get("/metrics", scrape.metrics)
     return app
 
 

@@ -267,6 +267,11 @@ class Settings:
     metrics_compat: str = setting(
         "", "Second set of metrics: vllm exports vLLM's metrics under their names too.", choices=("", "vllm")
     )
+    picker_metrics: bool = setting(
+        False,
+        "Let endpoint pickers of InferencePools read the engines' queues, KV caches and adapters at /metrics of the "
+        "API's port, without a key.",
+    )
     metrics_by_key: bool = setting(False, "Count requests and tokens by the name of the API key too.")
     otlp_endpoint: str = setting(
         "",
@@ -352,6 +357,8 @@ class Settings:
                 self._refuse(name, f"{each}must be {declared.values}")
         if self.admin_port and self.admin_port == self.port:
             self._refuse("admin_port", "must be another port than that of the API")
+        if self.picker_metrics and not self.admin_port:
+            self._refuse("picker_metrics", "needs --admin-port, which has the other metrics then")
         for name in ("host", *(["admin_host"] if self.admin_port else [])):
             if not (self.key_file or self.allow_anonymous or is_loopback(getattr(self, name))):
                 rule = "without API keys only loopback is allowed; --key-file FILE names the keys, and"
@@ -418,7 +425,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "include_stop_str_in_output", "keep_billing_header", "max_logprobs", "request_timeout_s", "strict_extra",
         "validation_status",
     ),
-    "logs and metrics": ("log_format", "metrics_compat", "metrics_by_key", "otlp_endpoint"),
+    "logs and metrics": ("log_format", "metrics_compat", "picker_metrics", "metrics_by_key", "otlp_endpoint"),
     "expert": ("workers", "drain_timeout_s", "engine_stall_s"),
 }  # fmt: skip
 

@@ -73,6 +73,7 @@ class Observer:
         self.has_vllm_names = settings.metrics_compat == "vllm"
         self._is_by_key = settings.metrics_by_key
         self._of_models: dict[str, _OfModel] = {}
+        self.engines: dict[tuple[str, str], EngineStats | None] = {}  # by model and engine; None: not loaded
         self._ensembles: dict[str, dict[str, str]] = {}  # by endpoint: ensembles with their last value of ENGINE_UP
         for model in Endpoints.parse(settings.triton_endpoints).expected:
             self._begin_at_zero(model)
@@ -134,13 +135,16 @@ class Observer:
         if known.get(ensemble) != up:
             known[ensemble] = up
             gauges[definitions.ENGINE_UP_SINCE] = time.time()
+        place = model, endpoint + replica_suffix(ensemble)
+        self.engines[place] = result if isinstance(result, EngineStats) else None
         for gauge, value in gauges.items():
-            self.metrics.series(gauge, model, endpoint + replica_suffix(ensemble)).set(value)
+            self.metrics.series(gauge, *place).set(value)
 
     def forget(self, endpoint: str) -> None:
         """Reset the gauges of an endpoint that is gone for good."""
         for ensemble in tuple(self._ensembles.get(endpoint, ())):
             self.note_engine(endpoint, ensemble, ModelNotReady("The endpoint is gone."))
+            del self.engines[ensemble_to_model_id(ensemble), endpoint + replica_suffix(ensemble)]
         self._ensembles.pop(endpoint, None)
 
     def _begin_at_zero(self, model: str) -> None:

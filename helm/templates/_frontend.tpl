@@ -30,6 +30,9 @@
 {{- with $frontend.defaultModel }}
 - {{ printf "--default-model=%s" . | quote }}
 {{- end }}
+{{- if $frontend.inferencePool.enabled }}
+- --picker-metrics
+{{- end }}
 {{- if $frontend.auth.allowAnonymous }}
 - --allow-anonymous
 {{- else }}

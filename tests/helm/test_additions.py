@@ -157,7 +157,10 @@ def test_a_pool_has_the_pods_with_the_frontend_and_the_route_leads_to_it() -> No
     [pool], [route] = rendered.of_kind("InferencePool"), rendered.of_kind("HTTPRoute")
     service = rendered.one("Service", pool["metadata"]["name"])
     assert pool["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
-    [backend] = route["spec"]["rules"][0]["backendRefs"]
+    metrics, api = route["spec"]["rules"]
+    assert "backendRefs" not in metrics and metrics["matches"][0]["path"]["value"] == "/metrics"
+    assert "--picker-metrics" in pod_of_model(rendered, "qwen").spec["containers"][1]["args"]
+    [backend] = api["backendRefs"]
     assert backend == {
         "group": "inference.networking.k8s.io",
         "kind": "InferencePool",
