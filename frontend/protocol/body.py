@@ -141,7 +141,7 @@ class ModelBody(Body):
     def cache_fields(self) -> Iterator[str]:
         """Yield the names of fields that keep the prompt in the KV cache."""
         names = ("prompt_cache_options", "prompt_cache_retention")
-        return (name for name in names if getattr(self, name, None) is not None)
+        return (name for name in names if getattr(self, name, None) not in (None, "in_memory", "in-memory"))
 
     def past_thinking(self) -> Iterator[str]:
         """Yield the places of the thinking in earlier answers."""

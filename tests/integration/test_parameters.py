@@ -561,6 +561,18 @@ def _says_when_the_unused_model_leaves(api: Api, endpoint: str) -> None:
         wait_until(lambda: leaves_in_s() == math.inf, "it stays")
 
 
+@effect("prompt_cache_options", "prompt_cache_retention")
+def _says_how_many_tokens_the_cache_has_from_now_on(api: Api, endpoint: str) -> None:
+    """test_routing.py shows that they stay."""
+    answer = api.ask(endpoint, max_tokens=1, prompt_cache_options={"ttl": "1s"}, prompt_cache_retention="in_memory")
+    usage = answer.body["usage"]
+    details = usage["prompt_tokens_details"]
+    assert details["cached_tokens"] + details["cache_write_tokens"] == usage["prompt_tokens"]
+    assert answer.headers.get("x-ignored-params") in (None, "prompt_cache_options")  # TensorRT-LLM does not keep it
+    for refused in ({"prompt_cache_options": {"ttl": "25h"}}, {"prompt_cache_retention": "1h"}):
+        assert api.ask(endpoint, **refused).status == 400
+
+
 @effect("continue_final_message")
 def _goes_on_with_the_last_message(api: Api, endpoint: str) -> None:
     stop = stop_of(api)

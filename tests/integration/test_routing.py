@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.frontend.gateway.key_files import KeyFile
 from tests.integration.api import CHAT
 from tests.integration.conftest import run_build, running_stack
 from tests.integration.replicas import Frontend, frontend_of
@@ -57,13 +58,16 @@ def twins(demo_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield [exits.enter_context(running_stack(repository, tmp_path_factory)) for _ in range(2)]
 
 
-def is_up(frontend: Frontend) -> bool:
-    """Whether the frontend has heard from both engines."""
-    if not frontend.url:
-        return False
+def total(frontend: Frontend, name: str) -> float:
+    """Return the sum of a metric's samples."""
     with urllib.request.urlopen(f"{frontend.url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    return sum(line.startswith("conch_engine_up{") and line.endswith(" 1.0") for line in lines) == 2
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def is_up(frontend: Frontend) -> bool:
+    """Whether the frontend has heard from both engines."""
+    return bool(frontend.url) and total(frontend, "conch_engine_up") == 2
 
 
 async def test_conversations_go_on_where_their_tokens_are_through_any_frontend(
@@ -93,3 +97,35 @@ async def test_a_prompt_stays_for_its_time_beside_the_prompts_of_others(twins: l
         num_tokens = kept.num_prompt_tokens
         await kept.turn(session)
     assert kept.num_cached >= num_tokens
+
+
+async def test_another_key_finds_nothing_of_a_conversation_at_any_replica(twins: list[Stack], tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    for name in ("alice", "bob"):
+        key_file.add(name)
+    with frontend_of(twins, tmp_path, f"--key-file={key_file.path}") as frontend:
+        for name in ("alice", "bob"):
+            async with aiohttp.ClientSession(frontend.url, headers=key_file.headers(name)) as session:
+                conversations = [Conversation(number) for number in range(300, 300 + 2 * NUM_SLOTS)]
+                await asyncio.gather(*(each.turn(session) for each in conversations))
+                # All begin with the same few tokens of the chat template.
+                assert max(each.num_cached for each in conversations) < 32, name
+
+
+async def test_conversations_go_on_as_alone_when_an_engine_dies_in_a_turn(twins: list[Stack], tmp_path: Path) -> None:
+    async with aiohttp.ClientSession(twins[0].url) as session:
+        alone = [Conversation(number) for number in range(400, 400 + NUM_SLOTS)]
+        for each in alone:
+            for _ in range(NUM_TURNS):
+                await each.turn(session, max_tokens=100)
+    conversations = [Conversation(each.number) for each in alone]
+    with frontend_of(twins, tmp_path, is_up=is_up) as frontend:
+        async with aiohttp.ClientSession(frontend.url) as session:
+            for number in range(NUM_TURNS):
+                turns = asyncio.gather(*(each.turn(session, max_tokens=100) for each in conversations))
+                if number == 1:
+                    await asyncio.sleep(0.1)
+                    twins[1].kill_stage("demo__engine")
+                await turns
+        assert total(frontend, "conch_resumed_total")
+    assert [each.messages for each in conversations] == [each.messages for each in alone]
