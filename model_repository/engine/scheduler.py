@@ -455,7 +455,7 @@ class Scheduler:
         return num_common if can_keep else 0
 
     def _free_slots(self, job: Job) -> list[_Slot]:
-        """Return the slots that a sequence may get: one whose tokens are kept only if it goes on behind them."""
+        """Return the free slots that a sequence may get. A kept slot needs a prompt that begins with its tokens."""
         now = self._clock()
         return [
             slot

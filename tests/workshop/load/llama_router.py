@@ -67,9 +67,5 @@ def running(program: Path, folder: Path, presets: Mapping[str, Mapping[str, obje
     words = [str(program), "--models-preset", str(folder / "models.ini"), "--models-max", "1", "--offline"]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(words, env={"LLAMA_CACHE": str(folder / "cache")}, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        peers.wait_until_listed(url)
+    with peers.listing(process, port) as url:
         yield url
-    finally:
-        peers.end(process)

@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _START_S = 90.0
@@ -76,6 +78,21 @@ def wait_until_listed(url: str) -> None:
             pass
         time.sleep(0.2)
     raise Unavailable(f"it does not answer within {_START_S:g} s")
+
+
+@contextmanager
+def listing(process: subprocess.Popen[bytes], port: int) -> Iterator[str]:
+    """Yield the URL of a server on this machine once it lists a model. Its process ends with the block.
+
+    Raises:
+        Unavailable: it does not answer in time.
+    """
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_listed(url)
+        yield url
+    finally:
+        end(process)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

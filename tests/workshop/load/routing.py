@@ -1,4 +1,4 @@
-"""A simulation of 100 replicas and 10,000 conversations. It shows what is cached, and how long requests wait.
+"""A simulation of 100 replicas and 10,000 conversations. It tells the share of cached tokens, and the wait.
 
 `python -m tests.workshop.load.routing` compares the frontend's own choice of a replica (frontend/triton/routing.py),
 without names of conversations, with the fewest requests, consistent hashing of conversations and round robin. It prints

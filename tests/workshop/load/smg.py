@@ -29,10 +29,5 @@ def running(environment: Path, servers: Sequence[str], log: IO[str]) -> Iterator
     port = free_port()
     command = [str(environment / "bin" / "smg"), "launch", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--policy", "cache_aware", "--backend", "vllm", "--worker-urls", *servers]
-    process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        peers.wait_until_listed(url)
+    with peers.listing(subprocess.Popen(command, stdout=log, stderr=log), port) as url:
         yield url
-    finally:
-        peers.end(process)
