@@ -20,7 +20,8 @@ from frontend.endpoints import ENDPOINTS
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
-from frontend.handlers.image_urls import image_fetcher
+from frontend.handlers.documents import DOCUMENT_TURNS, DocumentTurns
+from frontend.handlers.fetching import fetcher
 from frontend.handlers.large_answers import LARGE_ANSWERS, LargeAnswers
 from frontend.handlers.models import is_for_anthropic
 from frontend.reference.openapi import openapi
@@ -84,6 +85,7 @@ def create_app(
     app[SENDER_LOCKS] = WeakValueDictionary()
     app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
     app[LARGE_ANSWERS] = LargeAnswers()
+    app[DOCUMENT_TURNS] = DocumentTurns()
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
@@ -116,7 +118,7 @@ def create_app(
             yield
         await pool.close()
 
-    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, image_fetcher])
+    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, fetcher])
     app.on_response_prepare.extend([leave_packed_body, name_request])
     install_gateway(app, tell_others)
     for endpoint in ENDPOINTS:

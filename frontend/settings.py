@@ -184,6 +184,9 @@ class Settings:
         "Keep the line x-anthropic-billing-header in the system prompts of Claude Code. It changes with each request, "
         "and no prompt would begin like an earlier one.",
     )
+    max_document_pages: int = setting(
+        300, "Pages that a document of a chat may have, or slides; larger ones are refused.", is_zero_allowed=False
+    )
     max_logprobs: int = setting(5, "Largest `logprobs` of /v1/completions; a chat may always ask for 20.", high=20)
     engine_stall_s: float = setting(
         60.0,
@@ -232,12 +235,13 @@ class Settings:
         flag="--allow-host",
         metavar="NAME",
     )
-    image_hosts: tuple[str, ...] = setting(
+    fetch_hosts: tuple[str, ...] = setting(
         (),
-        "Host that images of chats are fetched from, at public addresses; * is any host. Without it no URL is fetched.",
+        "Host that images and documents of chats are fetched from, at public addresses; * is any host. Without it no "
+        "URL is fetched.",
         pattern=rf"\*|{_HOST_NAME}(:[0-9]{{1,5}})?",
-        form="a name such as images.example.com, with a port if it is not the usual one, or *",
-        flag="--image-host",
+        form="a name such as files.example.com, with a port if it is not the usual one, or *",
+        flag="--fetch-host",
         metavar="HOST",
     )
     key_file: str = setting(
@@ -409,7 +413,7 @@ SETTINGS: Mapping[str, Setting] = {each.name: each.metadata["setting"] for each 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "network": (
         "host", "port", "admin_host", "admin_port", "web_pages", "root_paths", "cors_origins", "allow_hosts",
-        "image_hosts", "max_body_bytes", "idle_timeout_s", "stream_keepalive_s",
+        "fetch_hosts", "max_body_bytes", "idle_timeout_s", "stream_keepalive_s",
     ),
     "TLS of the server": ("tls_cert", "tls_key", "tls_client_ca"),
     "Tritons": (
@@ -422,7 +426,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "models and requests": (
         "default_model", "completion_max_tokens", "chat_max_tokens", "context_length_exceeded_behavior",
-        "include_stop_str_in_output", "keep_billing_header", "max_logprobs", "request_timeout_s", "strict_extra",
+        "include_stop_str_in_output", "keep_billing_header", "max_logprobs", "max_document_pages",
+        "request_timeout_s", "strict_extra",
         "validation_status",
     ),
     "logs and metrics": ("log_format", "metrics_compat", "picker_metrics", "metrics_by_key", "otlp_endpoint"),

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from frontend.errors import APIError, InvalidRequest
 from frontend.handlers.bodies import LARGE_BYTES, work_on_body
 from frontend.handlers.call import Call
+from frontend.handlers.documents import with_documents
+from frontend.handlers.fetching import fetched_images, may_fetch
 from frontend.handlers.generation import Generation, admit
-from frontend.handlers.image_urls import fetched_images, may_fetch
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.large_answers import LARGE_ANSWERS, write
 from frontend.handlers.tokenization import detokenized
@@ -67,6 +68,7 @@ async def answer_chat(
     Args:
         max_prompt_tokens: see ChatPrompt.
     """
+    call = await with_documents(call)
     generations = await chat_generations(call, max_prompt_tokens)
     async with await admit(call, generations, len(generations)) as admitted:
         await _fetch_images(call, admitted)
@@ -101,7 +103,7 @@ async def num_prompt_tokens(call: Call[ChatCompletionRequest], max_prompt_tokens
     Raises:
         APIError: a rule of chats is broken; see also `ReplicaPool.tokenize`.
     """
-    [generation, *_] = await chat_generations(call, max_prompt_tokens)
+    [generation, *_] = await chat_generations(await with_documents(call), max_prompt_tokens)
     triton, model_id, sender = call.app[TRITON], call.name.model_id, sender_of(call.request)
     async with triton.held(model_id, sender):
         answered = await triton.tokenize(model_id, generation.prompt, add_special_tokens=True, sender=sender)

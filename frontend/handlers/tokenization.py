@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from frontend.handlers.call import Call
+from frontend.handlers.documents import with_documents
 from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.protocol.answers import Detokenization, Tokenization
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
@@ -16,6 +17,7 @@ from frontend.translate.requests import check_num_tokens, tokenize_to_prompt
 
 async def tokenize(call: Call[TokenizeRequest]) -> web.StreamResponse:
     """POST /tokenize."""
+    call = await with_documents(call)
     body, model, memory = call.body, call.name.model, call.app[LARGE_ANSWERS]
     await memory.expect_tokens(call.request, has_strings=bool(body.return_token_strs))
     triton, sender = call.app[TRITON], sender_of(call.request)

@@ -51,29 +51,45 @@ class ImageUrl(Body):
             yield "detail"
 
 
+class FilePart(Body):
+    """A document: its bytes in a data URI or in base64, or a URL if the server may fetch it."""
+
+    refused: ClassVar[Mapping[str, Refused]] = {"file_id": Refused(instead="file_data: no file is stored here")}
+
+    file_data: str | None = None
+    filename: str | None = None
+
+    @model_validator(mode="after")
+    def _check_data(self) -> Self:
+        if self.file_data is None and "file_id" not in (self.model_extra or {}):
+            raise broken_rule("file_data", "required")
+        return self
+
+
 class ContentPart(Body):
     """A piece of a message's content."""
 
-    type: Literal["text", "refusal", "image_url"]
+    type: Literal["text", "refusal", "image_url", "file"]
     text: str | None = None
     refusal: str | None = None
     image_url: Annotated[
         ImageUrl | None, BeforeValidator(lambda value: {"url": value} if isinstance(value, str) else value)
     ] = None
+    file: FilePart | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     @field_validator("type", mode="before")
     @classmethod
     def _refuse_other_types(cls, value: Any) -> Any:
-        if value in ("input_audio", "file", "video_url", "audio_url"):
-            raise PydanticCustomError("unsupported_value", "only text and image_url parts are supported")
+        if value in ("input_audio", "video_url", "audio_url"):
+            raise PydanticCustomError("unsupported_value", "only text, image_url and file parts are supported")
         return value
 
     @model_validator(mode="after")
     def _check_fields_of_type(self) -> Self:
         if getattr(self, self.type) is None:
             raise broken_rule(self.type, f'required when type is "{self.type}"')
-        for name in {"text", "refusal", "image_url"} - {self.type}:
+        for name in {"text", "refusal", "image_url", "file"} - {self.type}:
             if getattr(self, name):
                 raise broken_rule(name, f'`{name}` is allowed only with type "{name}"')
         return self

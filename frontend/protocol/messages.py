@@ -22,7 +22,7 @@ from model_repository.contract.spec import MAX_INT32
 _FIELDS: Forms = {
     "text": (("text",), ()),
     "image": (("source",), ()),
-    "document": (("source",), ()),
+    "document": (("source",), ("title", "context")),
     "thinking": (("thinking",), ("signature",)),
     "tool_use": (("id", "name", "input"), ()),
     "tool_result": (("tool_use_id",), ("content", "is_error")),
@@ -91,16 +91,16 @@ class InputBlock(OpenBody):
     name: FunctionName | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
+    title: str | None = None  # a document's name
+    context: str | None = None  # what the model shall know of a document
     content: Content | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if self.source is not None and (self.source.type in ("text", "content")) != (self.type == "document"):
-            raise broken_rule(
-                "source.type", "an image has base64 or a url, and only documents of text or content are supported"
-            )
+        if self.source is not None and self.source.type in ("text", "content") and self.type == "image":
+            raise broken_rule("source.type", "an image has base64 or a url")
         for index, block in enumerate((self.source and self.source.content) or ()):
             if block.type not in ("text", "image"):
                 raise broken_rule(f"source.content[{index}].type", "a document has texts and images")

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, FailFast, Field, field_validator, model_va
 from pydantic_core import PydanticCustomError
 
 from frontend.protocol.body import Body, Forms, ModelBody, OpenBody, Refused, TypedBody, broken_rule, declared
-from frontend.protocol.chat import MESSAGES_LENGTH, refuse_too_many_parts
+from frontend.protocol.chat import MESSAGES_LENGTH, FilePart, refuse_too_many_parts
 from frontend.protocol.prompt_cache import CacheBreakpoint, PromptCacheOptions, Retention
 from frontend.protocol.tools import Definition, FunctionName, tool_choice_from
 from model_repository.contract.rules import MAX_TOOLS
@@ -25,6 +25,7 @@ _PARTS: Forms = {
     "output_text": (("text",), ()),
     "refusal": (("refusal",), ()),
     "input_image": (("image_url",), ("detail",)),
+    "input_file": ((), ("file_data", "file_url", "filename", "detail")),
     "summary_text": (("text",), ()),
     "reasoning_text": (("text",), ()),
 }
@@ -84,11 +85,15 @@ class ResponsePart(TypedBody):
     forms = _PARTS
     shared = ("type", "prompt_cache_breakpoint")
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],)}
+    refused = FilePart.refused
 
-    type: Literal["input_text", "output_text", "refusal", "input_image", "summary_text", "reasoning_text"]
+    type: Literal["input_text", "output_text", "refusal", "input_image", "input_file", "summary_text", "reasoning_text"]
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
@@ -99,9 +104,16 @@ class ResponsePart(TypedBody):
     @field_validator("type", mode="before")
     @classmethod
     def _refuse_other_types(cls, value: Any) -> Any:
-        if value in ("input_file", "input_audio", "input_video"):
-            raise PydanticCustomError("unsupported_value", "only texts and input_image are supported")
+        if value in ("input_audio", "input_video"):
+            raise PydanticCustomError("unsupported_value", "only texts, input_image and input_file are supported")
         return value
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        is_stored = "file_id" in (self.model_extra or {})
+        if self.type == "input_file" and (self.file_data is None) == (self.file_url is None) and not is_stored:
+            raise broken_rule("file_data", "expected either file_data or file_url")
+        return self
 
 
 def _parts(value: Any) -> Any:

@@ -119,23 +119,28 @@ def _write_result(block: InputBlock, place: str, messages: PlacedMessages) -> No
 
 
 def _parts(blocks: Iterable[tuple[str, InputBlock]]) -> list[Placed]:
-    """Return the texts and images of blocks, which come with their places."""
+    """Return the texts, images and documents of blocks, which come with their places."""
     parts: list[Placed] = []
     for place, block in blocks:
+        source = block.source
+        is_file = source is not None and source.type in ("base64", "url")
+        for name in ("context",) if is_file else ("title", "context"):
+            if (text := getattr(block, name)) is not None:
+                parts.append(({"type": "text", "text": text}, f"{place}.{name}"))
         if block.text is not None:
             parts.append(({"type": "text", "text": block.text}, f"{place}.text"))
-        elif block.source is not None and block.source.type == "text":
-            parts.append(({"type": "text", "text": block.source.data}, f"{place}.source.data"))
-        elif block.source is not None and block.source.content is not None:
-            parts += _parts(
-                (f"{place}.source.content[{number}]", each) for number, each in enumerate(block.source.content)
-            )
-        elif block.source is not None:
-            source = block.source
+        elif source is not None and source.type == "text":
+            parts.append(({"type": "text", "text": source.data}, f"{place}.source.data"))
+        elif source is not None and source.content is not None:
+            parts += _parts((f"{place}.source.content[{number}]", each) for number, each in enumerate(source.content))
+        elif source is not None:
             is_url = source.type == "url"
             url = source.url if is_url else f"data:{source.media_type};base64,{source.data}"
             place = f"{place}.source.{'url' if is_url else 'data'}"
-            parts.append(({"type": "image_url", "image_url": {"url": url}}, place))
+            if block.type == "document":
+                parts.append(({"type": "file", "file": {"file_data": url, "filename": block.title}}, place))
+            else:
+                parts.append(({"type": "image_url", "image_url": {"url": url}}, place))
     return parts
 
 

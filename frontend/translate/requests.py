@@ -15,7 +15,7 @@ from frontend.protocol.completion import CompletionRequest
 from frontend.protocol.fields import GenerationBody
 from frontend.protocol.tokenization import TokenizeRequest
 from frontend.protocol.tools import PastToolCall, ToolChoice
-from frontend.translate.images import image_from_data_uri, images_from_data_uris
+from frontend.translate.data_uris import image_from_data_uri, images_from_data_uris
 from frontend.triton.models import ModelName, ServedModel
 from model_repository.capabilities import Capability
 from model_repository.contract.request import (

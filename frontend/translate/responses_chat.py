@@ -127,6 +127,10 @@ def _content(place: str, parts: Iterable[ResponsePart]) -> list[Placed]:
         marked = {} if mark is None else {"prompt_cache_breakpoint": mark}
         if part.image_url is not None:
             placed.append(({"type": "image_url", "image_url": {"url": part.image_url}} | marked, f"{where}.image_url"))
+        elif part.type == "input_file":
+            file = {"file_data": part.file_data or part.file_url, "filename": part.filename}
+            name = "file_data" if part.file_data is not None else "file_url"
+            placed.append(({"type": "file", "file": file} | marked, f"{where}.{name}"))
         elif part.refusal is not None:
             placed.append(({"type": "refusal", "refusal": part.refusal}, f"{where}.refusal"))
         else:

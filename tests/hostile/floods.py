@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frontend.protocol.completion import MAX_CHOICES
+from tests.documents import data_uri
 from tests.frontend.connections.raw_http import narrow_connection
 from tests.hostile import large
 from tests.hostile.requests import CHAT, COMPLETIONS, MESSAGES, MODEL, RESPONSES, post
@@ -251,6 +252,13 @@ def _picture(alice: Sender) -> bytes:
     )
 
 
+def _document(alice: Sender) -> bytes:
+    """Return a chat with a web page that nests without an end."""
+    file = {"file_data": data_uri(b"<!doctype html>" + b"<div>" * 200_000, "text/html")}
+    content = [{"type": "file", "file": file}]
+    return alice.request({"model": MODEL, "messages": [{"role": "user", "content": content}]}, CHAT)
+
+
 def _token_ids(alice: Sender) -> bytes:
     path, body = large.token_ids(MODEL)
     return alice.request(body, path)
@@ -335,5 +343,6 @@ ATTACKS: Mapping[str, Attack] = {
     "long conversations to truncate": Attack(always_new(8, _truncated(3900)), _one_token),
     "instructions in streams": Attack(unread(40, _instructions), _response),
     "pictures of many scans": Attack(repeated(8, _picture), _chat),
+    "documents without an end": Attack(repeated(8, _document), _chat),
     "vectors": Attack(unread(16, _vectors), _embedding),
 }

@@ -51,7 +51,7 @@ _IN_EACH_RUN = {
     *("one wide request", "lists of prompts", "slow readers", "hang-ups", "refusals", "grammars", "large bodies"),
     *("large bodies beside another", "unfinished bodies", "token ids to detokenize", "texts to tokenize"),
     *("silent connections", "schemas of Responses", "log probabilities", "an ambiguous grammar", "counts of Messages"),
-    "conversations to truncate",
+    *("conversations to truncate", "documents without an end"),
 }
 NAMES = [
     pytest.param(name, marks=() if name in _IN_EACH_RUN else pytest.mark.faults)

@@ -71,6 +71,9 @@ def test_a_bad_message_is_refused_by_place(messages: Any, param: str) -> None:
         (user({"type": "image_url"}), "content[0].image_url"),
         (user({"type": "text", "text": "x", "image_url": IMAGE["image_url"]}), "content[0].image_url"),
         (user(IMAGE | {"text": "x"}), "content[0].text"),
+        (user({"type": "file"}), "content[0].file"),
+        (user({"type": "file", "file": {"filename": "a"}}), "content[0].file.file_data"),
+        (user({"type": "text", "text": "x", "file": {"file_data": "eA=="}}), "content[0].file"),
     ],
 )
 def test_contradicting_fields_of_a_message_are_refused_by_place(message: dict[str, Any], param: str) -> None:
@@ -78,12 +81,18 @@ def test_contradicting_fields_of_a_message_are_refused_by_place(message: dict[st
     assert (type(error), error.status, error.param) == (InvalidRequest, 400, f"messages[0].{param}")
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "file", "video_url", "audio_url"])
+@pytest.mark.parametrize("kind", ["input_audio", "video_url", "audio_url"])
 def test_parts_that_are_not_served_are_refused_by_name(kind: str) -> None:
     error = refusal(ChatCompletionRequest, CHAT | {"messages": [user({"type": kind, kind: {}})]})
     assert isinstance(error, UnsupportedValue)
     assert error.param == "messages[0].content[0].type"
     assert kind in error.message
+
+
+def test_a_stored_file_is_refused_by_name() -> None:
+    error = refusal(ChatCompletionRequest, CHAT | {"messages": [user({"type": "file", "file": {"file_id": "file-1"}})]})
+    assert (type(error), error.param) == (UnsupportedValue, "messages[0].content[0].file.file_id")
+    assert "no file is stored here" in error.message
 
 
 def test_an_image_is_a_url_or_an_object_with_one() -> None:

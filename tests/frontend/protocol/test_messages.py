@@ -47,7 +47,7 @@ def result(*blocks: Any) -> dict[str, Any]:
         (user({"type": "image", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source.type"),
         (user({"type": "image", "source": {"type": "url"}}), "messages[0].content[0].source.url"),
         (user({"type": "image", "source": {"type": "text", "data": "a"}}), "messages[0].content[0].source.type"),
-        (user({"type": "document", "source": DATA}), "messages[0].content[0].source.type"),
+        (user({"type": "document", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source.type"),
         (
             user({"type": "document", "source": {"type": "content", "content": [result()]}}),
             "messages[0].content[0].source.content[0].type",

@@ -1,4 +1,4 @@
-"""Images that chats name by URL, fetched from the hosts that the operator allows, and never from private addresses."""
+"""Images and documents that chats name by URL: from hosts that the operator allows, never from private addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, ThreadedResolver, web
 from aiohttp.abc import ResolveResult
@@ -16,15 +17,15 @@ from frontend.handlers.bodies import LARGE_BODIES
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.request_context import FACTS, SETTINGS, sender_of
 
-TIMEOUT_S = 10.0  # one image, with all its redirects
+TIMEOUT_S = 10.0  # one file, with all its redirects
 MAX_REDIRECTS = 3
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # All public addresses are here. Others may lead to an IPv4 address of any kind (NAT64), or into the operator's site.
 _PUBLIC = ipaddress.ip_network("2000::/3")
 
 
-class ImageFetcher:
-    """Fetches images by HTTP.
+class Fetcher:
+    """Fetches files by HTTP.
 
     Args:
         hosts: names, each with `:PORT` unless the port is the scheme's own; `*` is every name.
@@ -36,7 +37,7 @@ class ImageFetcher:
             connector=TCPConnector(resolver=_PublicResolver(), use_dns_cache=False),
             timeout=ClientTimeout(total=TIMEOUT_S),
             cookie_jar=DummyCookieJar(),
-            headers={"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "conch"},
+            headers={"Accept-Encoding": "identity", "User-Agent": "conch"},
             auto_decompress=False,
         )
 
@@ -54,7 +55,7 @@ class ImageFetcher:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._follow(URL(url), param, max_bytes)
         except TimeoutError as exc:
-            raise InvalidRequest(f"{param}={shown(url)}: no image within {TIMEOUT_S:g} s", param=param) from exc
+            raise InvalidRequest(f"{param}={shown(url)}: nothing within {TIMEOUT_S:g} s", param=param) from exc
         except _NotPublic as exc:
             raise UnsupportedValue(f"{param}={shown(url)}: its address is not public", param=param) from exc
         except (ClientError, OSError, ValueError) as exc:
@@ -84,7 +85,7 @@ class ImageFetcher:
         name = host if url.port == default_port else f"{host}:{url.port}"
         is_allowed = name in self._hosts or ("*" in self._hosts and name == host)
         if default_port is None or not is_allowed or _is_address(host):
-            rule = "expected a data URI, or http or https and a host that this server may fetch images from"
+            rule = "expected a data URI, or http or https and a host that this server may fetch from (--fetch-host)"
             raise UnsupportedValue(f"{param}={shown(str(url))}: {rule}", param=param)
 
 
@@ -123,23 +124,53 @@ def _is_address(host: str) -> bool:
     return True
 
 
-IMAGE_FETCHER = web.AppKey("image_fetcher", ImageFetcher)
+FETCHER = web.AppKey("fetcher", Fetcher)
 
 
-async def image_fetcher(app: web.Application) -> AsyncIterator[None]:
+async def fetcher(app: web.Application) -> AsyncIterator[None]:
     """Provide the fetcher while the application runs, if it may fetch at all."""
-    hosts = app[SETTINGS].image_hosts
+    hosts = app[SETTINGS].fetch_hosts
     if not hosts:
         yield
         return
-    app[IMAGE_FETCHER] = ImageFetcher(hosts)
+    app[FETCHER] = Fetcher(hosts)
     yield
-    await app[IMAGE_FETCHER].close()
+    await app[FETCHER].close()
 
 
 def may_fetch(app: web.Application) -> bool:
-    """Whether the server fetches images at all."""
-    return app.get(IMAGE_FETCHER) is not None
+    """Whether the server fetches files at all."""
+    return app.get(FETCHER) is not None
+
+
+class Room:
+    """The memory of a request for what it names or becomes, together with its body as much as a body may have."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_left = num_bytes
+        self.num_used = 0
+
+    def use(self, num_bytes: int) -> None:
+        """Count bytes."""
+        self.num_left -= num_bytes
+        self.num_used += num_bytes
+
+
+@asynccontextmanager
+async def room_beside_body(request: web.Request) -> AsyncIterator[Room]:
+    """Reserve memory; what is used of it counts as a part of the body until the request ends.
+
+    Raises:
+        Overloaded: the memory for large bodies stays full.
+    """
+    facts, memory = request[FACTS], request.app[LARGE_BODIES]
+    room = Room(request.app[SETTINGS].max_body_bytes - facts.num_body_bytes)
+    await memory.reserve(sender_of(request), room.num_left)
+    facts.num_reserved_bytes += room.num_left
+    yield room
+    facts.num_body_bytes += room.num_used
+    facts.num_reserved_bytes -= room.num_left
+    memory.release(sender_of(request), room.num_left)
 
 
 async def fetched_images(
@@ -151,16 +182,10 @@ async def fetched_images(
         UnsupportedValue, InvalidRequest: as for one.
         Overloaded: the memory for large bodies stays full.
     """
-    fetcher, facts, memory = request.app[IMAGE_FETCHER], request[FACTS], request.app[LARGE_BODIES]
-    room = request.app[SETTINGS].max_body_bytes - facts.num_body_bytes
-    await memory.reserve(sender_of(request), room)
-    facts.num_reserved_bytes += room
     fetched: dict[str, bytes] = {}
-    for (place, url), image in zip(chat.image_urls(), images, strict=True):
-        if not image and url not in fetched:
-            fetched[url] = await fetcher.fetch(url, place, room)
-            room -= len(fetched[url])
-    facts.num_body_bytes += sum(map(len, fetched.values()))
-    facts.num_reserved_bytes -= room
-    memory.release(sender_of(request), room)
+    async with room_beside_body(request) as room:
+        for (place, url), image in zip(chat.image_urls(), images, strict=True):
+            if not image and url not in fetched:
+                fetched[url] = await request.app[FETCHER].fetch(url, place, room.num_left)
+                room.use(len(fetched[url]))
     return tuple(image or fetched[url] for (_, url), image in zip(chat.image_urls(), images, strict=True))

@@ -7,14 +7,15 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import ClientResponse, web
+from aiohttp import ClientResponse
 
 import frontend.app
-from frontend.handlers import image_urls, shared_memory
+from frontend.handlers import fetching, shared_memory
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
 from tests.frontend.conftest import Serve
+from tests.frontend.file_hosts import file_host
 from tests.launching import free_port
 from tests.waiting import DEADLINE_S
 
@@ -23,46 +24,16 @@ PARAM = "messages[0].content[0].image_url.url"
 
 
 @pytest.fixture
-def fetched() -> asyncio.Queue[str]:
+def fetched() -> list[str]:
     """The paths that were asked of the host, in order."""
-    return asyncio.Queue()
+    return []
 
 
 @pytest.fixture
-async def host(fetched: asyncio.Queue[str]) -> AsyncIterator[str]:
-    """The host and port of a server with images, on loopback."""
-
-    async def note(request: web.Request, response: web.StreamResponse) -> None:
-        fetched.put_nowait(request.path)
-
-    end = asyncio.Event()
-
-    async def held(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await end.wait()
-        return response
-
-    async def found(request: web.Request) -> web.Response:
-        return web.Response(body=IMAGE)
-
-    async def moved(request: web.Request) -> web.Response:
-        raise web.HTTPFound(request.query["to"])
-
-    app, port = web.Application(), free_port()
-    app.on_response_prepare.append(note)
-    app.add_routes([web.get("/a.png", found), web.get("/held", held), web.get("/moved", moved)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    yield f"localhost:{port}"
-    end.set()
-    await runner.cleanup()
-
-
-@pytest.fixture
-def loopback_is_public(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_urls, "is_public", lambda address: address in ("127.0.0.1", "::1"))
+async def host(fetched: list[str]) -> AsyncIterator[str]:
+    """The host and port of a server with an image, on loopback."""
+    async with file_host({"/a.png": IMAGE}, fetched) as found:
+        yield found
 
 
 def chat(url: str) -> dict[str, object]:
@@ -71,7 +42,7 @@ def chat(url: str) -> dict[str, object]:
 
 
 async def ask(serve: Serve, triton: FakeTriton, url: str, *hosts: str, **settings: int) -> ClientResponse:
-    http = await serve(triton, image_hosts=hosts, **settings)
+    http = await serve(triton, fetch_hosts=hosts, **settings)
     return await http.post("/v1/chat/completions", json=chat(url))
 
 
@@ -86,7 +57,7 @@ async def refusal(serve: Serve, url: str, *hosts: str, **settings: int) -> str:
 @pytest.mark.parametrize("path", ["/a.png", "/moved?to=/a.png", "/moved?to=/moved%3Fto=/a.png"])
 async def test_an_image_of_an_allowed_host_reaches_the_model(serve: Serve, host: str, path: str) -> None:
     triton = FakeTriton(chunks("x"))
-    http = await serve(triton, image_hosts=(host,))
+    http = await serve(triton, fetch_hosts=(host,))
     response = await http.post("/v1/chat/completions", json=chat(f"http://{host}{path}") | {"n": 2})
     assert response.status == 200
     assert [request.images for request in triton.requests] == [(IMAGE,)] * 2
@@ -112,7 +83,7 @@ async def test_without_an_allowed_host_nothing_is_fetched(serve: Serve, host: st
 )
 async def test_another_host_is_refused_also_behind_a_redirect(serve: Serve, host: str, url: str) -> None:
     message = await refusal(serve, url.replace("HOST", host), host, "127.0.0.1:1")
-    assert "a host that this server may fetch images from" in message
+    assert "a host that this server may fetch from" in message
 
 
 @pytest.mark.parametrize("hosts", [("localhost",), ("*",)])
@@ -125,20 +96,20 @@ async def test_a_name_with_a_private_address_is_refused(serve: Serve, hosts: tup
     ("path", "rule"),
     [
         ("/none", "status 404"),
-        ("/held", "no image within 0.2 s"),
+        ("/held", "nothing within 0.2 s"),
         ("/moved?to=/moved%3Fto=/moved%253Fto=/moved%25253Fto=/a.png", "more than 3 redirects"),
     ],
 )
 async def test_what_cannot_be_fetched_is_refused_with_the_reason(
     serve: Serve, host: str, path: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_urls, "TIMEOUT_S", 0.2 if path == "/held" else 10.0)
+    monkeypatch.setattr(fetching, "TIMEOUT_S", 0.2 if path == "/held" else 10.0)
     assert rule in await refusal(serve, f"http://{host}{path}", host)
 
 
 async def test_too_many_images_are_refused_before_one_is_fetched(serve: Serve, host: str) -> None:
     image = {"type": "image_url", "image_url": {"url": f"http://{host}/a.png"}}
-    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,))
+    http = await serve(FakeTriton(chunks("x")), fetch_hosts=(host,))
     body = CHAT | {"messages": [{"role": "user", "content": [image] * 17}]}
     error = await error_of(await http.post("/v1/chat/completions", json=body))
     assert (error["status"], error["message"]) == (400, "messages: 17 images: a request may have 16")
@@ -152,28 +123,26 @@ async def test_a_fetched_image_counts_as_a_part_of_the_body(serve: Serve, host: 
 
 
 @pytest.mark.usefixtures("loopback_is_public")
-async def test_a_key_without_requests_left_has_nothing_fetched(
-    serve: Serve, host: str, fetched: asyncio.Queue[str]
-) -> None:
-    http = await serve(FakeTriton(chunks("x")), image_hosts=(host,), requests_per_minute=1)
+async def test_a_key_without_requests_left_has_nothing_fetched(serve: Serve, host: str, fetched: list[str]) -> None:
+    http = await serve(FakeTriton(chunks("x")), fetch_hosts=(host,), requests_per_minute=1)
     body = chat(f"http://{host}/a.png")
     assert [(await http.post("/v1/chat/completions", json=body)).status for _ in range(2)] == [200, 429]
-    assert fetched.qsize() == 1
+    assert len(fetched) == 1
 
 
 @pytest.mark.usefixtures("loopback_is_public")
 async def test_fetched_images_take_memory_until_the_request_ends(
-    serve: Serve, host: str, fetched: asyncio.Queue[str], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, host: str, fetched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
     monkeypatch.setattr(frontend.app, "MAX_LARGEST", 1)
     triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, image_hosts=(host,))
+    http = await serve(triton, fetch_hosts=(host,))
     body = chat(f"http://{host}/a.png")
     first = asyncio.create_task(http.post("/v1/chat/completions", json=body))
     await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     error = await error_of(await http.post("/v1/chat/completions", json=body))
-    assert (error["status"], error["code"], fetched.qsize()) == (503, "overloaded", 1)
+    assert (error["status"], error["code"], len(fetched)) == (503, "overloaded", 1)
     triton.script = chunks("x")
     first.cancel()
     await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
@@ -184,7 +153,7 @@ async def test_fetched_images_take_memory_until_the_request_ends(
 @pytest.mark.usefixtures("loopback_is_public")
 async def test_a_request_with_a_fetched_image_waits_for_its_place_as_any_other(serve: Serve, host: str) -> None:
     triton = FakeTriton([asyncio.Event()])
-    http = await serve(triton, image_hosts=(host,), max_in_flight=1, max_queue_wait_s=0.01)
+    http = await serve(triton, fetch_hosts=(host,), max_in_flight=1, max_queue_wait_s=0.01)
     first = asyncio.create_task(http.post("/v1/completions", json=COMPLETION))
     await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     error = await error_of(await http.post("/v1/chat/completions", json=chat(f"http://{host}/a.png")))
@@ -215,4 +184,4 @@ async def test_a_host_that_does_not_answer_is_refused(serve: Serve) -> None:
     ],
 )
 def test_which_addresses_are_public(address: str, is_public: bool) -> None:
-    assert image_urls.is_public(address) is is_public
+    assert fetching.is_public(address) is is_public

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frontend.errors import APIError, InvalidRequest, UnsupportedValue
-from frontend.translate.images import image_from_data_uri
+from frontend.translate.data_uris import image_from_data_uri
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.models import ModelName
 from model_repository.capabilities import Capability
