@@ -34,6 +34,7 @@ from model_repository.system.terminal_text import escape_output
 
 if TYPE_CHECKING:
     from frontend.cli.chat_client import ChatClient
+    from frontend.cli.typed_lines import History
 
 
 class _Parser(CommandParser):
@@ -269,6 +270,8 @@ def _add_chat_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--lines", action="store_true", help=text)
     text = "Print the time to the first token, tokens/s and token counts of each answer on standard error."
     command.add_argument("--stats", action="store_true", help=text)
+    text = "Keep up to 1,000 typed lines in this file for later conversations; others may not read it. (default: none)"
+    command.add_argument("--history", type=Path, metavar="FILE", help=text)
     command.add_argument("--plain", action="store_true", help="Print Markdown without rendering it.")
 
 
@@ -446,10 +449,11 @@ def _run(options: argparse.Namespace) -> int:
     from frontend.cli.chat_client import ChatClient
 
     question = _question(options)
+    history = _history(question, options)
 
     def talk(url: str, model: str) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
-        return _talk(client, model, question, options)
+        return _talk(client, model, question, options, history)
 
     [model] = options.models
     serving = [server.url for server in running_servers(options.home) if model in server.models]
@@ -468,7 +472,8 @@ def _chat(options: argparse.Namespace) -> int:
     if not options.model and not options.url and options.question and options.question[0] in served:
         options.model, *options.question = options.question
     client = ChatClient(_url(options), os.environ.get(_KEY_VARIABLE, ""))
-    return _talk(client, options.model, _question(options), options)
+    question = _question(options)
+    return _talk(client, options.model, question, options, _history(question, options))
 
 
 def _question(options: argparse.Namespace) -> str:
@@ -488,7 +493,18 @@ def _question(options: argparse.Namespace) -> str:
     return question
 
 
-def _talk(client: ChatClient, model: str, question: str, options: argparse.Namespace) -> int:
+def _history(question: str, options: argparse.Namespace) -> History | None:
+    """Return the file of typed lines, if a person types some.
+
+    Raises:
+        SettingsError: the file cannot be used.
+    """
+    from frontend.cli.typed_lines import History
+
+    return History(options.history) if options.history and not question and sys.stdin.isatty() else None
+
+
+def _talk(client: ChatClient, model: str, question: str, options: argparse.Namespace, history: History | None) -> int:
     from frontend.cli.chat import chat
 
     return chat(
@@ -499,7 +515,8 @@ def _talk(client: ChatClient, model: str, question: str, options: argparse.Names
         question=question,
         is_interactive=sys.stdin.isatty() and not question,
         is_plain=options.plain,
-        has_stats=options.stats,
+        is_verbose=options.stats,
+        history=history,
     )
 
 

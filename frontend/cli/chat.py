@@ -6,24 +6,18 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TextIO
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
-from frontend.cli.conversation import CommandFailed, Conversation, completions, is_command
+from frontend.cli.conversation import CommandFailed, Conversation, is_command
+from frontend.cli.typed_lines import History, begin_lines, keep_line
+from frontend.settings import SettingsError
 from frontend.terminal import Colour, print_error, write_coloured
 from model_repository.system.terminal_text import STEERING, unescaped
 
-with suppress(ImportError):
-    import readline  # with it, input() edits a line, and the arrow keys bring earlier ones back
-
-    readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one text; Python turns it off
-    readline.parse_and_bind("tab: complete")
-    readline.set_completer_delims(" \n")
-    readline.set_completer(lambda word, n: dict(enumerate(completions(readline.get_line_buffer(), word))).get(n))
-
 _QUOTES = '"""'
-_BEGINS_LINES = re.compile(rf"(/\w+\s+)?{_QUOTES}")
+_BEGINS_LINES = re.compile(rf"(/(?:set\s+)?\w+\s+)?{_QUOTES}")
 _REMOVED = dict.fromkeys(STEERING)  # a model may be told to write them
 
 type Write = Callable[[str], None]
@@ -39,7 +33,8 @@ def chat(
     question: str = "",
     is_interactive: bool = True,
     is_plain: bool = False,
-    has_stats: bool = False,
+    is_verbose: bool = False,
+    history: History | None = None,
 ) -> int:
     """Talk until the end of the input, and return the exit status: 1 if an answer of a script has failed.
 
@@ -48,7 +43,8 @@ def chat(
         question: the only one; empty: questions and commands are read.
         is_interactive: a person reads and types. Then Ctrl-C ends an answer, and only Ctrl-D the conversation.
         is_plain: write Markdown without rendering it.
-        has_stats: write time and token counts of each answer.
+        is_verbose: write the figures of each answer.
+        history: gets the lines that a person types, and has those of earlier conversations.
     """
 
     out = unescaped(out)  # a script gets an answer as the model has written it
@@ -71,20 +67,32 @@ def chat(
                 raise
         return True
 
+    def typed(prompt: str) -> str:
+        nonlocal history
+        line = read(prompt)
+        if conversation.has_history:
+            try:
+                keep_line(line, history)
+            except SettingsError as exc:
+                print_error(exc, err)
+                history = None
+        return line
+
     try:
-        conversation = Conversation(client, model, has_stats=has_stats)
+        conversation = Conversation(client, model, is_verbose=is_verbose, read=read if is_interactive else None)
     except ChatFailed as exc:
         print_error(exc, err)
         return 1
     if question:
         return int(not show(conversation.ask(question)))
     if is_interactive:
+        begin_lines(history, conversation.completions)
         note(f"{conversation.model}: Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists commands.")
     has_failed = False
     while not conversation.is_over:
         try:
-            line = read("> " if is_interactive else "")
-            text = _whole(line, read) if is_interactive else line
+            line = typed("> ") if is_interactive else read("")
+            text = _whole(line, typed) if is_interactive else line
         except EOFError:
             break
         except KeyboardInterrupt:

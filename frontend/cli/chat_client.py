@@ -23,6 +23,7 @@ _DATA = b"data: "
 _DONE = b"[DONE]"
 _NEWS = b": keepalive: "  # a comment that says why the answer has not begun
 _COUNTS = ("prompt_tokens", "completion_tokens")  # of usage
+_PHASES = ("prefill", "decode")  # of timing
 _SERVER = re.compile(r"(?!https?://(huggingface|hf)\.co/)\w+://.*|([^/:]+|\[.+\]):\d+(/.*)?|\d+")
 _TIMEOUT_S = 600.0  # one read; a large model may take long to its first token
 _MAX_BYTES = 16 << 20  # of a line of a stream, or of another answer
@@ -82,6 +83,7 @@ class ChatClient:
             raise SettingsError(f"URL={url}: expected http://HOST:PORT or https://HOST:PORT")
         self.finish_reason = ""  # the last answer's
         self.usage: dict[str, int] = {}  # the last answer's token counts, if the request asks for them
+        self.timing_ms: dict[str, float] = {}  # of the last answer's phases, if the request asks for them
         self.ignored: list[str] = []  # fields of the last request that had no effect
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
@@ -143,7 +145,7 @@ class ChatClient:
         Raises:
             ChatFailed: the server refuses the request, ends the stream with an error, or cannot be reached.
         """
-        self.finish_reason, self.usage = "", {}
+        self.finish_reason, self.usage, self.timing_ms = "", {}, {}
         with self._understood():
             for event in self._stream(_CHAT, body | {"stream": True}):
                 if isinstance(event, str):
@@ -153,6 +155,10 @@ class ChatClient:
                     return
                 if usage := event.get("usage"):
                     self.usage = {name: _checked(int, usage[name]) for name in _COUNTS if name in usage}
+                    if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+                        self.usage["cached_tokens"] = _checked(int, cached)
+                if "include_timing" in body.get("stream_options", ()) and (timing := event.get("timing")):
+                    self.timing_ms = {name: float(timing[name]) for name in _PHASES}
                 for choice in event["choices"]:
                     self.finish_reason = choice["finish_reason"] or self.finish_reason
                     delta = choice["delta"]

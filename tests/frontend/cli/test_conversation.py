@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from frontend.cli.chat_client import ChatClient, ChatFailed, Kind, Piece
-from frontend.cli.conversation import SETTINGS, CommandFailed, Conversation, completions
+from frontend.cli.conversation import CommandFailed, Conversation
+from frontend.cli.request_fields import OF_OLLAMA, REFUSED, SETTINGS
 from frontend.protocol.chat import ChatCompletionRequest
 
 
@@ -35,6 +36,7 @@ class Server(ChatClient):
     def answer(self, body: dict[str, Any]) -> Iterator[Piece]:
         self.asked.append(json.loads(json.dumps(body)))
         self.usage = {"prompt_tokens": 7, "completion_tokens": 11}
+        self.timing_ms = {"prefill": 10.0, "decode": 1000.0} if "include_timing" in body["stream_options"] else {}
         self.now_s += 0.5
         if self.failures:
             raise self.failures.pop(0)
@@ -47,6 +49,9 @@ class Server(ChatClient):
 @pytest.fixture
 def server() -> Server:
     return Server()
+
+
+USAGE = {"stream_options": {"include_usage": True}}  # of each request to another server than Conch
 
 
 @pytest.fixture
@@ -82,7 +87,8 @@ def test_a_question_comes_with_what_was_said_and_without_the_thinking(
 
 def test_help_names_every_command(conversation: Conversation) -> None:
     text = text_of(conversation.obey("/help"))
-    for word in ("/system", "/set", "/image", "/retry", "/clear", "/save", "/load", "/model", "/exit", "/bye", '"""'):
+    words = ("/system", "/set", "/image", "/file", "/edit", "/retry", "/clear", "/save", "/load", "/model", "/exit")
+    for word in (*words, "/show", "/stats", "/bye", "/set parameter NAME VALUE", "/set think [LEVEL]", '"""'):
         assert f"\n{word} " in text
 
 
@@ -102,9 +108,18 @@ def test_help_names_every_command(conversation: Conversation) -> None:
         ("/image 'cat.png", "/image 'cat.png: No closing quotation"),
         ("/retry", "/retry: there is no question yet"),
         ("/set num_ctx 8192", "/set num_ctx: `conch run MODEL --context-window N` sets the window"),
-        ("/set system Be brief.", "/set system: /system TEXT sets the system prompt"),
-        ("/show", "/show: `conch show MODEL` describes a model"),
-        ("/show info", "/show: `conch show MODEL` describes a model"),
+        ("/set parameter num_gpu 1", "/set num_gpu: a property of the served model: `conch build --help`"),
+        ("/set parameter nonsense 1", "/set nonsense: expected one of "),
+        ("/set parameter", "expected /set parameter NAME VALUE"),
+        ("/set nowordwrap", "/set nowordwrap: the terminal itself wraps lines"),
+        ("/set verbose now", "expected /set verbose"),
+        ("/set format xml", "/set format xml: expected json; /set response_format takes a JSON schema"),
+        ("/show info", "/show info: expected one of model, .*; `conch show MODEL` describes a model"),
+        ("/stats", "/stats: there is no whole answer yet"),
+        ("/edit", "/edit: an editor needs a terminal"),
+        ("/load a b", "/load a b: expected one path: one with spaces is in quotes"),
+        ("/load ~no-such-user/file", "/load ~no-such-user/file: No such file or directory"),
+        ("/file no-such-file.pdf", "/file no-such-file.pdf: No such file or directory"),
     ],
 )
 def test_a_command_that_cannot_be_done_is_refused(
@@ -131,7 +146,7 @@ def test_settings_go_with_the_next_requests(conversation: Conversation, server: 
         list(conversation.obey(command))
     list(conversation.ask("one"))
     settings = {"temperature": 0.5, "stop": ["\n"], "reasoning_effort": "low"}
-    assert server.asked == [{"model": "small", "messages": [user("one")], **settings}]
+    assert server.asked == [{"model": "small", "messages": [user("one")], **USAGE, **settings}]
     assert text_of(conversation.obey("/set")).startswith('temperature 0.5\nstop ["\\n"]\nreasoning_effort "low"\n')
 
 
@@ -140,7 +155,9 @@ def test_null_brings_back_the_value_that_a_conversation_begins_with(server: Serv
     for command in ("/set max_tokens 3", "/set max_tokens null", "/set seed null"):
         list(conversation.obey(command))
     list(conversation.ask("one"))
-    assert server.asked == [{"model": "large", "messages": [user("one")], "max_tokens": 4096}]
+    options = {"include_usage": True, "include_timing": True}
+    asked = {"model": "large", "messages": [user("one")], "max_tokens": 4096, "stream_options": options}
+    assert server.asked == [asked]
 
 
 def test_a_value_that_the_server_refuses_is_not_set(conversation: Conversation, server: Server) -> None:
@@ -152,6 +169,50 @@ def test_a_value_that_the_server_refuses_is_not_set(conversation: Conversation, 
 
 def test_every_setting_is_a_field_of_the_api() -> None:
     assert set(SETTINGS) <= set(ChatCompletionRequest.model_fields)
+    assert set(OF_OLLAMA.values()) <= set(SETTINGS) and not {*OF_OLLAMA, *REFUSED} & set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("commands", "settings"),
+    [
+        (["/set parameter num_predict 5", "/set repeat_penalty 1.1"], {"max_tokens": 5, "repetition_penalty": 1.1}),
+        (["/set parameter temperature 0.5", "/set parameter seed 3"], {"temperature": 0.5, "seed": 3}),
+        (["/set parameter stop User: Me:"], {"stop": ["User:", "Me:"]}),
+        (['/set parameter stop ["a b"]'], {"stop": ["a b"]}),
+        (["/set stop a b"], {"stop": "a b"}),
+        (["/set format json"], {"response_format": {"type": "json_object"}}),
+        (["/set format json", "/set noformat"], {}),
+        (["/set think"], {"enable_thinking": True}),
+        (["/set nothink"], {"enable_thinking": False}),
+        (["/set nothink", "/set think high"], {"reasoning_effort": "high"}),
+    ],
+)
+def test_the_words_of_ollama_set_fields(
+    commands: list[str], settings: dict[str, Any], conversation: Conversation, server: Server
+) -> None:
+    for command in commands:
+        assert text_of(conversation.obey(command)) == ""
+    list(conversation.ask("one"))
+    assert server.asked == [{"model": "small", "messages": [user("one")], **USAGE, **settings}]
+
+
+def test_a_conversation_shows_its_model_system_prompt_and_fields(server: Server) -> None:
+    conversation = Conversation(server, "large")
+    unset = "system\n  (There is no system prompt.)\nparameters\n  (No field is set.)"
+    model = "large of http://server, with a context window of 4,096 tokens"
+    assert text_of(conversation.obey("/show")) == f"model\n  {model}\n{unset}"
+    for command in ("/set system Be brief.", "/set seed 3"):
+        list(conversation.obey(command))
+    shown = [text_of(conversation.obey(f"/show {name}")) for name in ("model", "system", "parameters")]
+    assert shown == [model, "Be brief.", "seed 3"]
+
+
+def test_no_typed_lines_are_kept_on_demand(conversation: Conversation) -> None:
+    assert conversation.has_history
+    list(conversation.obey("/set nohistory"))
+    assert not conversation.has_history
+    list(conversation.obey("/set history"))
+    assert conversation.has_history
 
 
 def test_a_file_of_an_image_goes_with_one_question(conversation: Conversation, server: Server, tmp_path: Path) -> None:
@@ -163,6 +224,33 @@ def test_a_file_of_an_image_goes_with_one_question(conversation: Conversation, s
     assert server.asked[0]["messages"] == [user([part, part, {"type": "text", "text": "What's this?"}])]
     assert messages_of_next(conversation, server)[1:] == [assistant("answer 1")]
     assert server.asked[1]["messages"][-1] == user("next")
+
+
+def test_a_document_goes_with_one_question(conversation: Conversation, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "my notes.pdf").write_bytes(b"%PDF")
+    data = f"data:application/pdf;base64,{base64.b64encode(b'%PDF').decode()}"
+    part = {"type": "file", "file": {"filename": "my notes.pdf", "file_data": data}}
+    note = text_of(conversation.obey(f"/file '{tmp_path}/my notes.pdf'"))
+    assert note == "(my notes.pdf goes with the next question.)"
+    list(conversation.ask("What is this?"))
+    assert server.asked[0]["messages"] == [user([part, {"type": "text", "text": "What is this?"}])]
+    list(conversation.obey(f"/file '{tmp_path}/my notes.pdf' And this?"))
+    assert server.asked[1]["messages"][-1] == user([part, {"type": "text", "text": "And this?"}])
+
+
+def test_an_editor_begins_with_the_last_question_and_its_text_is_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = Conversation(server, "", read=lambda prompt: "")
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setenv("EDITOR", """sh -c 'echo "/more" >> "$0"'""")
+    for _ in range(2):
+        list(conversation.obey("/edit"))
+    assert [body["messages"][-1] for body in server.asked] == [user("/more"), user("/more/more")]
+    monkeypatch.setenv("EDITOR", "false")
+    with pytest.raises(CommandFailed, match=r"^/edit: false has ended with status 1: nothing is sent$"):
+        list(conversation.obey("/edit"))
+    assert len(server.asked) == 2
 
 
 def test_retry_answers_the_last_question_in_place_of_its_answer(conversation: Conversation, server: Server) -> None:
@@ -225,7 +313,7 @@ def test_a_saved_conversation_goes_on_after_it_is_loaded(server: Server, tmp_pat
 def test_a_file_of_another_conversation_is_kept(conversation: Conversation, tmp_path: Path) -> None:
     path = tmp_path / "conversation.json"
     path.write_text("mine")
-    refused = f"^/save {path}: the file is not of this conversation: name another one$"
+    refused = f"^/save {path}: the file is not of this conversation: name another one$"  # a script talks
     with pytest.raises(CommandFailed, match=refused):
         list(conversation.obey(f"/save {path}"))
     assert path.read_text() == "mine"
@@ -234,6 +322,25 @@ def test_a_file_of_another_conversation_is_kept(conversation: Conversation, tmp_
         list(conversation.obey(command))
     with pytest.raises(CommandFailed, match=refused):
         list(conversation.obey(f"/save {path}"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_written"), [("y", True), ("Y ", True), ("", False), ("n", False), (None, False)]
+)
+def test_a_person_decides_whether_a_file_is_overwritten(
+    answer: str | None, is_written: bool, server: Server, tmp_path: Path
+) -> None:
+    def read(prompt: str) -> str:
+        assert prompt == "The file is not of this conversation. Overwrite it? (y/N) "
+        if answer is None:
+            raise EOFError
+        return answer
+
+    path = tmp_path / "my conversation.json"
+    path.write_text("mine")
+    note = text_of(Conversation(server, "", read=read).obey(f"/save '{path}'"))
+    assert note == (f"(0 messages are in {path}.)" if is_written else "(Nothing is written.)")
+    assert (path.read_text() != "mine") == is_written
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", '["user"]', "not JSON", "7", b"\xff".decode("latin-1")])
@@ -259,27 +366,60 @@ def test_exit_ends_the_conversation(command: str, conversation: Conversation) ->
     assert conversation.is_over
 
 
-def test_stats_count_from_the_request_and_from_the_first_piece(server: Server) -> None:
-    conversation = Conversation(server, "", has_stats=True, clock=lambda: server.now_s)
-    note = text_of(conversation.ask("one"))
-    assert note == "(0.50 s to the first token, 5.0 tokens/s, 7 prompt and 11 completion tokens)"
-    assert server.asked[0]["stream_options"] == {"include_usage": True}
-    assert text_of(conversation.obey("/stats")) == "(The time and the tokens of an answer are not shown.)"
+@pytest.mark.parametrize(
+    ("model", "measured", "window"),
+    [
+        ("small", ("", "5.0"), ""),
+        ("large", ("; prefill 700.0 tokens/s", "10.0"), "\ncontext window       18 of 4,096 tokens (0.4%)"),
+    ],
+)
+def test_the_figures_of_an_answer_are_shown_on_demand(
+    model: str, measured: tuple[str, str], window: str, server: Server
+) -> None:
+    conversation = Conversation(server, model, is_verbose=True, clock=lambda: server.now_s)
+    figures = (
+        "time to first token  0.50 s\n"
+        f"prompt               7 tokens{measured[0]}\n"
+        f"completion           11 tokens; decode {measured[1]} tokens/s{window}"
+    )
+    assert text_of(conversation.ask("one")) == figures
+    list(conversation.obey("/set quiet"))
     assert text_of(conversation.ask("two")) == ""
+    assert text_of(conversation.obey("/stats")) == figures
+    list(conversation.obey("/set verbose"))
+    assert text_of(conversation.ask("three")) == figures
 
 
 @pytest.mark.parametrize(
-    ("line", "word", "words"),
+    ("line", "completed"),
     [
-        ("/sy", "/sy", ["/system "]),
-        ("/set se", "se", ["seed "]),
-        ("/system se", "se", []),
-        ("s", "s", []),
-        ("What is /s", "/s", []),
+        ("/sy", ["/system "]),
+        ("/set se", ["/set seed "]),
+        ("/set pa", ["/set parameter "]),
+        ("/set parameter num", ["/set parameter num_predict "]),
+        ("/set t", ["/set think ", "/set temperature ", "/set top_p ", "/set top_k "]),
+        ("/set format ", ["/set format json "]),
+        ("/show s", ["/show system "]),
+        ("/model l", ["/model large "]),
+        ("/file no-such-folder/", []),
+        ("/system se", []),
+        ("s", []),
+        ("What is /s", []),
     ],
 )
-def test_commands_and_fields_are_completed(line: str, word: str, words: list[str]) -> None:
-    assert completions(line, word) == words
+def test_commands_fields_and_models_are_completed(line: str, completed: list[str], conversation: Conversation) -> None:
+    begin = max(line.rfind(" "), line.rfind("/")) + 1
+    assert conversation.completions(line, begin) == [each[begin:] for each in completed]
+
+
+def test_paths_are_completed_behind_a_space_of_their_own(
+    conversation: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my cat.png").touch()
+    for command in ("/image", "/file", "/save", "/load"):
+        assert conversation.completions(f"{command} m", len(command) + 1) == ["my\\ cat.png "]
+        assert conversation.completions(f"{command} my\\ c", len(command) + 5) == ["cat.png "]
 
 
 @pytest.mark.parametrize(("command", "limit"), [("/clear", ""), ("/set max_tokens 2", " or max_tokens is reached")])
