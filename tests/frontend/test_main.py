@@ -140,6 +140,23 @@ def test_with_json_a_wrong_option_is_an_object(words: list[str], capsys: pytest.
         assert line["message"].startswith("error: " + words[-1].partition("=")[0])
 
 
+@pytest.mark.parametrize("command", [["chat"], ["run", "no-such-model"]])
+def test_a_history_that_others_may_read_is_refused_before_a_model_is_loaded(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    path = tmp_path / "history"
+    path.touch(0o644)
+    path.chmod(0o644)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setenv("CONCH_HOME", str(tmp_path))
+    assert main([*command, f"--history={path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --history={path}: others may read or write the file: ")
+
+
 @pytest.mark.parametrize("command", [["chat", "Hello!"], ["launch", "claude"], ["bench"]])
 def test_the_only_running_server_is_found(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -269,6 +269,14 @@ def test_an_answer_may_fill_the_window(api: Api) -> None:
     assert client.finish_reason == "length"
 
 
+FIGURES = (
+    r"time to first token  [0-9.]+ s\n"
+    r"prompt               \d+ tokens, \d+ of them cached; prefill [0-9.,]+ tokens/s\n"
+    r"completion           \d+ tokens; decode [0-9.,]+ tokens/s\n"
+    r"context window       \d+ of 2,048 tokens \([0-9.]+%\)\n"
+)
+
+
 def test_a_script_gets_answers_alone(api: Api) -> None:
     def ask(text: str, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "frontend", "chat", f"--url={api.url}", *words]
@@ -280,8 +288,7 @@ def test_a_script_gets_answers_alone(api: Api) -> None:
     for text, words in (("", ["What is the capital", "of France?"]), ("of France?\n", ["What is the capital"])):
         answered = ask(text, *words, "--stats")
         assert re.fullmatch(rf"{ANSWER}.+\n", answered.stdout)
-        rate = r"[0-9.]+ s to the first token, ([0-9.]+ tokens/s, )?\d+ prompt and \d+ completion tokens"
-        assert re.fullmatch(rf"\({rate}\)\n", answered.stderr)
+        assert re.fullmatch(FIGURES, answered.stderr)
     failed = ask("Hello!", "--model=none")
     assert (failed.returncode, failed.stdout) == (1, "") and failed.stderr.startswith("error: model='none'")
     for text, words, name in (("", [], "QUESTION"), ("Hello!", ["Hello!", "--lines"], "--lines")):
@@ -313,6 +320,41 @@ def test_a_conversation_has_commands(api: Api, tmp_path: Path) -> None:
     assert system == {"role": "system", "content": "You are\nformal."}
     assert question == {"role": "user", "content": "What is the capital\nof France?"}
     assert answered["content"].startswith(ANSWER)
+
+
+def test_a_person_edits_and_completes_and_finds_lines_again(tmp_path: Path) -> None:
+    history, saved = tmp_path / "history", tmp_path / "my notes.json"
+    saved.write_text("mine")
+    event = {"choices": [{"delta": {"content": "so be it"}, "finish_reason": "stop"}]}
+    models = {"data": [{"id": "m", "max_model_len": 9, "owned_by": "conch"}]}
+    answer = f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode()
+    with other_server(200, answer, json.dumps(models).encode()) as url:
+        for _ in range(2):
+            options = (f"--url={url}", f"--history={history}")
+            terminal = Terminal("chat", *options, VISUAL="""sh -c 'echo " Why now?" >> "$0"'""")
+            terminal.wait_for(PROMPT)
+            for typed, shown in (
+                ("\x1b[A\n" if history.stat().st_size else "Why?\n", "so be it"),  # the arrow key up
+                ("/edit\n", "so be it"),
+                ("/stats\n", "time to first token  0."),
+                ("/sav\t", "/save "),
+                (f"{tmp_path}/my\t", "my\\ notes.json "),
+                ("\n", "Overwrite it? (y/N) "),
+                ("y\n", "(4 messages are in "),
+                ("Why?\n", "so be it"),
+            ):
+                terminal.type(typed)
+                terminal.wait_for(shown)
+                if typed.endswith("\n") and not shown.endswith("(y/N) "):
+                    terminal.wait_for(PROMPT)
+            terminal.type("\x04")
+            assert terminal.status() == 0 and "Traceback" not in terminal.text
+            questions = [each["content"] for each in json.loads(saved.read_text())["messages"][::2]]
+            assert questions == ["Why?", "Why? Why now?"]
+            saved.write_text("mine")
+    save = f"/save {tmp_path}/my\\ notes.json "
+    kept = ["Why?", "/edit", "/stats", save, "Why?"]
+    assert [json.loads(line) for line in history.read_text().splitlines()] == [*kept, *kept[1:]]
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import readline
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frontend.cli.chat import chat
 from frontend.cli.chat_client import ChatClient, Kind, Piece
+from frontend.cli.typed_lines import History
 
 
 class Server(ChatClient):
@@ -92,6 +95,39 @@ def test_a_text_may_have_several_lines(lines: list[str], asked: list[str]) -> No
     server = Server(Piece("a"))
     assert chat(server, "", io.StringIO(), io.StringIO(), typing(*lines)) == 0
     assert server.asked == asked
+
+
+def test_a_system_prompt_in_ollamas_words_may_have_several_lines() -> None:
+    err = io.StringIO()
+    assert chat(Server(), "", io.StringIO(), err, typing('/set system """a', 'b"""', "/system")) == 0
+    assert "\na\nb\n" in err.getvalue()
+
+
+def test_typed_lines_are_kept_unless_the_person_ends_that(tmp_path: Path) -> None:
+    readline.clear_history()
+    path = tmp_path / "history"
+    (tmp_path / "saved").touch()
+    lines = typing('"""one', 'two"""', f"/save {tmp_path}/saved", "n", "/set nohistory", "x", "/set history", "three")
+    chat(Server(Piece("a")), "", io.StringIO(), io.StringIO(), lines, history=History(path))
+    kept = ['"""one', 'two"""', f"/save {tmp_path}/saved", "/set nohistory", "three"]
+    assert History(path).lines == kept
+
+
+def test_a_file_that_others_may_read_meanwhile_gets_no_more_lines(tmp_path: Path) -> None:
+    path, err = tmp_path / "history", io.StringIO()
+    lines = typing("one", "two", "three")
+
+    def read(prompt: str) -> str:
+        line = lines(prompt)
+        path.chmod(0o600 if line == "one" else 0o644)
+        return line
+
+    server = Server(Piece("a"))
+    chat(server, "", io.StringIO(), err, read, history=History(path))
+    assert server.asked == ["one", "two", "three"]
+    assert err.getvalue().count(f"error: --history={path}: others may read or write the file: ") == 1
+    path.chmod(0o600)
+    assert History(path).lines == ["one"]
 
 
 def test_each_line_of_a_script_is_a_question_or_a_command() -> None:

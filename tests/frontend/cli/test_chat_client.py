@@ -108,6 +108,33 @@ def test_an_answer_without_an_end_is_a_failure(status: int, part: bytes) -> None
         ChatClient(url).models()
 
 
+_USAGE = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
+_TIMING = {"tokenize": 1.0, "queue": 2.0, "prefill": 3, "decode": 4.5}
+
+
+@pytest.mark.parametrize(
+    ("details", "options", "cached", "timing_ms"),
+    [
+        ({"cached_tokens": 5}, {"include_timing": True}, {"cached_tokens": 5}, {"prefill": 3.0, "decode": 4.5}),
+        (None, {}, {}, {}),
+        ({"cached_tokens": None}, {}, {}, {}),
+    ],
+)
+def test_the_figures_of_an_answer_are_the_servers(
+    details: Any, options: dict[str, bool], cached: dict[str, int], timing_ms: dict[str, float], monkeypatch: Any
+) -> None:
+    event: dict[str, Any] = {
+        "choices": [],
+        "usage": _USAGE | {"prompt_tokens_details": details},
+        "timing": _TIMING if options else 5,
+    }
+    server = Server()
+    monkeypatch.setattr(server, "_lines", lambda *_: iter([b"data: " + json.dumps(event).encode(), b"data: [DONE]"]))
+    assert list(server.answer({"stream_options": options})) == []
+    assert server.usage == {"prompt_tokens": 7, "completion_tokens": 11, **cached}
+    assert server.timing_ms == timing_ms
+
+
 def test_the_news_of_an_answer_that_waits_are_notes_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     second, loading = b": keepalive: the model is second in line\n", b": keepalive: the model is loading (40%)\n"
     lines = [b": keepalive\n", second, second, loading, b"data: " + _chunk(delta={"content": "x"}), b"data: [DONE]"]
