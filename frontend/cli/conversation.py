@@ -174,7 +174,7 @@ class Conversation:
             raise CommandFailed(f"/set {typed}: {expected_one_of(typed, SETTINGS)}")
         if not text:
             raise CommandFailed(f"expected /set {typed} VALUE")
-        self._set_field(name, value_of(text))
+        self._set_fields(**{name: value_of(text)})
         return None
 
     def _set_parameter(self, argument: str) -> str | None:
@@ -183,31 +183,29 @@ class Conversation:
             argument = f"stop {json.dumps(text.split())}"
         return self._set(argument)
 
-    def _set_field(self, name: str, value: Any) -> None:
-        body = self._body(**{name: value}) | {"messages": [{"role": "user", "content": "Hi"}]}
-        if name in self._client.check(body):
-            raise CommandFailed(f"/set {name}: without effect on {self.model}")
-        self._settings[name] = value
-        if value is None:
-            del self._settings[name]
+    def _set_fields(self, **values: Any) -> None:
+        body = self._body(**values) | {"messages": [{"role": "user", "content": "Hi"}]}
+        if ignored := values.keys() & self._client.check(body):
+            raise CommandFailed(f"/set {ignored.pop()}: without effect on {self.model}")
+        fields = self._settings | values
+        self._settings = {name: value for name, value in fields.items() if value is not None}
 
     def _set_think(self, argument: str) -> None:
         if argument:
-            self._set_field("reasoning_effort", argument)
-            self._settings.pop("enable_thinking", None)  # the effort switches the thinking on
+            self._set_fields(reasoning_effort=argument, enable_thinking=None)  # the effort switches the thinking on
         else:
-            self._set_field("enable_thinking", True)
+            self._set_fields(enable_thinking=True)
 
     def _set_nothink(self, argument: str) -> None:
-        self._set_field("enable_thinking", False)
+        self._set_fields(enable_thinking=False)
 
     def _set_format(self, argument: str) -> None:
         if argument != "json":
             raise ValueError("expected json; /set response_format takes a JSON schema")
-        self._set_field("response_format", {"type": "json_object"})
+        self._set_fields(response_format={"type": "json_object"})
 
     def _set_noformat(self, argument: str) -> None:
-        self._set_field("response_format", None)
+        self._set_fields(response_format=None)
 
     def _set_verbose(self, argument: str) -> None:
         self._is_verbose = True
@@ -251,7 +249,8 @@ class Conversation:
     def _edit(self, argument: str) -> Iterator[Piece]:
         if self._read is None:
             raise ValueError("an editor needs a terminal")
-        return self.ask(edited(self._typed))
+        text = edited(self._typed)
+        return itertools.chain((Piece(text, Kind.NOTE),), self.ask(text))
 
     def _save(self, argument: str) -> str:
         text = json.dumps({"messages": [*self._system, *self._said]}, ensure_ascii=False, indent=1)
@@ -267,7 +266,7 @@ class Conversation:
             raise ValueError("the file is not of this conversation: name another one")
         try:
             return self._read("The file is not of this conversation. Overwrite it? (y/N) ").strip().lower() == "y"
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return False
 
     def _load(self, argument: str) -> str:

@@ -29,6 +29,8 @@ class Server(ChatClient):
         return {"small": 0, "large": 4096}
 
     def check(self, body: dict[str, Any]) -> list[str]:
+        if body.get("reasoning_effort") == "extreme" and body["enable_thinking"] is None:
+            raise ChatFailed("reasoning_effort: unknown")
         if body.get("temperature") == 9:
             raise ChatFailed("temperature=9: at most 2")
         return ["min_p"]
@@ -196,6 +198,14 @@ def test_the_words_of_ollama_set_fields(
     assert server.asked == [{"model": "small", "messages": [user("one")], **USAGE, **settings}]
 
 
+def test_a_level_of_thinking_is_checked_as_it_will_be_sent(conversation: Conversation, server: Server) -> None:
+    """The server checked it with thinking switched off, accepted it, and refused the next questions."""
+    list(conversation.obey("/set nothink"))
+    with pytest.raises(ChatFailed, match=r"^reasoning_effort: unknown$"):
+        list(conversation.obey("/set think extreme"))
+    assert text_of(conversation.obey("/show parameters")) == "enable_thinking false"
+
+
 def test_a_conversation_shows_its_model_system_prompt_and_fields(server: Server) -> None:
     conversation = Conversation(server, "large")
     unset = "system\n  (There is no system prompt.)\nparameters\n  (No field is set.)"
@@ -244,13 +254,13 @@ def test_an_editor_begins_with_the_last_question_and_its_text_is_sent(
     conversation = Conversation(server, "", read=lambda prompt: "")
     monkeypatch.delenv("VISUAL", raising=False)
     monkeypatch.setenv("EDITOR", """sh -c 'echo "/more" >> "$0"'""")
-    for _ in range(2):
-        list(conversation.obey("/edit"))
-    assert [body["messages"][-1] for body in server.asked] == [user("/more"), user("/more/more")]
+    for text in ("/more", "/more/more"):
+        assert text_of(conversation.obey("/edit")) == text
+    assert messages_of_next(conversation, server)[::2] == [user("/more"), user("/more/more")]
     monkeypatch.setenv("EDITOR", "false")
     with pytest.raises(CommandFailed, match=r"^/edit: false has ended with status 1: nothing is sent$"):
         list(conversation.obey("/edit"))
-    assert len(server.asked) == 2
+    assert len(server.asked) == 3
 
 
 def test_retry_answers_the_last_question_in_place_of_its_answer(conversation: Conversation, server: Server) -> None:
@@ -325,15 +335,16 @@ def test_a_file_of_another_conversation_is_kept(conversation: Conversation, tmp_
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_written"), [("y", True), ("Y ", True), ("", False), ("n", False), (None, False)]
+    ("answer", "is_written"),
+    [("y", True), ("Y ", True), ("", False), ("n", False), (EOFError(), False), (KeyboardInterrupt(), False)],
 )
 def test_a_person_decides_whether_a_file_is_overwritten(
-    answer: str | None, is_written: bool, server: Server, tmp_path: Path
+    answer: str | BaseException, is_written: bool, server: Server, tmp_path: Path
 ) -> None:
     def read(prompt: str) -> str:
         assert prompt == "The file is not of this conversation. Overwrite it? (y/N) "
-        if answer is None:
-            raise EOFError
+        if isinstance(answer, BaseException):
+            raise answer
         return answer
 
     path = tmp_path / "my conversation.json"
