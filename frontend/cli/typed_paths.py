@@ -13,15 +13,6 @@ from pathlib import Path
 from typing import Any
 
 _UNQUOTED = re.compile(r"([^\s\\]|\\.)*")
-_OFFICE = "application/vnd.openxmlformats-officedocument"
-_DOCUMENTS = {
-    ".pdf": "application/pdf",
-    ".html": "text/html",
-    ".htm": "text/html",
-    ".docx": f"{_OFFICE}.wordprocessingml.document",
-    ".xlsx": f"{_OFFICE}.spreadsheetml.sheet",
-    ".pptx": f"{_OFFICE}.presentationml.presentation",
-}
 
 
 def path_and_rest(text: str) -> tuple[Path, str]:
@@ -69,23 +60,15 @@ def image_part(path: Path) -> dict[str, Any]:
 
 
 def document_part(path: Path) -> dict[str, Any]:
-    """Return a document as a part of a message.
+    """Return a document as a part of a message. The server reads its kind from the content.
 
     Raises:
-        ValueError: it is no document.
+        ValueError: it is an image.
     """
-    content = path.read_bytes()
-    kind = _DOCUMENTS.get(path.suffix.lower()) or "text/plain"
-    if kind == "text/plain" and not _is_text(content):
-        raise ValueError("expected a PDF, HTML, docx, xlsx or pptx file, or text in UTF-8; /image sends images")
-    return {"type": "file", "file": {"filename": path.name, "file_data": _data_uri(kind, content)}}
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        return "\0" not in content.decode()
-    except UnicodeDecodeError:
-        return False
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    if kind.startswith("image/"):
+        raise ValueError("/image sends images")
+    return {"type": "file", "file": {"filename": path.name, "file_data": _data_uri(kind, path.read_bytes())}}
 
 
 def _data_uri(kind: str, content: bytes) -> str:

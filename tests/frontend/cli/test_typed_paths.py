@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from pathlib import Path
 
 import pytest
@@ -61,26 +60,14 @@ def test_a_half_typed_path_is_completed_with_its_quotes(text: str, completed: li
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "kind"),
-    [
-        ("a.PDF", b"%PDF\xff", "application/pdf"),
-        ("a.htm", b"<p>", "text/html"),
-        ("a.docx", b"PK\0", "application/vnd.openxmlformats-officedocument.wordprocessingml.document"),
-        ("a.xlsx", b"PK\0", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
-        ("a.pptx", b"PK\0", "application/vnd.openxmlformats-officedocument.presentationml.presentation"),
-        ("a.md", "größer".encode(), "text/plain"),
-        ("Makefile", b"", "text/plain"),
-    ],
+    ("name", "kind"), [("a.pdf", "application/pdf"), ("a.html", "text/html"), ("Makefile", "application/octet-stream")]
 )
-def test_a_document_has_its_name_and_type(name: str, content: bytes, kind: str) -> None:
-    path = Path(name)
-    path.write_bytes(content)
-    data = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    assert document_part(path) == {"type": "file", "file": {"filename": name, "file_data": data}}
+def test_a_document_has_its_name_and_type(name: str, kind: str) -> None:
+    Path(name).write_bytes(b"\0x")
+    file = {"filename": name, "file_data": f"data:{kind};base64,AHg="}
+    assert document_part(Path(name)) == {"type": "file", "file": file}
 
 
-@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n", b"\0"])
-def test_a_binary_file_of_another_type_is_no_document(content: bytes) -> None:
-    Path("cat.png").write_bytes(content)
-    with pytest.raises(ValueError, match=r"^expected a PDF, .* or text in UTF-8; /image sends images$"):
+def test_an_image_is_no_document() -> None:
+    with pytest.raises(ValueError, match=r"^/image sends images$"):
         document_part(Path("cat.png"))
