@@ -1,6 +1,6 @@
 {{- /* Labels that select pods; they do not depend on version or values. Takes root, component, and model if there is one. */ -}}
 {{- define "conch.selector" -}}
-app.kubernetes.io/name: {{ .root.Values.nameOverride | default "conch" }}
+app.kubernetes.io/name: {{ .root.Values.nameOverride | default "conch" | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}

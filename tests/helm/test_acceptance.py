@@ -160,12 +160,13 @@ def test_it_can_be_a_part_of_another_chart(tmp_path: Path) -> None:
 
 
 def test_it_can_be_in_another_chart_twice(tmp_path: Path) -> None:
+    """A name that YAML reads as another type was no label, and an install failed."""
     parent = tmp_path / "parent"
     shutil.copytree(CHART, parent / "charts" / "conch", ignore=shutil.ignore_patterns("examples", "ci"))
-    aliases = [{"name": "conch", "version": metadata()["version"], "alias": alias} for alias in ("small", "large")]
+    aliases = [{"name": "conch", "version": metadata()["version"], "alias": alias} for alias in ("true", "large")]
     about = {"apiVersion": "v2", "name": "parent", "version": "1.0.0", "dependencies": aliases}
     (parent / "Chart.yaml").write_text(yaml.safe_dump(about), encoding="utf-8")
-    named = {"small": {"nameOverride": "small"}, "large": {"nameOverride": "large", "fullnameOverride": "own"}}
+    named = {"true": {"nameOverride": "true"}, "large": {"nameOverride": "large", "fullnameOverride": "own"}}
     files = helm_python.Chart.load(parent).render(named, name="demo", namespace="serving")
     objects = {
         alias: [
@@ -177,7 +178,7 @@ def test_it_can_be_in_another_chart_twice(tmp_path: Path) -> None:
         ]
         for alias in named
     }
-    for alias, prefix in (("small", "demo-small-"), ("large", "own-")):
+    for alias, prefix in (("true", "demo-true-"), ("large", "own-")):
         assert objects[alias]
         for each in objects[alias]:
             assert each["metadata"]["name"].startswith(prefix)

@@ -27,6 +27,7 @@ def test_the_notes_name_the_requirements_of_the_cluster() -> None:
     assert "need in the cluster: LeaderWorkerSet (leaderworkerset.x-k8s.io)." in case("nodes").notes
     for name in ("KEDA 2.17 or later (keda.sh)", "the Gateway API (gateway"):
         assert name in case("scaled").notes
+    assert "Inference Extension (inference.networking.k8s.io)" in case("sidecar").notes
 
 
 def test_the_notes_name_the_labels_of_kedas_queries_without_a_service_monitor() -> None:
