@@ -15,6 +15,7 @@ import pytest
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from tests.build_engines.tiny_scorers import write_scorer
+from tests.documents import pdf
 from tests.integration.api import Api
 from tests.integration.stack import DEMO_CHECKPOINT
 from tests.launching import free_port, running
@@ -71,6 +72,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.copytree(DEMO_CHECKPOINT, checkpoint, ignore=shutil.ignore_patterns("*.safetensors"))
     _replace(checkpoint / "config.json", ": 2048", f": {CONTEXT_WINDOW}")
     _replace(checkpoint / "tokenizer_config.json", "if enable_thinking", "if enable_thinking is not false")
+    _replace(checkpoint / "tokenizer_config.json", "if lora_name is defined", "if false")  # this model may think
     artifact = build(CpuSpec(model_id=MODEL, runtime=reply_runtime.NAME, checkpoint=checkpoint), folder / "artifacts")
     others = {EMBEDDER: real_embedder(), RERANKER: write_scorer(folder / "scorer", "cross_encoder", seed=0)}
     specs = [CpuSpec(model_id=name, checkpoint=path) for name, path in others.items()]
@@ -170,15 +172,23 @@ def test_vercels_ai_sdk_does_the_task(url: str, client: str) -> None:
 
 @pytest.mark.parametrize("program", AGENTS)
 def test_a_coding_agent_edits_a_file(url: str, program: str, tmp_path: Path) -> None:
-    """Skip where the program does not start."""
-    path = os.pathsep.join((str(INSTALLED / "node" / "node_modules" / ".bin"), os.environ["PATH"]))
-    environment = _environment(tmp_path, PATH=path)
-    try:
-        subprocess.run([program, "--version"], env=environment, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as exc:
-        pytest.skip(f"{program} does not start here: {exc}")
     note = tmp_path / "note.txt"
     note.write_text("hello\n")
+    assert _said_by(program, "Replace hello by goodbye in note.txt", url, tmp_path) == "I have replaced it."
+    assert note.read_text() == "goodbye\n"
+
+
+def test_claude_code_reads_a_pdf(url: str, tmp_path: Path) -> None:
+    (tmp_path / "report.pdf").write_bytes(pdf(["The word is swordfish."]))
+    assert _said_by("claude", "Which word is in report.pdf?", url, tmp_path) == "The word is swordfish."
+
+
+def _said_by(program: str, task: str, url: str, folder: Path) -> str:
+    """Return the last line of an agent that does a task in a folder. Skip where the program does not start."""
+    path = os.pathsep.join((str(INSTALLED / "node" / "node_modules" / ".bin"), os.environ["PATH"]))
+    try:
+        subprocess.run([program, "--version"], env=_environment(folder, PATH=path), capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        pytest.skip(f"{program} does not start here: {exc}")
     launch = (CONCH, "launch", program, MODEL, "--url", url, "--", *AGENTS[program])
-    output = _output([*launch, "Replace hello by goodbye in note.txt"], tmp_path, PATH=path)
-    assert (output.splitlines()[-1], note.read_text()) == ("I have replaced it.", "goodbye\n")
+    return _output([*launch, task], folder, PATH=path).splitlines()[-1]
