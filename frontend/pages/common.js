@@ -45,37 +45,38 @@ export async function call(path, body, signal) {
 
 export const json = async (path, body) => (await call(path, body)).json();
 
+/** The API key that the reader has given; empty: there is none. */
+export const apiKey = () => key;
+
+/** Asks in a dialog with these nodes; returns whether the reader chose `label`. */
+export function confirmed(title, label, ...nodes) {
+  const send = element("button", { textContent: label, className: "primary" });
+  const cancel = element("button", { textContent: "Cancel", type: "button" });
+  const row = element("div", { className: "row" }, send, cancel);
+  const form = element("form", { method: "dialog" }, element("h2", { textContent: title }), ...nodes, row);
+  const dialog = element("dialog", { "aria-label": title }, form);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    form.addEventListener("submit", (event) => (event.preventDefault(), dialog.close("yes")));
+    cancel.addEventListener("click", () => dialog.close());
+    dialog.addEventListener("close", () => (dialog.remove(), resolve(dialog.returnValue === "yes")));
+  });
+}
+
 let asking; // the open question, shared by all calls that wait for its answer
 
 /** Asks for an API key; returns whether there is one. */
 function askForKey(reason) {
-  asking ??= new Promise((resolve) => {
+  const ask = async () => {
     const field = element("input", { type: "password", autocomplete: "off", id: "key", required: true });
-    const send = element("button", { textContent: "Continue", className: "primary" });
-    const cancel = element("button", { textContent: "Cancel", type: "button" });
-    const form = element(
-      "form",
-      { method: "dialog" },
-      element("h2", { textContent: "API key" }),
-      element("p", { textContent: reason ?? "", className: "muted" }),
-      element("label", { htmlFor: "key", textContent: "Key. It stays in the memory of this page." }),
-      field,
-      element("div", { className: "row" }, send, cancel),
-    );
-    const dialog = element("dialog", { "aria-label": "API key" }, form);
-    const end = (isGiven) => {
-      if (isGiven) key = field.value.trim();
-      asking = undefined;
-      dialog.remove();
-      resolve(isGiven);
-    };
-    form.addEventListener("submit", (event) => (event.preventDefault(), end(true)));
-    cancel.addEventListener("click", () => end(false));
-    dialog.addEventListener("cancel", () => end(false));
-    document.body.append(dialog);
-    dialog.showModal();
-  });
-  return asking;
+    const label = element("label", { htmlFor: "key", textContent: "Key. It stays in the memory of this page." });
+    const isGiven = await confirmed("API key", "Continue", element("p", { textContent: reason ?? "", className: "muted" }), label, field);
+    if (isGiven) key = field.value.trim();
+    asking = undefined;
+    return isGiven;
+  };
+  return (asking ??= ask());
 }
 
 const NEWS = ": keepalive: "; // begins a comment that says why the answer has not begun
@@ -138,6 +139,12 @@ export function codeBlock(language, text) {
   const code = element("code", { textContent: text });
   const head = element("div", { className: "code-head" }, language, copyButton(code));
   return element("div", { className: "code" }, head, element("pre", { tabIndex: 0 }, code));
+}
+
+export function quietButton(label, action) {
+  const button = element("button", { type: "button", className: "quiet", textContent: label });
+  button.addEventListener("click", action);
+  return button;
 }
 
 /** A button that copies the text of a node, or another form of it. */

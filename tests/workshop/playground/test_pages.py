@@ -6,14 +6,11 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_selenium_python import Axe
 from selenium.webdriver.common.keys import Keys
 
 from frontend.errors import EngineFailed, TritonUnreachable, UnsupportedValue
@@ -27,15 +24,14 @@ from model_repository.contract.output import (
     Usage,
 )
 from model_repository.contract.request import ChatPrompt, GenerationRequest
-from tests.browser import Browser, Served, chromium, needs_chromium, serving
+from tests.browser import Browser, needs_chromium
 from tests.fakes import FakeTriton, chunks, served_model
 from tests.frontend.gateway.key_files import KeyFile
 from tests.pictures import circle
 from tests.waiting import wait_until
+from tests.workshop.playground.conftest import Play, messages_of, violations
 
 pytestmark = [needs_chromium, pytest.mark.usefixtures("servers")]
-
-type Play = Callable[..., Served]
 
 HOSTILE = (
     "<script>document.title = 'taken'</script> <img src=x onerror=\"document.title = 'taken'\">\n\n"
@@ -54,41 +50,6 @@ requestAnimationFrame(function draw() { requestAnimationFrame(draw); });
 addEventListener("click", (event) => requestAnimationFrame(() =>
     setTimeout(() => window.clicks.push(performance.now() - event.timeStamp))), true);
 """
-
-
-@pytest.fixture(scope="module")
-def chrome() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(chrome: Browser) -> Browser:
-    """A large light screen, without earlier messages."""
-    chrome.resize(1280, 900)
-    chrome.open("about:blank")
-    chrome.messages()
-    return chrome
-
-
-@pytest.fixture
-def play(browser: Browser) -> Iterator[Play]:
-    """Serve a Triton, and open its playground."""
-    with ExitStack() as stack:
-
-        def start(triton: FakeTriton, **settings: Any) -> Served:
-            served = stack.enter_context(serving(triton, **settings))
-            browser.open(served.url)
-            return served
-
-        yield start
-        browser.open("about:blank")
-
-
-def messages_of(request: GenerationRequest) -> list[Any]:
-    """Return roles and contents of a chat."""
-    assert isinstance(request.prompt, ChatPrompt)
-    return [(message["role"], message["content"]) for message in request.prompt.messages]
 
 
 def test_a_stopped_answer_stays_and_can_be_retried(browser: Browser, play: Play) -> None:
@@ -130,13 +91,13 @@ def test_a_cancelled_edit_leaves_the_message_empty(browser: Browser, play: Play,
     play(FakeTriton(chunks("A circle.")))
     browser.run("document.getElementById('file').classList.remove('hidden')")
     browser.one("#file").send_keys(str(path))
-    browser.one("#images img")
+    browser.one("#attached img")
     browser.ask("What is this?")
     browser.one(".figures", "first token")
     browser.run("document.querySelector('.user button').click()")
-    browser.one("#images img")
+    browser.one("#attached img")
     browser.one("#input").send_keys(Keys.ESCAPE)
-    assert not browser.all("#editing") and not browser.all("#images img")
+    assert not browser.all("#editing") and not browser.all("#attached img")
     assert browser.one("#input").get_attribute("value") == ""
 
 
@@ -257,7 +218,7 @@ def test_an_image_is_sent_with_its_question(browser: Browser, play: Play, tmp_pa
     play(triton)
     browser.run("document.getElementById('file').classList.remove('hidden')")
     browser.one("#file").send_keys(str(path))
-    browser.one("#images img")
+    browser.one("#attached img")
     browser.ask("What is this?")
     browser.one(".assistant .text", "A red circle.")
     assert triton.requests[-1].images == (path.read_bytes(),)
@@ -377,14 +338,6 @@ def test_a_click_during_10000_tokens_takes_at_most_twice_the_time_of_an_idle_pag
         browser.driver.execute_cdp_cmd("Emulation.setCPUThrottlingRate", {"rate": 1})
 
 
-def violations(browser: Browser) -> list[Any]:
-    """Return what axe finds: rules with their elements."""
-    axe = Axe(browser.driver)
-    axe.inject()
-    found = axe.run()["violations"]
-    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_pages_are_accessible(browser: Browser, play: Play, scheme: str, width: int) -> None:
@@ -406,7 +359,7 @@ def test_the_pages_are_accessible(browser: Browser, play: Play, scheme: str, wid
         browser.press(label)
         browser.one(".panel")
         assert violations(browser) == [], label
-    if browser.all("#toggle"):
+    if browser.all(".toggle"):
         browser.press("Settings")
         assert violations(browser) == []
     browser.open(f"{served.url}/docs")
