@@ -6,12 +6,13 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -45,8 +46,13 @@ class Browser:
 
     def one(self, selector: str, text: str = "") -> WebElement:
         """Wait for visible elements of a CSS selector with a text, and return the last one."""
-        found = wait_until(lambda: [each for each in self.all(selector) if text in each.text], f"{selector} {text!r}")
-        return found[-1]
+
+        def found() -> list[WebElement]:
+            with suppress(StaleElementReferenceException):  # the page has replaced one meanwhile
+                return [each for each in self.all(selector) if text in each.text]
+            return []
+
+        return wait_until(found, f"{selector} {text!r}")[-1]
 
     def press(self, label: str) -> None:
         """Click the last button with this label."""

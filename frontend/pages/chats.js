@@ -72,16 +72,23 @@ export async function draw() {
   const ids = text && (await (await storeOfKey())?.search(text));
   if (serial !== numDrawn) return;
   const found = ids ? heads.filter(({ id }) => ids.has(id)) : heads;
-  const focused = document.activeElement.closest("#list li")?.dataset.id;
-  find("list").replaceChildren(...found.slice(0, most).map(item));
-  find("list").querySelector(`[data-id="${focused}"] button`)?.focus();
+  replaceItems(find("list"), found.slice(0, most).map(item));
   find("more").hidden = found.length <= most;
   find("found").textContent = text ? `${shown(found.length)} of ${shown(heads.length)} chats` : heads.length ? "" : "No chats yet";
 }
 
+/** Shows these items; the focus stays, and a list of the same items is left alone. */
+function replaceItems(list, items) {
+  const isSame = (node, place) => node.isEqualNode(list.children[place]);
+  if (items.length === list.children.length && items.every(isSame)) return;
+  const focused = document.activeElement.closest("#list li")?.dataset.id;
+  list.replaceChildren(...items);
+  items.find((node) => node.dataset.id === focused)?.firstChild.focus();
+}
+
 function item({ id, title, changedAt }) {
   const choose = quietButton(title, async () => actions.open(await kept(id)));
-  choose.title = `${title}\n${new Date(changedAt).toLocaleString()}`;
+  choose.title = `${title}\n${new Date(changedAt).toLocaleDateString()}`;
   if (actions.isOpen(id)) choose.setAttribute("aria-current", "true");
   const rename = quietButton("Rename", () => askForTitle(id, title));
   const remove = quietButton("Delete", () => askToRemove(id, title));

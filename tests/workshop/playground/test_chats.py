@@ -117,7 +117,7 @@ def test_a_chat_goes_on_after_a_reload(browser: Browser, play: Play, tmp_path: P
     assert isinstance(before.prompt, ChatPrompt) and isinstance(after.prompt, ChatPrompt)
     assert after.prompt.messages[:-2] == before.prompt.messages
     assert messages_of(after)[-2:] == [("assistant", "A circle."), ("user", "Really?")]
-    assert (after.images, after.prompt.tools) == (before.images, before.prompt.tools)
+    assert (after.images, after.prompt.tool_use) == (before.images, before.prompt.tool_use)
     assert after.params.sampling.temperature == 0.5
     assert browser.messages() == []
 
@@ -359,6 +359,7 @@ def test_a_file_is_a_part_of_its_message_and_kept_with_it(browser: Browser, play
     ]
     browser.one(".assistant footer button", "Copy")
     browser.driver.refresh()
+    browser.one(".user .attachment", "notes.md")
     assert [each.text for each in browser.all(".user .attachment")] == ["report.pdf", "notes.md"]
 
 
