@@ -42,6 +42,8 @@ def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) ->
             done = subprocess.run([*command, copied], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             assert "The capital of France is Paris." in done.stdout
         browser.one("#memory", "KV cache in use")
+        assert browser.run(leave)
+        browser.one("#private").click()
         assert not browser.run(leave)  # the conversation would be lost
         assert browser.messages() == []
 
