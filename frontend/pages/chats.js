@@ -9,7 +9,7 @@ let saving = Promise.resolve(); // the last change of the store
 let heads = [];
 let most = PAGE;
 let numDrawn = 0; // drawings so far: a search that takes longer than the next one is dropped
-let actions; // of the playground: open(chat), isOpen(id), forget()
+let actions; // of the playground: isOpen(id), open(id), close()
 
 /** Says why chats are not kept. */
 function showUnkept(error) {
@@ -54,7 +54,9 @@ export const keep = (chat, body) => change(async (store) => (await store.save(ch
 
 export const forget = (id) => change((store) => store.remove(id));
 
+/** A kept chat, with all changes so far; undefined: there is none. */
 export async function kept(id) {
+  await saving;
   return (await storeOfKey())?.read(id);
 }
 
@@ -87,7 +89,7 @@ function replaceItems(list, items) {
 }
 
 function item({ id, title, changedAt }) {
-  const choose = quietButton(title, async () => actions.open(await kept(id)));
+  const choose = quietButton(title, () => actions.open(id));
   choose.title = `${title}\n${new Date(changedAt).toLocaleDateString()}`;
   if (actions.isOpen(id)) choose.setAttribute("aria-current", "true");
   const rename = quietButton("Rename", () => askForTitle(id, title));
@@ -106,14 +108,14 @@ async function askForTitle(id, title) {
 
 async function askToRemove(id, title) {
   if (!(await confirmed("Delete this chat?", "Delete", element("p", { textContent: title })))) return;
-  if (actions.isOpen(id)) actions.forget();
+  if (actions.isOpen(id)) actions.close();
   forget(id);
 }
 
 async function askToClear() {
   const text = `${shown(heads.length)} chats in this browser. Those of other API keys stay.`;
   if (!(await confirmed("Delete all chats?", "Delete all", element("p", { textContent: text })))) return;
-  if (heads.some(({ id }) => actions.isOpen(id))) actions.forget();
+  if (heads.some(({ id }) => actions.isOpen(id))) actions.close();
   change((store) => store.clear());
 }
 

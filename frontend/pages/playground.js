@@ -9,6 +9,7 @@ import { bodyFor, readSettings, setUpSettings, showSettings } from "./settings.j
 
 const SUGGESTIONS = ["What is the capital of France?", "Count from 1 to 20.", "How do you say cat in Japanese?"];
 const TOP_LOGPROBS = 5;
+const KEEP_MS = 2000; // between two writes of an answer that is coming
 
 let turns = []; // messages of the conversation, each with the node that shows it; answers are views
 let second; // another answer in place of the last one, until one of both is picked
@@ -107,6 +108,7 @@ async function fill(view, messages, changes) {
   showRunning();
   announce("Answering");
   keepChat();
+  const writes = setInterval(() => own === chat && keepChat(), KEEP_MS);
   followEnd();
   try {
     const body = { ...bodyFor(messages, view.model), ...changes };
@@ -124,6 +126,7 @@ async function fill(view, messages, changes) {
     else announce(view.fail(error));
   }
   running = undefined;
+  clearInterval(writes);
   view.end();
   if (view.calls.length && view.finishReason) view.askForResults().focus();
   followEnd();
@@ -192,7 +195,7 @@ async function keepChat() {
 function show(record) {
   running?.abort();
   cutAt(0);
-  endEdit();
+  if (edited >= 0) endEdit();
   tell("");
   find("private").checked = false;
   chat = { id: record?.id ?? newId(), changedAt: record?.changedAt, isKept: Boolean(record) };
@@ -205,6 +208,7 @@ function showRecord({ settings, turns: records, second: other }) {
   showSettings(settings);
   if (settings.model && settings.model !== find("model").value) tell(`The model of this chat, ${settings.model}, is not served now.`);
   showDefaults();
+  isAtEnd = false; // until all are there
   for (const record of records) addTurn(turnOf(record));
   if (other) showSecond(turnOf(other));
   isAtEnd = true;
@@ -223,8 +227,15 @@ function turnOf({ message, model }) {
 /** Leaves the chat, with the text so far of an answer that is running. */
 function leave(record) {
   if (running) keepChat();
-  closePanels();
   show(record);
+}
+
+async function open(id) {
+  closePanels();
+  if (id === chat.id) return;
+  const record = await kept(id);
+  if (record) leave(record);
+  else showChats(); // another tab has deleted it
 }
 
 /** Keeps nothing of a private chat, also of one that was kept. */
@@ -302,14 +313,13 @@ function closePanels(but) {
 async function setUp() {
   setUpSettings();
   setUpComposer();
-  setUpChats({ isOpen: (id) => id === chat.id, open: (record) => (record ? leave(record) : showChats()), forget: () => show() });
+  setUpChats({ isOpen: (id) => id === chat.id, open, close: () => show() });
   find("model").addEventListener("change", () => (showDefaults(), keepChat()));
   find("settings").addEventListener("change", keepChat);
   find("private").addEventListener("change", setPrivate);
-  find("new").addEventListener("click", () => (leave(), find("input").focus()));
+  find("new").addEventListener("click", () => (closePanels(), leave(), find("input").focus()));
   for (const button of document.querySelectorAll(".toggle")) button.addEventListener("click", () => closePanels(button));
   addEventListener("beforeunload", (event) => turns.length && (running || !chat.isKept) && event.preventDefault()); // the browser asks first
-  document.addEventListener("visibilitychange", () => document.hidden && running && keepChat());
   addEventListener("scroll", () => (isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120));
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;

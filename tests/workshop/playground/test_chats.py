@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -120,6 +121,20 @@ def test_a_chat_goes_on_after_a_reload(browser: Browser, play: Play, tmp_path: P
     assert (after.images, after.prompt.tool_use) == (before.images, before.prompt.tool_use)
     assert after.params.sampling.temperature == 0.5
     assert browser.messages() == []
+
+
+def test_the_text_of_an_answer_that_has_not_ended_is_kept(browser: Browser, play: Play) -> None:
+    triton = FakeTriton([GenerationChunk(text="One"), asyncio.Event()])
+    play(triton)
+    for leave in (browser.driver.refresh, lambda: browser.press("New chat")):
+        browser.press("New chat")
+        browser.ask("Count.")
+        browser.one(".assistant .text", "One")
+        wait_until(lambda: num_kept(browser, "one"), "the text so far is kept")
+        leave()
+        browser.one("#list li:first-child button", "Count.").click()
+        browser.one(".assistant .text", "One")
+    assert titles(browser) == ["Count.", "Count."]
 
 
 def test_chats_are_found_renamed_and_deleted(browser: Browser, play: Play) -> None:
