@@ -6,7 +6,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from frontend.errors import EngineFailed, TritonUnreachable, UnsupportedValue
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import (
+    Chunk,
     FinishReason,
     GenerationChunk,
     Timing,
@@ -25,7 +26,7 @@ from model_repository.contract.output import (
 )
 from model_repository.contract.request import ChatPrompt, GenerationRequest
 from tests.browser import Browser, needs_chromium
-from tests.fakes import FakeTriton, chunks, served_model
+from tests.fakes import FakeTriton, Playing, chunks, served_model
 from tests.frontend.gateway.key_files import KeyFile
 from tests.pictures import circle
 from tests.waiting import wait_until
@@ -288,19 +289,32 @@ def test_probabilities_and_times_are_those_of_the_answer(browser: Browser, play:
     assert 'model="org/demo"' in browser.run("return document.getElementById('input').value")
 
 
-class LongAnswer(FakeTriton):
-    """Says many tokens with their alternatives, about a thousand in a second."""
+class Paced(Playing):
+    """Has about a thousand chunks in a second."""
 
-    async def _play(
-        self, request: GenerationRequest, on_end: Callable[[Usage | None], None]
-    ) -> AsyncGenerator[GenerationChunk, None]:
+    async def get(self) -> Chunk:
+        await asyncio.sleep(0.0005)
+        return await super().get()
+
+
+class LongAnswer(FakeTriton):
+    """Says many tokens with their alternatives."""
+
+    def __init__(self) -> None:
         top = tuple(TopLogprob(place, b"word ", -1.0 - place) for place in range(5))
-        for place in range(1, NUM_TOKENS):
-            text = "word\n\n" if place % 100 == 0 else "word "
-            yield GenerationChunk(text=text, logprobs=pack_logprobs([TokenLogprob(1, text.encode(), -1.0, top)]))
-            await asyncio.sleep(0.0005)
+        texts = ["word\n\n" if place % 100 == 0 else "word " for place in range(1, NUM_TOKENS)]
+        pieces = [
+            GenerationChunk(text=text, logprobs=pack_logprobs([TokenLogprob(1, text.encode(), -1.0, top)]))
+            for text in texts
+        ]
         usage = Usage(num_input_tokens=2, num_output_tokens=NUM_TOKENS)
-        yield GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=usage)
+        last = GenerationChunk(text="end", finish_reason=FinishReason.STOP, usage=usage)
+        super().__init__([*pieces, last])
+
+    def running(
+        self, ensemble: str, request: GenerationRequest, on_end: Callable[[Usage | None], None] = lambda _: None
+    ) -> Playing:
+        return Paced(self, request, on_end)
 
 
 def test_a_click_during_10000_tokens_takes_at_most_twice_the_time_of_an_idle_page(browser: Browser, play: Play) -> None:
