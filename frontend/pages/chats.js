@@ -113,7 +113,7 @@ async function askToRemove(id, title) {
 }
 
 async function askToClear() {
-  const text = `${shown(heads.length)} chats in this browser. Those of other API keys stay.`;
+  const text = `Their number is ${shown(heads.length)}. Chats of other API keys stay.`;
   if (!(await confirmed("Delete all chats?", "Delete all", element("p", { textContent: text })))) return;
   if (heads.some(({ id }) => actions.isOpen(id))) actions.close();
   change((store) => store.clear());
@@ -131,7 +131,7 @@ async function upload([file]) {
     const chats = chatsIn(await file.text());
     const num = await change((store) => store.add(chats));
     if (num === undefined) return;
-    text = `${shown(num)} chats imported, ${shown(chats.length - num)} were here`;
+    text = `Imported: ${shown(num)}. Already here: ${shown(chats.length - num)}.`;
   } catch (error) {
     text = error.message;
   }

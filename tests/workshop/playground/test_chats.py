@@ -180,12 +180,12 @@ def test_exported_chats_are_imported_once(browser: Browser, play: Play, tmp_path
         {"role": "assistant", "content": "Yes."},
     ]
     put_file(browser, "import", path)
-    browser.one("#found", "0 chats imported, 1 were here")
+    browser.one("#found", "Imported: 0. Already here: 1.")
     browser.press("Delete all")
     browser.one("dialog button", "Delete all").click()
     browser.one("#found", "No chats yet")
     browser.one("#import").send_keys(str(path))
-    browser.one("#found", "1 chats imported")
+    browser.one("#found", "Imported: 1.")
     browser.one("#list button", "Is it so?").click()
     browser.one(".assistant .text", "Yes.")
 
@@ -394,7 +394,7 @@ def test_a_long_list_is_drawn_in_pieces(browser: Browser, play: Play, tmp_path: 
     path.write_text(json.dumps({"format": "conch-chats", "chats": chats}), encoding="utf-8")
     browser.one("#found", "No chats yet")
     put_file(browser, "import", path)
-    browser.one("#found", "120 chats imported")
+    browser.one("#found", "Imported: 120.")
     assert titles(browser) == [f"Chat {number:03}" for number in range(119, 69, -1)]
     browser.press("Show more")
     browser.press("Show more")
