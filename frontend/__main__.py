@@ -81,6 +81,7 @@ _BUILD_COMMANDS = {
     "pull": "Download models, and build their artifacts.",
     "rm": "Remove models from the store.",
     "plan": "Plan a model of the catalog on GPUs.",
+    "quantize": "Write a smaller GGUF file.",
     "adapter": "Convert a LoRA adapter for a model.",
     "verify": "Check the files of an artifact.",
     "render": "Render the repository of several artifacts.",

@@ -64,7 +64,7 @@ def write_gguf(
     if checkpoint.scores is not None:
         writer.add_classifier_output_labels(checkpoint.scores.labels)
     vocabulary.write(writer)
-    _check_room(path, _declare(writer, factors, typed))
+    check_room(path, _declare(writer, factors, typed))
     try:
         with closing(writer):
             _write_tensors(writer, factors, typed, on_progress)
@@ -104,7 +104,12 @@ def _write_tensors(writer: gguf.GGUFWriter, factors: Factors, typed: Typed, on_p
         on_progress(done, total)
 
 
-def _check_room(path: Path, size_bytes: int) -> None:
+def check_room(path: Path, size_bytes: int) -> None:
+    """Check that the disk has room for a file.
+
+    Raises:
+        BuildError: it has less.
+    """
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < size_bytes:
         raise BuildError(f"{path}: needs {size_bytes:,} bytes, and {free_bytes:,} are free there")

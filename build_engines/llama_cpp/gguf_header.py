@@ -207,6 +207,16 @@ def read_gguf_kind(path: Path) -> tuple[str, str, int]:
     return _architecture(readers[0], path), name.partition("_")[2].lower(), num_weights
 
 
+def quantized_types(path: Path) -> list[str]:
+    """Return the quantized types that tensors of a model are stored in.
+
+    Raises:
+        BuildError: not a GGUF file of a model.
+    """
+    stored = {tensor.tensor_type for reader in _readers(path).values() for tensor in reader.tensors}
+    return sorted(each.name.lower() for each in stored if gguf.GGML_QUANT_SIZES[each][0] > 1)
+
+
 def check_projector(path: Path) -> None:
     """Check that a GGUF file is a projector of images.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -16,15 +17,16 @@ _TYPES = (  # those that need no statistics of activations
     *("Q5_0", "Q5_1", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),
 )
 QUANTIZED = {name.lower(): gguf.LlamaFileType[f"MOSTLY_{name}"] for name in _TYPES}
+FILE_TYPES = {"q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, **QUANTIZED}  # `build` converts to q8_0 itself
 
 
 def quantize(source: Path, target: Path, precision: str) -> None:
     """Write a GGUF file in another precision. llama.cpp gives some tensors more bits.
 
     Args:
-        source: a GGUF file in f16.
+        source: a GGUF file whose tensors are not quantized.
         target: the new file.
-        precision: a key of QUANTIZED.
+        precision: a key of FILE_TYPES.
 
     Raises:
         BuildError: llama.cpp is not installed, or refuses.
@@ -32,9 +34,9 @@ def quantize(source: Path, target: Path, precision: str) -> None:
     try:
         from cyllama.llama import llama_cpp as llama
     except ImportError as exc:
-        raise BuildError(f"--precision {precision}: llama.cpp quantizes, and cyllama is not installed") from exc
+        raise BuildError(f"{precision}: llama.cpp quantizes, and cyllama is not installed") from exc
     params = llama.LlamaModelQuantizeParams()
-    params.ftype = int(QUANTIZED[precision])
+    params.ftype = int(FILE_TYPES[precision])
     params.nthread = num_physical_cores()
     llama.disable_logging()
     failures: list[Exception] = []
@@ -52,3 +54,10 @@ def quantize(source: Path, target: Path, precision: str) -> None:
         thread.join()
     if failures:
         raise BuildError(f"{target}: llama.cpp cannot quantize to {precision}: {failures[0]}") from failures[0]
+
+
+def least_bytes(num_weights: int, precision: str) -> int:
+    """Return the size of a model's matrices if all of them are stored in a key of FILE_TYPES, without more bits."""
+    [kind] = re.findall(r"I?Q\d_(?:\d|K|NL|XS)", precision.upper())
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return num_weights // block_size * block_bytes
