@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> CommandParser:
     # The import takes a second. Inside main(), Ctrl-C ends the program cleanly during it.
-    from build_engines.commands import adapter, build, list, plan, pull, quantize, render, rm, show, verify
+    from build_engines.commands import adapter, build, create, list, plan, pull, quantize, render, rm, show, verify
 
     parser = CommandParser(prog="conch", description=__doc__)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for command in (list, show, pull, rm, plan, build, quantize, adapter, verify, render):
+    for command in (list, show, pull, rm, create, plan, build, quantize, adapter, verify, render):
         command.add_to(commands)
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -112,17 +112,31 @@ def read_models(path: Path) -> dict[Any, Any]:
     Raises:
         CatalogError: it cannot be read, or has another form.
     """
+    return read_sections(path, ("models",))["models"]
+
+
+def read_sections(path: Path, known: Sequence[str]) -> dict[str, dict[Any, Any]]:
+    """Return the sections of a file, each an object by the names of its entries.
+
+    Args:
+        known: the names of the sections, of which only the first is required.
+
+    Raises:
+        CatalogError: it cannot be read, or has another form.
+    """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except OSError as exc:
         raise CatalogError(f"{path}: {exc.strerror}") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise CatalogError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
-    match document:
-        case {"models": dict(models), **rest} if not rest:
-            return models
-        case _:
-            raise CatalogError(f"{path}: expected one key, `models`, an object with an entry for each model id")
+    keys = document.keys() if isinstance(document, dict) else set()
+    if known[0] not in keys or keys - set(known) or not all(isinstance(each, dict) for each in document.values()):
+        further = "".join(f", and `{name}`, if any, an object by name" for name in known[1:])
+        rule = f"expected one key, `{known[0]}`, an object with an entry for each model id{further}"
+        raise CatalogError(f"{path}: {rule}")
+    sections: dict[str, dict[Any, Any]] = document
+    return sections
 
 
 def _entry(path: Path, model_id: object, fields: object) -> ModelEntry:

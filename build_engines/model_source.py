@@ -131,7 +131,7 @@ def _rule_of_file(path: Path) -> str:
     if ".gguf" in name:
         return "a part of a GGUF file: join all parts in order first, with cat PARTS > FILE.gguf"
     if name.startswith("modelfile"):
-        return "a Modelfile of Ollama: give the model of its FROM; docs/coming-from.md has the options for the rest"
+        return "a Modelfile of Ollama: `conch create NAME -f FILE` makes a preset of it"
     return "expected a folder, FILE.gguf or FILE.yaml"
 
 

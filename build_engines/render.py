@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from google.protobuf import text_format
 from msgspec.structs import replace
 from tritonclient.grpc import model_config_pb2 as pb
@@ -41,7 +42,7 @@ from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.model_facts import Task
-from model_repository.model_parameters import Load, ModelParameters
+from model_repository.model_parameters import Load, ModelParameters, Preset
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import num_physical_cores
 from model_repository.system.machine import installed_version, read_machine
@@ -96,6 +97,7 @@ class ServeOptions:
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
     llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of TensorRT-LLM's LLM
     loading: Loading = field(default_factory=Loading)  # in place of the artifact's
+    presets: Mapping[str, Preset] = field(default_factory=dict)  # of the model, by name
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -172,7 +174,9 @@ def render(
         memory_bytes: see ModelParameters.
     """
     options.check_runtime(manifest.runtime)
-    for flag, given in (("--speculative", options.speculative), ("--adapter-root", options.adapter_root)):
+    preset = next(iter(options.presets), None)
+    kinds = (("--speculative", options.speculative), ("--adapter-root", options.adapter_root), ("preset", preset))
+    for flag, given in kinds:
         if manifest.task is not Task.GENERATE and given is not None:
             raise BuildError(f"{flag} {given}: {manifest.model_id} embeds, and takes none")
     if options.llm_options:
@@ -262,6 +266,7 @@ def model_parameters(
         created=manifest.created,
         fingerprint=_fingerprint(manifest, options, version),
         aliases=manifest.serving.aliases,
+        presets=options.presets,
         capabilities=_capabilities(manifest),
         defaults=manifest.defaults,
         load=loading.load or Load.START,
@@ -293,6 +298,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         options=manifest.options,
         adapters=manifest.adapters,
         defaults=manifest.defaults,
+        presets={name: msgspec.to_builtins(preset) for name, preset in options.presets.items()},
         # Floating-point sums depend on the batch and on the threads.
         max_sequences=options.max_sequences_of(manifest),
         num_threads=options.num_threads,
@@ -321,8 +327,8 @@ def render_artifacts(
 
     Raises:
         ArtifactInvalid: a file of an artifact is missing or changed.
-        BuildError: two names of models, aliases or adapters are the same, or GPUs of two models or replicas, or the
-            machine has too few.
+        BuildError: two names of models, aliases, adapters or presets are the same, or GPUs of two models or replicas,
+            or the machine has too few.
     """
     manifests: dict[Path, Manifest] = {}
     names: list[tuple[str, str]] = []
@@ -334,7 +340,8 @@ def render_artifacts(
         manifest = replace(manifest, serving=manifest.serving.with_aliases(aliases))
         if name is not None:
             manifest = manifest.named(name)
-        owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)
+        presets = options[artifact_dir].presets
+        owned = names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters, presets)
         names += [(name, f"{owner} ({artifact_dir})") for name, owner in owned]
         check_names_differ(names)
         for numbers in gpus.get(artifact_dir, ()):

@@ -63,6 +63,7 @@ def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
         speculative=first.speculative,
         llm_options=json.loads(first.options.get("llm_options", "{}")),
         loading=Loading(load=first.load, keep_alive_s=first.keep_alive_s, is_pinned=first.is_pinned),
+        presets=first.presets,
         **of_adapters,
     )
 

@@ -69,8 +69,7 @@ class Serving:
         """
         aliases = tuple(aliases)
         for alias in aliases:
-            if not alias or not alias.isprintable() or alias != alias.strip():
-                raise BuildError(f"alias {alias!r}: printable characters, no space at either end")
+            check_name("alias", alias)
         try:
             return cls(aliases=aliases, defaults=checked_defaults(defaults), loading=loading)
         except ValueError as exc:
@@ -84,6 +83,16 @@ class Serving:
         """
         checked = Serving.of(aliases, {}).aliases
         return replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *checked))))
+
+
+def check_name(kind: str, name: str) -> None:
+    """Check a name that is neither that of an ensemble nor of a file.
+
+    Raises:
+        BuildError: names the kind of name, the name and the rule.
+    """
+    if not name or not name.isprintable() or name != name.strip():
+        raise BuildError(f"{kind} {name!r}: printable characters, no space at either end")
 
 
 def check_id(name: str) -> None:
@@ -109,11 +118,14 @@ def check_names(model_id: str, aliases: Iterable[str], adapters: Collection[str]
     check_names_differ(names_of(model_id, aliases, adapters))
 
 
-def names_of(model_id: str, aliases: Iterable[str], adapters: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each name of a model for clients, with its owner: the model, an alias or an adapter."""
+def names_of(
+    model_id: str, aliases: Iterable[str], adapters: Iterable[str], presets: Iterable[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """Yield each name of a model for clients, with its owner: the model, an alias, an adapter or a preset."""
     yield model_id, f"model {model_id}"
     yield from ((alias, f"alias {alias!r} of {model_id}") for alias in aliases)
     yield from ((adapter, f"adapter {adapter} of {model_id}") for adapter in adapters)
+    yield from ((preset, f"preset {preset} of {model_id}") for preset in presets)
 
 
 def check_names_differ(names: Iterable[tuple[str, str]]) -> None:

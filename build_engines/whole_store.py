@@ -10,6 +10,7 @@ from build_engines import artifact
 from build_engines.artifact import Manifest
 from build_engines.digests import Digests
 from build_engines.errors import ArtifactInvalid, BuildError
+from build_engines.presets import read_presets
 from build_engines.render import ServeOptions
 from build_engines.serving import Loading, check_names_differ, names_of
 from build_engines.store import Stored, stored
@@ -31,13 +32,14 @@ def offered(home: Path, options: ServeOptions) -> dict[Path, ServeOptions]:
         BuildError: there is no artifact that can be served.
     """
     found: dict[Path, ServeOptions] = {}
-    model_ids, names = set[str](), list[tuple[str, str]]()
+    model_ids, names, stored_presets = set[str](), list[tuple[str, str]](), read_presets(home)
     for each in sorted(stored(home), key=_created, reverse=True):
         if each.model_id in model_ids:
             continue
         try:
             manifest = _checked(each)
-            own_names = [*names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters)]
+            presets = stored_presets.get(manifest.model_id, {})
+            own_names = [*names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters, presets)]
             check_names_differ([*names, *own_names])
         except BuildError as exc:
             mending = f"`conch build` makes another one, and `conch rm {each.folder.name}` removes this one"
@@ -46,7 +48,7 @@ def offered(home: Path, options: ServeOptions) -> dict[Path, ServeOptions]:
         model_ids.add(manifest.model_id)
         names += own_names
         loading = options.loading.or_else(manifest.serving.loading).or_else(_ON_DEMAND)
-        found[each.folder] = dataclasses.replace(options, loading=loading)
+        found[each.folder] = dataclasses.replace(options, loading=loading, presets=presets)
     if not found:
         raise BuildError(f"{home / 'artifacts'}: there is no artifact that can be served: `conch list` shows them")
     return found

@@ -42,7 +42,6 @@ class _Parser(CommandParser):
 
     others = MappingProxyType(
         {
-            "create": "`conch build NAME --gguf FILE` makes a model, and docs/coming-from.md has a Modelfile's lines",
             "cp": "`conch build MODEL --alias NAME` gives a model a further name",
             "push": "Conch publishes no models",
             "ls": "`conch list` lists the models",
@@ -79,7 +78,8 @@ _BUILD_COMMANDS = {
     "list": "List the models of this machine, or the catalog too.",
     "show": "Show what a model is.",
     "pull": "Download models, and build their artifacts.",
-    "rm": "Remove models from the store.",
+    "rm": "Remove models or presets from the store.",
+    "create": "Give a model a further name, with a system prompt and defaults.",
     "plan": "Plan a model of the catalog on GPUs.",
     "quantize": "Write a smaller GGUF file.",
     "adapter": "Convert a LoRA adapter for a model.",
@@ -449,17 +449,17 @@ def _serve(options: argparse.Namespace, talk: Callable[[str, str], int] | None =
 def _run(options: argparse.Namespace) -> int:
     from frontend.cli.chat_client import ChatClient
 
-    question = _question(options)
+    question, [named] = _question(options), options.models
     history = _history(question, options)
 
     def talk(url: str, model: str) -> int:
         client = ChatClient(url, os.environ.get(_KEY_VARIABLE, ""), is_verified=False)
-        return _talk(client, model, question, options, history)
+        names = {name for server in running_servers(options.home) if server.url == url for name in server.models}
+        return _talk(client, named if named in names else model, question, options, history)
 
-    [model] = options.models
-    serving = [server.url for server in running_servers(options.home) if model in server.models]
+    serving = [server.url for server in running_servers(options.home) if named in server.models]
     if serving and not options.model_options and not options.repository:
-        return talk(serving[0], model)
+        return talk(serving[0], named)
     if not any(option.startswith("--max-sequences=") for option in options.model_options):
         # One conversation, and a place for another client, unless it costs tokens of the window.
         options.model_options = ["--max-sequences=1", "--spare-sequences=1", *options.model_options]

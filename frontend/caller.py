@@ -39,8 +39,8 @@ class Caller:
         return not self.models or _allowed(self.models).fullmatch(name) is not None
 
     def may_use(self, name: ModelName | KnownName) -> bool:
-        """Whether the key allows a model. A model's id allows its aliases too, but not its adapters."""
-        return self.may_name(name.requested) or (not name.lora_name and self.may_name(name.model_id))
+        """Whether the key allows a model. A model's id allows its aliases too, but not its adapters and presets."""
+        return self.may_name(name.requested) or (name.is_plain and self.may_name(name.model_id))
 
     def visible(self, names: Mapping[str, ModelName]) -> dict[str, ModelName]:
         """Return the names that the key allows."""

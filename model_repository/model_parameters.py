@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
-from model_repository.contract.request import ContextOverflow, SamplingParams
+from model_repository.contract.request import MAX_STOP_WORDS, ContextOverflow, SamplingParams
 from model_repository.contract.spec import MAX_INT32, TensorSpec, specs_of
 from model_repository.contract.tensors import ENCODER, GENERATOR, Layout, model_id_to_ensemble
 from model_repository.engine.runtime import EngineConfig
@@ -52,11 +52,20 @@ class ModelDefaults(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    seed: int
+    stop: tuple[str, ...]
 
 
-# Its values for the sampling fields that can have a default.
+class Preset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A further name of a model, with a system prompt and request defaults of its own."""
+
+    system: str = ""  # of conversations without one
+    defaults: ModelDefaults = {}
+
+
+# Its values for the sampling fields that can have a default. Its seed is a random one.
 API_SAMPLING: dict[str, float] = {
-    name: getattr(_API, name) for name in ModelDefaults.__annotations__ if hasattr(_API, name)
+    name: getattr(_API, name) for name in ModelDefaults.__annotations__ if hasattr(_API, name) and name != "seed"
 }
 
 
@@ -75,6 +84,8 @@ class RequestDefaults:
     repetition_penalty: float = _API.repetition_penalty
     presence_penalty: float = _API.presence_penalty
     frequency_penalty: float = _API.frequency_penalty
+    seed: int | None = None  # None: a random one
+    stop: tuple[str, ...] = ()
 
 
 # The labels of a model that judges a pair by its next token: the scores are log probabilities of these tokens.
@@ -90,6 +101,7 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     created: int  # unix seconds
     fingerprint: str  # changes whenever the same request could get a different answer
     aliases: tuple[str, ...]  # further names of the model, of printable characters
+    presets: Mapping[str, Preset] = {}  # by name, also of printable characters
     capabilities: frozenset[str]  # values of Capability, and words of later versions
     defaults: ModelDefaults
     memory_bytes: int = 0  # that a loaded replica holds, of GPUs if it needs some; 0: unknown
@@ -104,13 +116,17 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
             return DEFAULT_KEEP_ALIVE_S if self.load is Load.DEMAND else math.inf
         return math.inf if self.keep_alive_s < 0 else self.keep_alive_s
 
-    def request_defaults(self, of_server: RequestDefaults) -> RequestDefaults:
-        """Return the server's defaults with the model's own in their place.
+    def defaults_of(self, preset: Preset | None) -> ModelDefaults:
+        """Return the model's own defaults, with those of a preset in their place."""
+        return self.defaults if preset is None else self.defaults | preset.defaults
+
+    def request_defaults(self, of_server: RequestDefaults, preset: Preset | None = None) -> RequestDefaults:
+        """Return the server's defaults with the model's own in their place, or with those of a preset.
 
         The chats of a model that thinks have the rest of the window, since the server's limit would cut the thinking.
         """
         own: ModelDefaults = {"chat_max_tokens": None} if self.reasoning_format else {}
-        own |= self.defaults
+        own |= self.defaults_of(preset)
         return dataclasses.replace(of_server, **own) if own else of_server
 
     @property
@@ -139,7 +155,8 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
         """
         try:
             found = msgspec.json.decode(parameters[PARAMETER], type=cls, dec_hook=lambda kind, text: kind(path(text)))
-            checked_defaults(found.defaults)
+            for defaults in (found.defaults, *(preset.defaults for preset in found.presets.values())):
+                checked_defaults(defaults)
         except (KeyError, ValueError, msgspec.DecodeError) as exc:
             raise ValueError(f"another version has rendered this config.pbtxt ({exc}): render the repository") from exc
         return found
@@ -173,6 +190,19 @@ def _max_tokens(value: object) -> int | None:
     return value
 
 
+def _seed(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else ()
+    if not 1 <= len(texts) <= MAX_STOP_WORDS or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(value)
+    return texts
+
+
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(value)
@@ -200,5 +230,7 @@ _DEFAULTS: dict[str, tuple[Callable[[Any], object], str]] = {
     "context_length_exceeded_behavior": (ContextOverflow, " or ".join(ContextOverflow)),
     "include_stop_str_in_output": (_boolean, "true or false"),
     **{spec.name: _sampling_rule(spec) for spec in specs_of(SamplingParams) if spec.name in API_SAMPLING},
+    "seed": (_seed, "a whole number from 0 to 2^63 - 1"),
+    "stop": (_stop, f"a text, or a list of at most {MAX_STOP_WORDS} texts, none of them empty"),
     "sampling": (("openai",).index, "openai"),
 }

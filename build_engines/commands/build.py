@@ -9,12 +9,13 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 from build_engines.artifact import Manifest
-from build_engines.catalog import read_models
+from build_engines.catalog import read_sections
 from build_engines.checkpoint import read_chat_templates
 from build_engines.commands import build_tensorrt_llm
 from build_engines.commands.builder import Builder
@@ -24,6 +25,7 @@ from build_engines.hub import HubReference
 from build_engines.llama_cpp.quantize import QUANTIZED
 from build_engines.llama_cpp.storage import PRECISIONS
 from build_engines.model_source import DEMO_MODELS
+from build_engines.presets import models_named, presets_in, read_presets
 from build_engines.render import ServeOptions, render_artifacts
 from build_engines.serving import Serving, check_names_differ, names_of
 from build_engines.signals import ended_by_signals
@@ -124,7 +126,7 @@ A MODEL is one of these:
   OWNER/NAME:VARIANT      its GGUF file of this precision or name, such as Q4_K_M; else its checkpoint, quantized
   llama3.1:8b             a name of the catalog (see `list`), from the hub
   FOLDER or FILE.gguf     a checkpoint, or a GGUF file
-  a name of `list`        a model of the store, also if its file or folder is gone
+  a name of `list`        a model of the store, also if its file or folder is gone, or the model of a preset
   FILE.yaml               several models with options (docs/models.md)
 """
 _DESCRIPTION = f"""\
@@ -173,6 +175,8 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         BuildError: one line that names the input and the rule.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    presets = read_presets(options.home)
+    options.models = models_named(presets, options.models)
     builders = list(_each_builder(options))  # wrong options come before builds
     on_gpus = [each.options for each in builders if RUNTIMES[each.options.runtime].needs_gpus]
     building = [each for each in on_gpus if not each.dry_run]
@@ -182,7 +186,10 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         )
         models = " and ".join(each.model for each in building)
         raise BuildError(f"{models}: the runtime {building[0].runtime} {rule}")
-    names = (names_of(each.options.model, each.serving.aliases, each.adapters) for each in builders)
+    names = (
+        names_of(each.options.model, each.serving.aliases, each.adapters, each.serve_options.presets)
+        for each in builders
+    )
     check_names_differ(chain.from_iterable(names))
     served: dict[Path, ServeOptions] = {}
     for each in builders:
@@ -190,8 +197,10 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         if artifact_dir is None:
             continue
         print(f"artifact    {artifact_dir}")
-        served[artifact_dir] = each.serve_options
-        if Manifest.load(artifact_dir).task is not Task.GENERATE:  # it has no chats
+        manifest = Manifest.load(artifact_dir)
+        own = {**presets.get(manifest.model_id, {}), **each.serve_options.presets}
+        served[artifact_dir] = replace(each.serve_options, presets=own)
+        if manifest.task is not Task.GENERATE:  # it has no chats
             continue
         if fault := fault_of_templates(artifact_dir / "tokenizer"):
             place = "beside tokenizer.json (for a GGUF file: in the folder of --tokenizer)"
@@ -250,9 +259,14 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[Builder]:
     parser = _EntryParser(add_help=False, allow_abbrev=False)
     _add_options(parser)
     actions = actions_by_flag(parser)
-    models = read_models(path)
+    sections = read_sections(path, ("models", "presets"))
+    models = sections["models"]
     if not models:
         raise BuildError(f"{path}: models: expected at least one")
+    try:
+        presets = presets_in(sections.get("presets", {}), models)
+    except BuildError as exc:
+        raise BuildError(f"{path}: {exc}") from exc
     for model, fields in models.items():
         try:
             if not isinstance(model, str) or not isinstance(fields, dict | None):
@@ -270,7 +284,7 @@ def _of_file(options: argparse.Namespace, path: Path) -> Iterator[Builder]:
             builder = _builder(parser.parse_args(words, given))
         except BuildError as exc:
             raise BuildError(f"{path}: models.{model}: {exc}") from exc
-        yield builder
+        yield replace(builder, serve_options=replace(builder.serve_options, presets=presets.get(model, {})))
 
 
 class _EntryParser(argparse.ArgumentParser):

@@ -8,16 +8,22 @@ import json
 import math
 from collections.abc import Mapping
 
+from msgspec import to_builtins
+
 from build_engines.catalog import Catalog
 from build_engines.commands.plan import add_catalog_option
 from build_engines.errors import BuildError
 from build_engines.listed_classes import releases_with
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import on_this_cpu
+from build_engines.presets import read_presets
 from build_engines.progress import size_text
 from build_engines.store import Stored, stored
 from build_engines.tables import terminal_width, text_table
+from model_repository.model_facts import Task
+from model_repository.model_parameters import Preset
 from model_repository.system.home import add_home
+from model_repository.system.running_servers import running_servers
 
 _STORE_HEADER = ("model", "artifact", "size", "task", "context", "runtime", "aliases, defaults", "served at")
 _HEADER = ("model", "short name", "params", "task", "context", "on this CPU", "on GPUs", "tools", "thinking", "license")
@@ -39,9 +45,9 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "list",
         help="show the models of this machine, or the catalog too",
-        description="Show the artifacts of the store, each with the server that serves it. --all adds the models of "
-        "the catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and first those "
-        "for which the memory of this machine has room on the CPU. A narrow terminal shows fewer columns.",
+        description="Show the artifacts and presets of the store, with the servers that serve them. --all adds the "
+        "models of the catalog, which `pull`, `serve` and `plan` find by name: models of today, then older ones, and "
+        "first those for which the memory of this machine has room on the CPU. A narrow terminal shows fewer columns.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,7 +61,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 def _list(options: argparse.Namespace) -> None:
     if options.catalog and not (options.all or options.json):
         raise BuildError(f"--catalog {options.catalog[0]}: goes with --all or --json")
-    artifacts = list(stored(options.home))
+    artifacts, presets, servers = list(stored(options.home)), read_presets(options.home), running_servers(options.home)
+    urls = {name: server.url for server in servers for name in server.models}
     entries = sorted(Catalog.load(*options.catalog), key=lambda entry: on_this_cpu(entry) is None)
     if options.json:
         models = [
@@ -67,11 +74,14 @@ def _list(options: argparse.Namespace) -> None:
             }
             for entry in entries
         ]
-        print(json.dumps({"artifacts": [_object(each) for each in artifacts], "models": models}, indent=2))
+        of_store = {"artifacts": [_object(each) for each in artifacts], "presets": to_builtins(presets)}
+        print(json.dumps({**of_store, "models": models}, indent=2))
         return
     width = terminal_width()
-    if artifacts:
-        print("\n".join(text_table(_STORE_HEADER, map(_store_row, artifacts), width, _DISPENSABLE)))
+    rows = [_store_row(each) for each in artifacts]
+    rows += [_preset_row(model_id, *each, urls) for model_id, named in presets.items() for each in named.items()]
+    if rows:
+        print("\n".join(text_table(_STORE_HEADER, rows, width, _DISPENSABLE)))
     else:
         print("The store is empty: `conch run demo` builds the demo model, and `conch run OWNER/NAME` one of the hub.")
     if not options.all:
@@ -95,6 +105,11 @@ def _store_row(artifact: Stored) -> tuple[str, ...]:
         " ".join((*manifest.serving.aliases, *assignments(manifest.defaults))),
         "" if artifact.server is None else artifact.server.url,
     )
+
+
+def _preset_row(model_id: str, name: str, preset: Preset, urls: Mapping[str, str]) -> tuple[str, ...]:
+    values = " ".join(assignments(preset.defaults))
+    return (name, f"preset of {model_id}", "", Task.GENERATE, "", "", values, urls.get(name, ""))
 
 
 def _row(entry: ModelEntry) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
         BuildError: a value breaks its rule.
     """
     loading = Loading.of(options.load, options.keep_alive, options.pin)
-    values = {**vars(options), "loading": loading}
+    values = {**vars(options), "loading": loading, "presets": {}}
     values = {field.name: values[field.name] for field in dataclasses.fields(ServeOptions)}
     try:
         values["llm_options"] = read_llm_options(values["llm_options"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from build_engines.errors import BuildError
 from build_engines.hub import cached_files
 from build_engines.lock import lock_path, locked_if_free
+from build_engines.presets import changed_presets, model_of, read_presets
 from build_engines.progress import size_text
 from build_engines.render import remove_artifact
 from build_engines.store import Stored, find
@@ -22,11 +23,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "rm",
-        help="remove models from the store",
-        description="Remove the artifacts of models. An artifact that a server serves is refused.",
+        help="remove models or presets from the store",
+        description="Remove the artifacts of models, or presets. An artifact that a server serves is refused.",
         epilog="example: conch rm Qwen/Qwen2.5-0.5B-Instruct --downloads",
     )
-    models_help = "name of a model, with all its artifacts, or of one artifact (see `list`)"
+    models_help = "name of a model, with all its artifacts, of one artifact, or of a preset (see `list`)"
     command.add_argument("models", nargs="+", metavar="MODEL", help=models_help)
     command.add_argument("--downloads", action="store_true", help="remove the model's files of the hub's cache too")
     add_home(command, "with artifacts/")
@@ -34,11 +35,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _rm(options: argparse.Namespace) -> None:
-    artifacts = {each.folder: each for name in options.models for each in find(options.home, name)}.values()
+    presets = read_presets(options.home)
+    models = [name for name in options.models if model_of(presets, name) is None]
+    artifacts = {each.folder: each for name in models for each in find(options.home, name)}.values()
     for artifact in artifacts:
         if artifact.server is not None:
             rule = f"{artifact.server.url} serves it; `conch stop {artifact.server.port}` stops that server"
             raise BuildError(f"{artifact.model_id}: {rule}")
+    for name in options.models:
+        if (model_id := model_of(presets, name)) is not None:
+            with changed_presets(options.home) as changed:
+                changed[model_id].pop(name, None)
+            print(f"removed     preset {name} of {model_id}")
     for artifact in artifacts:
         print(f"removed     {artifact.folder}: {size_text(_remove(artifact))}")
         remove_artifact(artifact.folder, options.home / "repository")

@@ -21,11 +21,13 @@ from build_engines.llama_cpp.gguf_header import read_gguf_kind
 from build_engines.memory_fit import fit
 from build_engines.model_entry import ModelEntry
 from build_engines.model_source import model_id_of, on_this_cpu
+from build_engines.presets import model_of, read_presets
 from build_engines.progress import size_text
 from build_engines.render import ServeOptions, demand_of
 from build_engines.store import Stored, find
 from build_engines.text_files import detected_tool_call_format, unknown_marks
 from model_repository.model_facts import Task
+from model_repository.model_parameters import Preset
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.home import add_home
 
@@ -38,11 +40,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to a parser."""
     command = commands.add_parser(
         "show",
-        help="show what a model is",
-        description="Show the artifacts of a model. If there are none, show the model of the catalog or of the hub.",
+        help="show what a model or a preset is",
+        description="Show a preset, or the artifacts of a model. If there are none, show the model of the catalog or "
+        "of the hub.",
         epilog="example: conch show demo",
     )
-    command.add_argument("model", metavar="MODEL", help="name of a model, as for `build`, or of one artifact")
+    command.add_argument(
+        "model", metavar="MODEL", help="name of a model, as for `build`, of one artifact, or of a preset"
+    )
     add_home(command, "with artifacts/")
     add_catalog_option(command)
     command.set_defaults(command=_show)
@@ -57,11 +62,15 @@ def _line(name: str, text: str) -> str:
 
 
 def _facts(options: argparse.Namespace) -> Iterator[Facts]:
-    """Yield the facts of each artifact of a model; if there are none, those of the model.
+    """Yield the facts of a preset, or of each artifact of a model; if there are none, those of the model.
 
     Raises:
         CatalogError: it is not in the store, the catalog or the hub.
     """
+    presets = read_presets(options.home)
+    if (model_id := model_of(presets, options.model)) is not None:
+        yield _of_preset(options.model, model_id, presets[model_id][options.model])
+        return
     try:
         yield from map(_of_artifact, find(options.home, options.model))
     except NotStored:
@@ -73,6 +82,13 @@ def _facts(options: argparse.Namespace) -> Iterator[Facts]:
             if reference is None:
                 raise
             yield _of_hub(reference, Digests.beside(options.home / "artifacts" / "artifact"))
+
+
+def _of_preset(name: str, model_id: str, preset: Preset) -> Facts:
+    yield "preset", name
+    yield "model", model_id
+    yield "system prompt", preset.system
+    yield "defaults", ", ".join(assignments(preset.defaults))
 
 
 def _of_artifact(artifact: Stored) -> Facts:

@@ -208,7 +208,7 @@ async def _fetch_images(call: Call[ChatCompletionRequest], admitted: Admitted) -
 
 
 def _defaults(call: Call[Any]) -> RequestDefaults:
-    return call.name.model.parameters.request_defaults(call.app[SETTINGS].request_defaults)
+    return call.name.model.parameters.request_defaults(call.app[SETTINGS].request_defaults, call.name.preset)
 
 
 def _refuse_too_many(call: Call[Any], num_prompts: int, num_per_prompt: int) -> None:

@@ -101,13 +101,15 @@ def _card(triton: ReplicaPool, name: ModelName) -> ModelCard:
         "created": name.model.parameters.created,
         "owned_by": "conch",
         "root": name.model.id,
-        "parent": name.model.id if name.lora_name else None,
+        "parent": None if name.is_plain else name.model.id,
         "task": name.model.parameters.task.value,
         "max_model_len": name.model.parameters.context_window,
         "tool_call_format": name.model.parameters.tool_call_format,
         "reasoning_format": name.model.parameters.reasoning_format or None,
         "default_parameters": {
-            field: value for field, value in name.model.parameters.defaults.items() if field in API_SAMPLING
+            field: value
+            for field, value in name.model.parameters.defaults_of(name.preset).items()
+            if field in API_SAMPLING
         },
         "status": status_of(triton, name.model.id),
     }

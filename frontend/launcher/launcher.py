@@ -188,7 +188,7 @@ class Launcher:
             check_repository(self._settings.repository)
             self._choose_ports()
             self._starting = Start.of(self._settings.repository, self._settings.memory_bytes)
-            models = [*self._starting.loaded, *self._starting.later]
+            models = [*self._starting.loaded, *self._starting.later, *self._starting.presets]
             artifacts = [path.read_text("utf-8") for path in self._settings.repository.glob(f"*/{ARTIFACT_FILE}")]
             write_holder(self._lock, url=self.url, models=models, artifacts=artifacts)
             mark = stack.enter_context(guarded(self._lock.fileno(), self._settings.stop_timeout_s))

@@ -132,7 +132,9 @@ class OpenBody(TypedBody):
 class ModelBody(Body):
     """The body of a call of a model."""
 
-    model: Annotated[str, Field(min_length=1, description="a model's id, an alias, or a LoRA adapter's name")]
+    model: Annotated[
+        str, Field(min_length=1, description="a model's id, an alias, or the name of a LoRA adapter or a preset")
+    ]
 
     def thinking_controls(self) -> Iterator[tuple[str, str]]:
         """Yield the places of fields that control the model's thinking, and the variable of a template for each."""

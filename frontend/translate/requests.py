@@ -184,13 +184,21 @@ def _chat_prompt(
     if "lora_name" in fields:
         kwargs = {**kwargs, "lora_name": name.lora_name}  # what a template allows may depend on the adapter
     return ChatPrompt(
-        messages=tuple([message_for_template(message, fields) for message in messages]),
+        messages=(*_instructions(messages, name), *[message_for_template(message, fields) for message in messages]),
         tool_use=tool_use,
         template_kwargs=kwargs,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         max_prompt_tokens=max_prompt_tokens,
     )
+
+
+def _instructions(messages: Sequence[ChatMessage], name: ModelName) -> list[dict[str, Any]]:
+    """Return the message with the preset's system prompt for a conversation without one."""
+    has_own = any(message.role in ("system", "developer") for message in messages)
+    if name.preset is None or not name.preset.system or has_own:
+        return []
+    return [{"role": "system", "content": name.preset.system}]
 
 
 def _thinking_kwargs(chat: ChatCompletionRequest, name: ModelName) -> dict[str, Any]:
@@ -245,7 +253,7 @@ def _params(
     return Params(
         max_tokens=limit,
         min_tokens=body.min_tokens or 0,
-        stop=tuple(body.stop or ()),
+        stop=defaults.stop if body.stop is None else tuple(body.stop),
         bad_words=tuple(body.bad_words or ()),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
@@ -293,11 +301,12 @@ def _max_tokens(
 
 
 def _sampling(body: GenerationBody, defaults: RequestDefaults) -> SamplingParams:
+    seed = defaults.seed if body.seed is None else body.seed
     return SamplingParams(
         **{name: getattr(defaults, name) if (value := getattr(body, name)) is None else value for name in API_SAMPLING},
         logit_bias={int(token_id): bias for token_id, bias in (body.logit_bias or {}).items()},
         mirostat=_mirostat(body),
-        seed=secrets.randbits(64) if body.seed is None else body.seed & _UINT64,
+        seed=secrets.randbits(64) if seed is None else seed & _UINT64,
     )
 
 

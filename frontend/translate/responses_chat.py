@@ -48,7 +48,7 @@ def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places)
         names = ("temperature", "top_p", "stream", "service_tier", "prompt_cache_options", "prompt_cache_retention")
         fields |= {each: getattr(body, each) for each in names}
         limit = body.max_output_tokens
-        if limit is None:
+        if limit is None and (name.preset is None or "chat_max_tokens" not in name.preset.defaults):
             limit, fields["context_length_exceeded_behavior"] = name.model.parameters.context_window, "truncate"
         fields["max_completion_tokens"] = limit
         if body.has_logprobs:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from frontend.errors import APIError, ModelNotFound, ModelNotReady
 from model_repository.contract.tensors import replica_suffix
 from model_repository.model_facts import ModelFacts, Task
-from model_repository.model_parameters import ModelParameters
+from model_repository.model_parameters import ModelParameters, Preset
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MAX_AGE_FOR_REQUESTS_S = 10.0
 # Adapters may differ: a request for an adapter goes where it is. Settings of the machine may differ, too.
 _COMPARED = (
     *(name for name in ModelFacts.__struct_fields__ if name not in ("adapters", "options", "precision", "requires")),
-    *("max_sequences", "runtime", "fingerprint", "aliases", "capabilities", "defaults"),
+    *("max_sequences", "runtime", "fingerprint", "aliases", "presets", "capabilities", "defaults"),
 )
 
 
@@ -47,11 +47,17 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelName:
-    """A name that clients may use, with the model and the adapter behind it."""
+    """A name that clients may use, with the model and the adapter or the preset behind it."""
 
-    requested: str  # an id, an alias, or an adapter's name
+    requested: str  # an id, an alias, or the name of an adapter or a preset
     model: ServedModel
     lora_name: str = ""  # the adapter, where it names one
+    preset: Preset | None = None  # where it names one
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it means the model as it is, by its id or an alias."""
+        return not self.lora_name and self.preset is None
 
     @property
     def model_id(self) -> str:
@@ -65,9 +71,9 @@ def in_order(names: Iterable[ModelName]) -> list[ModelName]:
     Many clients chat with the first one of the list.
     """
 
-    def key(name: ModelName) -> tuple[bool, int, str]:
+    def key(name: ModelName) -> tuple[bool, int, bool, str]:
         parameters = name.model.parameters
-        return parameters.task is not Task.GENERATE, parameters.position, name.requested
+        return parameters.task is not Task.GENERATE, parameters.position, not name.is_plain, name.requested
 
     return sorted(names, key=key)
 
@@ -79,6 +85,7 @@ class KnownName:
     requested: str
     model_id: str
     lora_name: str = ""
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +114,7 @@ class ModelSnapshot:
         return ensembles
 
     def names(self) -> dict[str, ModelName]:
-        """Return all names that clients may use. An id wins over an equal alias or adapter name."""
+        """Return all names that clients may use. An id wins over another equal name."""
         names: dict[str, ModelName] = {}
         models = {**self.asleep, **self.ready}
         for model_id in sorted(models):
@@ -116,6 +123,8 @@ class ModelSnapshot:
                 names.setdefault(alias, ModelName(requested=alias, model=model))
             for adapter in model.parameters.adapters:
                 names.setdefault(adapter, ModelName(requested=adapter, model=model, lora_name=adapter))
+            for preset, each in model.parameters.presets.items():
+                names.setdefault(preset, ModelName(requested=preset, model=model, preset=each))
         return names | {model.id: ModelName(requested=model.id, model=model) for model in models.values()}
 
 
@@ -242,7 +251,10 @@ class ModelDirectory:
             if known.lora_name and known.model_id in asleep
         }
         self._names = adapters | given | self.latest.names()
-        self._known |= {name: KnownName(name, meant.model_id, meant.lora_name) for name, meant in self._names.items()}
+        self._known |= {
+            name: KnownName(name, meant.model_id, meant.lora_name, meant.is_plain)
+            for name, meant in self._names.items()
+        }
         self._fetched_at = started_at
         return self.latest
 

@@ -17,6 +17,7 @@ class Start:
 
     loaded: tuple[str, ...]  # at the start
     later: tuple[str, ...]  # at their first request
+    presets: tuple[str, ...]  # of all models, by name
     names: tuple[str, ...]  # what Triton loads at the start, by its names
     total_bytes: int  # bound on the memory of all models together
 
@@ -46,4 +47,5 @@ class Start:
                     for each in replica.layout.ensembles
                 ]
         later = tuple(name for name in in_order if name not in loaded)
-        return cls(tuple(name for name in in_order if name in loaded), later, tuple(names), total_bytes)
+        presets = tuple(preset for name in in_order for preset in firsts[name].presets)
+        return cls(tuple(name for name in in_order if name in loaded), later, presets, tuple(names), total_bytes)

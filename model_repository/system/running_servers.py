@@ -23,7 +23,7 @@ class RunningServer:
     is_here: bool  # its process ids are ours
     url: str
     folder: Path
-    models: tuple[str, ...]  # ids at its start
+    models: tuple[str, ...]  # their ids, and the names of their presets, at its start
     artifacts: tuple[str, ...]  # names of their folders; empty: a repository of an earlier version does not say
 
     @property

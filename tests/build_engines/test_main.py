@@ -16,7 +16,7 @@ from build_engines.errors import BuildError
 from build_engines.model_source import find_source
 from model_repository.capabilities import Capability
 from model_repository.model_facts import Task
-from model_repository.model_parameters import Load, ModelParameters
+from model_repository.model_parameters import Load, ModelParameters, Preset
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
@@ -261,7 +261,8 @@ def test_a_repository_is_rendered_again_with_its_artifacts_and_settings(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     other = f"a: {{checkpoint: {checkpoint}, runtime: synthetic}}"  # behind tiny
-    Path("models.yaml").write_text(f"models: {{tiny: {{checkpoint: {checkpoint}, {in_file}}}, {other}}}")
+    presets = "presets: {brief: {from: tiny, system: x, default: {stop: [a]}}}"
+    Path("models.yaml").write_text(f"models: {{tiny: {{checkpoint: {checkpoint}, {in_file}}}, {other}}}\n{presets}")
     source = [] if in_file else [f"--checkpoint={checkpoint}"]
     assert main(["build", *words, *source, "--home=home", "--repository=repository"]) == 0
     before = {path: path.read_bytes() for path in Path("repository").rglob("*") if path.is_file()}
@@ -309,6 +310,13 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     context-window: 64
     keep-work: false
     alias: null
+presets:
+  brief:
+    from: other
+    system: |
+      Be brief.
+    default: {{temperature: 0.5, stop: END}}
+  plain: {{from: other}}
 """
     )
     assert main(["build", str(models), "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
@@ -321,6 +329,8 @@ def test_a_file_names_several_models_with_options(checkpoint: Path, tmp_path: Pa
     assert (other.context_window, other.aliases, other.max_sequences) == (64, (), 16)
     assert (other.load, other.keep_alive_s, other.is_pinned) == (Load.START, None, False)
     assert (other.runtime, other.speculative) == ("synthetic", None)
+    brief = Preset(system="Be brief.", defaults={"temperature": 0.5, "stop": ("END",)})
+    assert (other.presets, named.presets) == ({"brief": brief, "plain": Preset()}, {})
     assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
 
 
@@ -368,6 +378,22 @@ def test_paths_in_the_file_of_models_are_relative_to_it(
         ("models: {demo: {load: never}}", "models.demo: argument --load: invalid choice: 'never' (choose from"),
         ("models: {demo: {keep-alive: 5x}}", "models.demo: --keep-alive 5x: expected a duration such as 30s, 5m"),
         ("models: {}", "models: expected at least one"),
+        (
+            "models: {demo: }\nmodel: {}",
+            "expected one key, `models`, an object with an entry for each model id, and `pre",
+        ),
+        ("models: {demo: }\npresets: [a]", "and `presets`, if any, an object by name"),
+        ("models: {demo: }\npresets: {a: {from: other}}", "presets.a: from: other: expected a model of this file: one"),
+        ("models: {demo: }\npresets: {a: {from: demo, systm: x}}", "presets.a: systm: expected one of from, system, d"),
+        ("models: {demo: }\npresets: {a: {from: demo, system: [x]}}", "presets.a: system: ['x']: expected a text"),
+        ("models: {demo: }\npresets: {a: {from: demo, default: x}}", "presets.a: default: 'x': expected an object"),
+        ("models: {demo: }\npresets: {a: {from: [demo]}}", "presets.a: from: ['demo']: expected a model of this file"),
+        ("models: {demo: }\npresets: {a: demo}", "presets.a: expected an object with from, system, default"),
+        ("models: {demo: }\npresets: {' a': {from: demo}}", "presets. a: preset ' a': printable characters, no space"),
+        (
+            "models: {demo: }\npresets: {a: {from: demo, default: {stop: []}}}",
+            "presets.a: default stop=[]: must be a text, or a list of at most 16 texts, none of them empty",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_of_models_is_named(
@@ -461,7 +487,7 @@ def test_a_mistake_is_one_line_and_status_1(
     [
         ("folder", "a folder with neither a checkpoint (config.json) nor a GGUF file"),
         ("m.gguf.part1of2", "a part of a GGUF file: join all parts in order first, with cat PARTS > FILE.gguf"),
-        ("Modelfile", "a Modelfile of Ollama: give the model of its FROM; docs/coming-from.md"),
+        ("Modelfile", "a Modelfile of Ollama: `conch create NAME -f FILE` makes a preset of it"),
         ("notes.txt", "expected a folder, FILE.gguf or FILE.yaml"),
     ],
 )

@@ -36,7 +36,7 @@ from model_repository.contract.tensors import GENERATOR, VECTOR_OUTPUTS
 from model_repository.engine.adapters.root import AdapterRoot
 from model_repository.engine.tensorrt_llm.options import NEED_LOGITS_PROCESSORS, Backend
 from model_repository.engine.tensorrt_llm.releases import RELEASES
-from model_repository.model_parameters import Load, ModelParameters
+from model_repository.model_parameters import Load, ModelParameters, Preset
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.linked_file import LinkedFile
 
@@ -59,8 +59,10 @@ MANIFEST = Manifest(
     files={"model.gguf": "abc"},
     linked={"model.gguf": LinkedFile(source="/home/model.gguf", inode=1, size_bytes=2, mtime_ns=3)},
 )
+PRESETS = {"brief": Preset(system="Be brief.", defaults={"temperature": 0.5, "stop": ("\n",)})}
 OPTIONS = ServeOptions(max_sequences=8, max_waiting=100, num_threads=2, stream_interval_ms=25, tokenizer_instances=3)
-FILES = render(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+WITH_PRESETS = dataclasses.replace(OPTIONS, presets=PRESETS)
+FILES = render(MANIFEST, Path("/artifacts/demo"), WITH_PRESETS, "1.2.3")
 CONFIGS = {name: content for name, content in FILES.items() if name.endswith("config.pbtxt")}
 
 
@@ -85,7 +87,7 @@ def indented(parameters: ModelParameters) -> str:
     return json.dumps(json.loads(text), indent=1, ensure_ascii=False) + "\n"
 
 
-PARAMETERS = model_parameters(MANIFEST, Path("/artifacts/demo"), OPTIONS, "1.2.3")
+PARAMETERS = model_parameters(MANIFEST, Path("/artifacts/demo"), WITH_PRESETS, "1.2.3")
 RENDERED = {f"{Path(name).parent}.pbtxt": shortened(content) for name, content in CONFIGS.items()} | {
     "parameters.json": indented(PARAMETERS)
 }
@@ -130,10 +132,11 @@ def test_a_model_with_a_projector_says_that_it_reads_images() -> None:
     [
         (ServeOptions(speculative="ngram"), "--speculative ngram"),
         (ServeOptions(adapter_root=Path("/a")), "--adapter-root /a"),
+        (ServeOptions(presets=PRESETS), "preset brief"),
     ],
-    ids=["speculative", "adapter root"],
+    ids=["speculative", "adapter root", "preset"],
 )
-def test_a_model_that_embeds_has_neither_drafts_nor_adapters(options: ServeOptions, flag: str) -> None:
+def test_a_model_that_embeds_has_no_drafts_adapters_and_presets(options: ServeOptions, flag: str) -> None:
     manifest = replace(MANIFEST, pooling="mean")
     with pytest.raises(BuildError, match=f"^{flag}: org/demo embeds, and takes none"):
         render(manifest, Path("unused"), options, "0")

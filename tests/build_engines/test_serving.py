@@ -62,8 +62,9 @@ def test_an_id_that_cannot_be_a_folder_is_refused() -> None:
         (["x", "x"], [], "alias 'x' of m: named twice"),
         ([], ["m"], "adapter m of m: model m has the same name"),
         (["x"], ["x"], "adapter x of m: alias 'x' of m has the same name"),
+        (["p"], [], "preset p of m: alias 'p' of m has the same name"),
     ],
 )
 def test_names_that_are_the_same_are_refused(aliases: list[str], adapters: list[str], message: str) -> None:
     with pytest.raises(BuildError, match=message):
-        check_names_differ(names_of("m", aliases, adapters))
+        check_names_differ(names_of("m", aliases, adapters, ["p"]))

@@ -7,7 +7,9 @@ import io
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -117,8 +119,8 @@ def test_the_embedder_is_served_behind_the_models(
 
 
 def test_a_command_of_ollama_is_answered_with_the_way_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["create", "x", "-f", "Modelfile"]) == 2
-    assert capsys.readouterr().err.startswith("error: create: no such command; `conch build NAME --gguf FILE` makes a")
+    assert main(["cp", "demo", "mine"]) == 2
+    assert capsys.readouterr().err.startswith("error: cp: no such command; `conch build MODEL --alias NAME` gives a")
 
 
 def test_an_unknown_option_is_no_question() -> None:
@@ -201,6 +203,28 @@ def test_the_running_server_that_has_the_named_model_is_used(
         write_holder(other, url="http://127.0.0.1:10", models=["large"])
         assert main(words) == 0
     assert used == [(f"http://127.0.0.1:{port}", model, question)]
+
+
+@pytest.mark.parametrize(("named", "model"), [("brief", "brief"), ("model.gguf", "model")])
+def test_run_talks_to_the_preset_that_it_has_served(
+    named: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+
+    def chat(client: ChatClient, model: str, *_: object, **__: object) -> int:
+        used.append(model)
+        return 0
+
+    def serve(*_: object, lock: TextIO, talk: Callable[[str, str], int], **__: object) -> int:
+        write_holder(lock, url="http://127.0.0.1:9", models=["model", "brief"])
+        return talk("http://127.0.0.1:9", "model")
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("frontend.launcher.models.build_models", lambda *_, **__: 0)
+    monkeypatch.setattr("frontend.launcher.command.serve", serve)
+    monkeypatch.setattr("frontend.cli.chat.chat", chat)
+    assert main(["run", named, "Hello!", f"--home={tmp_path}"]) == 0
+    assert used == [model]
 
 
 def test_stop_says_that_no_server_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -36,6 +37,8 @@ from tests.integration.stack import (
     NUM_KV_TOKENS,
     PACED_MODEL,
     PREFILL_TOKENS,
+    PRESET,
+    PRESET_NAME,
     Stack,
 )
 from tests.launching import free_port, launched, launcher_settings
@@ -81,15 +84,15 @@ def _built_once(state_dir: Path, name: str) -> Iterator[bool]:
 
 @pytest.fixture(scope="session")
 def repository(state_dir: Path) -> Path:
-    """A repository with the demo model and a synthetic one that makes a token every 10 ms."""
-    paced = [PACED_MODEL, "--checkpoint", str(DEMO_CHECKPOINT), "--runtime", "synthetic"]
-    paced += ["--option", "itl_ms=10", "--option", f"prefill_tokens={PREFILL_TOKENS}"]
-    aliases = [argument for alias in ALIASES for argument in ("--alias", alias)]
-    repository = state_dir / "both"
+    """A repository with the demo model, its preset, and a synthetic model that makes a token every 10 ms."""
+    paced: dict[str, Any] = {"checkpoint": str(DEMO_CHECKPOINT), "runtime": "synthetic"}
+    paced["option"] = {"itl_ms": 10, "prefill_tokens": PREFILL_TOKENS}
+    models = {"demo": {"alias": ALIASES, "option": {"contexts": 2}}, PACED_MODEL: paced}
+    file, repository = state_dir / "both.yaml", state_dir / "both"
     with _built_once(state_dir, "both") as is_missing:
         if is_missing:
-            artifacts = [build(state_dir, "demo", *aliases, "--option", "contexts=2"), build(state_dir, *paced)]
-            run_build("render", *artifacts, "--repository", str(repository), *ENGINE)
+            file.write_text(json.dumps({"models": models, "presets": {PRESET_NAME: PRESET}}))
+            run_build("build", str(file), f"--home={state_dir}", f"--repository={repository}", *ENGINE)
     return repository
 
 

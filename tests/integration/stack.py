@@ -24,6 +24,12 @@ PACED_MODEL = "synthetic/paced"  # a token for each running sequence every 10 ms
 FLOOD_MODEL = "synthetic/flood"  # the same every 2 ms
 ENGINE_MODEL = "demo-engine"  # the demo model on the tensorrt_llm runtime's engine backend
 ALIASES = ("llama3.1:8b", "nvidiaLlama-3.1-Nemotron-70B-Instruct")  # of the demo model: names that documents use
+PRESET_NAME = "brief"  # of the demo model
+PRESET = {
+    "from": "demo",
+    "system": "You answer in one short sentence.",
+    "default": {"temperature": 1.5, "seed": 7, "chat_max_tokens": 20, "completion_max_tokens": 20},
+}
 STUB = "triton_python_backend_stub"  # the name of the process of a stage
 WORKER = "tensorrt_llm_double_worker"  # the name of the process that stands for a rank
 MAX_SEQUENCES = 4  # that one engine decodes at a time

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from model_repository.capabilities import Capability
 from model_repository.contract.request import ContextOverflow
 from model_repository.engine.adapters.root import AdapterRoot
-from model_repository.model_parameters import Load, ModelParameters, RequestDefaults, checked_defaults
+from model_repository.model_parameters import Load, ModelParameters, Preset, RequestDefaults, checked_defaults
 from model_repository.system.linked_file import LinkedFile
 
 PARAMETERS = ModelParameters(
@@ -54,6 +54,8 @@ PARAMETERS = ModelParameters(
         "repetition_penalty": 1.1,
         "presence_penalty": -0.5,
         "frequency_penalty": 0.5,
+        "seed": 7,
+        "stop": ("\n", "END"),
     },
 )
 [(NAME, TEXT)] = PARAMETERS.to_config().items()
@@ -75,6 +77,12 @@ def test_parameters_survive_the_configuration() -> None:
     assert isinstance(read(WRITTEN).defaults["context_length_exceeded_behavior"], ContextOverflow)
 
 
+def test_presets_survive_the_configuration() -> None:
+    brief = Preset(system='Be "brief": é', defaults={"temperature": 0.5, "stop": ("a",)})
+    parameters = replace(PARAMETERS, presets={"brief": brief, "plain": Preset()})
+    assert ModelParameters.from_config(parameters.to_config()) == parameters
+
+
 def test_additions_of_a_later_version_are_ignored() -> None:
     later = WRITTEN | {"colour": "blue", "capabilities": ["lora", "seed", "telepathy"]}
     later["defaults"] = WRITTEN["defaults"] | {"mood": "calm"}
@@ -91,6 +99,7 @@ def test_additions_of_a_later_version_are_ignored() -> None:
         {NAME: json.dumps(WRITTEN | {"context_window": "wide"})},
         {NAME: json.dumps(WRITTEN | {"aliases": [1]})},
         {NAME: json.dumps(WRITTEN | {"defaults": {"chat_max_tokens": 0}})},
+        {NAME: json.dumps(WRITTEN | {"presets": {"brief": {"defaults": {"seed": -1}}}})},
     ],
     ids=lambda parameters: str(parameters)[-60:],
 )
@@ -108,6 +117,13 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
     assert set(RequestDefaults.__dataclass_fields__) == set(PARAMETERS.defaults)
 
 
+def test_a_presets_defaults_go_before_the_models() -> None:
+    model = replace(PARAMETERS, defaults={"completion_max_tokens": 9, "top_k": 3}, reasoning_format="think")
+    preset = Preset(defaults={"top_k": 4, "stop": ("a",)})
+    expected: dict[str, Any] = {"completion_max_tokens": 9, "chat_max_tokens": None, "top_k": 4, "stop": ("a",)}
+    assert model.request_defaults(FRONTENDS_OWN, preset) == dataclasses.replace(FRONTENDS_OWN, **expected)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -120,12 +136,21 @@ def test_a_models_defaults_go_before_the_frontends() -> None:
         ("top_p", float("nan"), "top_p=NaN: must be a number"),
         ("top_k", 1.0, r"top_k=1\.0: must be a whole number, at least -1"),
         ("repetition_penalty", 0, "repetition_penalty=0: must be a number, above 0, at most 2"),
+        ("seed", -1, r"seed=-1: must be a whole number from 0 to 2\^63 - 1"),
+        ("stop", ["a", ""], r'stop=\["a", ""\]: must be a text, or a list of at most 16 texts, none of them empty'),
+        ("stop", ["a"] * 17, "must be a text, or a list of at most 16 texts"),
+        ("stop", 5, "stop=5: must be a text"),
         ("sampling", "vllm", 'sampling="vllm": must be openai'),
     ],
 )
 def test_a_default_that_breaks_its_rule_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         checked_defaults({name: value})
+
+
+@pytest.mark.parametrize("given", ["END", ["END"], ("END",)])
+def test_one_stop_is_a_list_of_one(given: object) -> None:
+    assert checked_defaults({"stop": given}) == {"stop": ("END",)}
 
 
 def test_openai_sampling_is_every_default_of_the_api_document_except_those_that_are_given() -> None:

@@ -16,6 +16,7 @@ from frontend.errors import (
 from model_repository.capabilities import Capability
 from model_repository.contract.output import GenerationChunk, Timing
 from model_repository.contract.request import GenerationRequest, TextPrompt
+from model_repository.model_parameters import Preset
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of, events_of
 from tests.frontend.bodies import CHAT, COMPLETION, PATHS
@@ -207,10 +208,12 @@ async def test_token_prompts_are_measured_only_for_the_offsets_of_log_probabilit
     assert triton.detokenized == [((1, 2), False), ((3,), False)]
 
 
-@pytest.mark.parametrize("name", ["gpt-4o", 'a "b"/é:1', "org/team/demo", "formal"])
+@pytest.mark.parametrize("name", ["gpt-4o", 'a "b"/é:1', "org/team/demo", "formal", "brief"])
 @pytest.mark.parametrize(("path", "body"), PATHS)
 async def test_a_model_answers_by_each_of_its_names(serve: Serve, path: str, body: dict[str, Any], name: str) -> None:
-    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",))
+    model = served_model(
+        "org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",), presets={"brief": Preset()}
+    )
     triton = FakeTriton(chunks("x"), models=[model])
     http = await serve(triton)
     whole = await (await http.post(path, json=body | {"model": name})).json()

@@ -11,6 +11,7 @@ import pytest
 
 from frontend.errors import TritonUnreachable
 from frontend.triton.models import ModelSnapshot
+from model_repository.model_parameters import Preset
 from tests.fakes import DEMO, FakeTriton, chunks, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, COMPLETION
@@ -109,15 +110,18 @@ async def test_an_alias_that_is_named_beside_it_is_known_before_it_has_been_seen
     assert await statuses(http, keys, "gpt-4o", "mine") == [200, 200], "the operator's name is one of its names"
 
 
-async def test_a_key_that_may_use_it_may_not_use_its_adapter_while_it_is_away(serve: Serve, tmp_path: Path) -> None:
-    triton = FakeTriton(chunks("x"), models=[served_model(aliases=("gpt-4o",), adapters=("formal",))])
+async def test_a_key_that_may_use_it_may_not_use_its_adapter_or_preset_while_it_is_away(
+    serve: Serve, tmp_path: Path
+) -> None:
+    model = served_model(aliases=("gpt-4o",), adapters=("formal",), presets={"brief": Preset()})
+    triton = FakeTriton(chunks("x"), models=[model])
     keys = KeyFile(tmp_path / "keys.json")
     keys.add("demo", models=(DEMO.id,))
     http = await serve(triton, triton_endpoints=NAMED, key_file=str(keys.path))
-    assert await statuses(http, keys, "gpt-4o", "formal") == [200, 403]
+    assert await statuses(http, keys, "gpt-4o", "formal", "brief") == [200, 403, 403]
     triton.models = ModelSnapshot()
     # A name that is not known has the list of models fetched anew.
-    assert await statuses(http, keys, "gone", "gpt-4o", "formal") == [403, 503, 403]
+    assert await statuses(http, keys, "gone", "gpt-4o", "formal", "brief") == [403, 503, 403, 403]
 
 
 async def test_a_key_that_may_not_use_it_cannot_tell_whether_it_exists(serve: Serve, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from frontend.errors import StageUnhealthy, TritonUnreachable
+from model_repository.model_parameters import Preset
 from tests.fakes import DEMO, FakeTriton, served_model
 from tests.frontend.answers import error_of
 from tests.frontend.bodies import COMPLETION
@@ -15,10 +16,17 @@ from tests.frontend.conftest import Serve
 
 async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     defaults = {"chat_max_tokens": 5, "temperature": 0.6, "top_k": 20}
-    model = served_model("org/team/demo", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("org/formal",), defaults=defaults)
+    model = served_model(
+        "org/team/demo",
+        aliases=("gpt-4o", 'a "b"/é:1'),
+        adapters=("org/formal",),
+        defaults=defaults,
+        presets={"brief": Preset(system="Be brief.", defaults={"temperature": 0.1, "seed": 7, "stop": ("a",)})},
+    )
     http = await serve(FakeTriton(models=[model]))
     answer = await (await http.get("/v1/models")).json()
-    names = {'a "b"/é:1': None, "gpt-4o": None, "org/formal": "org/team/demo", "org/team/demo": None}
+    parent = "org/team/demo"
+    names = {'a "b"/é:1': None, "gpt-4o": None, parent: None, "brief": parent, "org/formal": parent}
     cards = [
         {
             "id": name,
@@ -31,7 +39,7 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
             "max_model_len": 2048,
             "tool_call_format": model.parameters.tool_call_format,
             "reasoning_format": None,
-            "default_parameters": {"temperature": 0.6, "top_k": 20},
+            "default_parameters": {"temperature": 0.1 if name == "brief" else 0.6, "top_k": 20},
             "status": {"value": "loaded"},
         }
         for name, parent in names.items()
@@ -39,7 +47,7 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
     assert answer == {"object": "list", "data": cards}
     for card in cards:
         assert await (await http.get(f"/v1/models/{card['id']}")).json() == card
-    assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[-1]
+    assert await (await http.get("/v1/models/org%2Fteam%2Fdemo")).json() == cards[2]
 
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}

@@ -30,6 +30,7 @@ from frontend.launcher.errors import LaunchError
 from frontend.launcher.launcher import WINDOW_S, Interrupted, Launcher, LauncherSettings, RestartPlan
 from frontend.launcher.state_lock import server_lock
 from frontend.settings import Settings, SettingsError
+from model_repository.model_parameters import Preset
 from model_repository.system.log_time import TIME
 from model_repository.system.running_servers import ARTIFACT_FILE, running_servers
 from tests.frontend.triton.test_models import Clock
@@ -436,11 +437,12 @@ def test_a_port_in_use_is_named_with_the_flag_that_changes_it(launch, name):
             launch(**({"frontend": Settings(port=port)} if name == "port" else {name: port}))
 
 
-def test_a_running_server_names_its_models_and_their_artifacts(launch, repository, tmp_path):
+def test_a_running_server_names_its_models_with_presets_and_artifacts(launch, repository, tmp_path):
+    write_model(repository, parameters_of("demo", presets={"brief": Preset()}))
     (repository / "demo" / ARTIFACT_FILE).write_text("demo-0123")
     launch(tmp_path)
     [server] = running_servers(tmp_path)
-    assert (server.models, server.artifacts) == (("demo",), ("demo-0123",))
+    assert (server.models, server.artifacts) == (("demo", "brief"), ("demo-0123",))
 
 
 def test_a_home_that_cannot_be_used_is_named(launch, repository):

@@ -15,6 +15,7 @@ from frontend.triton.models import (
     ModelSnapshot,
     ServedModel,
 )
+from model_repository.model_parameters import Preset
 from tests.fakes import DEMO, FakeTriton, served_model
 
 
@@ -144,17 +145,22 @@ def names_of(*models: ServedModel) -> dict[str, tuple[str, str]]:
     return {asked: (name.model.id, name.lora_name) for asked, name in names.items()}
 
 
-def test_a_model_has_its_id_its_aliases_and_its_adapters_as_names() -> None:
-    model = served_model("org/a", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",))
+def test_a_model_has_its_id_its_aliases_its_adapters_and_its_presets_as_names() -> None:
+    brief = Preset(system="Be brief.")
+    model = served_model("org/a", aliases=("gpt-4o", 'a "b"/é:1'), adapters=("formal",), presets={"brief": brief})
     assert names_of(model) == {
         "org/a": ("org/a", ""),
         "gpt-4o": ("org/a", ""),
         'a "b"/é:1': ("org/a", ""),
         "formal": ("org/a", "formal"),
+        "brief": ("org/a", ""),
     }
     assert ModelSnapshot(ready={model.id: model}).names()["formal"] == ModelName(
         requested="formal", model=model, lora_name="formal"
     )
+    names = ModelSnapshot(asleep={model.id: model}).names()
+    assert names["brief"] == ModelName(requested="brief", model=model, preset=brief)
+    assert [name for name, each in names.items() if not each.is_plain] == ["formal", "brief"]
 
 
 def test_an_id_wins_over_an_alias_and_an_adapter_of_its_name() -> None:

@@ -10,7 +10,7 @@ from build_engines.render import write_repository
 from model_repository.arbiter.catalog import Catalog
 from model_repository.arbiter.start import Start
 from model_repository.contract.tensors import ARBITER, LOADERS
-from model_repository.model_parameters import PARAMETER, Load, ModelParameters
+from model_repository.model_parameters import PARAMETER, Load, ModelParameters, Preset
 from tests.build_engines import test_render
 from tests.build_engines.test_render_artifacts import FILES
 from tests.model_repository.arbiter.repository import parameters_of, write_model
@@ -73,13 +73,14 @@ def test_the_pinned_models_and_those_that_fit_beside_them_are_loaded_at_the_star
         parameters_of("large", position=1, memory_bytes=5),
         parameters_of("asleep", position=2, memory_bytes=1, load=Load.DEMAND),
         parameters_of("pinned", position=3, memory_bytes=4, is_pinned=True),
-        parameters_of("small", position=4, memory_bytes=2),
+        parameters_of("small", position=4, memory_bytes=2, presets={"brief": Preset()}),
     ]
     for model in models:
         write_model(tmp_path, model)
     start = Start.of(tmp_path, 10)
     assert start.loaded == ("first", "pinned", "small")
     assert start.later == ("large", "asleep")
+    assert start.presets == ("brief",)
 
 
 def test_triton_loads_all_ensembles_of_all_replicas_after_the_arbiter(tmp_path: Path) -> None:
