@@ -110,9 +110,9 @@ async def test_the_key_may_come_as_x_api_key(http: aiohttp.ClientSession, key_fi
 @pytest.mark.parametrize(
     ("name", "visible"),
     [
-        ("all", ["formal", "gpt-4o", "org/demo", "org/formal", "org/other", "third"]),
+        ("all", ["gpt-4o", "org/demo", "org/other", "third", "formal", "org/formal"]),
         ("demo", ["gpt-4o", "org/demo"]),
-        ("pattern", ["gpt-4o", "org/demo", "org/formal", "org/other"]),
+        ("pattern", ["gpt-4o", "org/demo", "org/other", "org/formal"]),
         ("adapter", ["formal"]),
         ("alias", ["gpt-4o"]),
     ],
