@@ -125,7 +125,7 @@ async def _run(fleet: _Fleet, options: argparse.Namespace) -> list[str]:
     async with aiohttp.ClientSession(fleet.url, connector=aiohttp.TCPConnector(limit=0)) as session:
         clients, begun = _Clients(session, fleet.model), asyncio.Barrier(options.agents)
         numbers = range(1, options.one_shots + 1)
-        others = [asyncio.create_task(clients.one_shots(number, 10 * options.gap)) for number in numbers]
+        others = [asyncio.create_task(clients.one_shots(number, 60 * options.gap)) for number in numbers]
         await asyncio.gather(*(clients.agent(number, begun, options) for number in range(options.agents)))
         for task in others:
             task.cancel()
