@@ -7,7 +7,7 @@ import msgspec
 from frontend.documents.document import Bounds, Picture
 
 MAX_CPU_S = 4.0  # as for the images of a request; 1,000 pages of text take 3 s
-MAX_MEMORY_BYTES = 512 << 20
+MAX_MEMORY_BYTES = 256 << 20  # a table of 500,000 cells takes 200 MiB
 NO_MEMORY = 3  # exit status
 
 

@@ -33,7 +33,7 @@ async def test_hostile_documents_are_refused_within_the_limits_of_the_process() 
     assert (
         refused["HTML that nests 1,000,000 deep"] == "reading takes more than 4 s of processor time, which is the limit"
     )
-    assert "more than 512 MiB of memory" in refused["a text that 100,000 cells share"]
+    assert "more than 256 MiB of memory" in refused["a text that 100,000 cells share"]
     assert "when they are unpacked" in refused["a part of 200 MiB"]
 
 
