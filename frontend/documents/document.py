@@ -17,7 +17,7 @@ class Bounds:
     """What a document may have."""
 
     max_pages: int
-    max_chars: int
+    max_chars: int  # of its text, and of its pictures in base64
     max_pictures: int  # of pages; 0: the model reads no images
 
 

@@ -54,7 +54,7 @@ class _Pages:
 
     def __init__(self, pdf: pypdfium2.PdfDocument, bounds: Bounds) -> None:
         self._pdf = pdf
-        self._num_chars, self._num_pictures = bounds.max_chars, bounds.max_pictures  # that are left
+        self._num_chars, self._num_pictures = bounds.max_chars, bounds.max_pictures  # room that is left
         self._reads_pictures = bounds.max_pictures > 0
         self._num_comments = 0
         self.unreadable: list[int] = []  # pages
@@ -73,9 +73,8 @@ class _Pages:
             raise Unreadable("more text than a request may have (--max-body-bytes)")
         if text:
             yield text
-        if is_picture and self._num_pictures:
-            self._num_pictures -= 1
-            yield self._picture(index)
+        if is_picture and self._num_pictures and (picture := self._picture(index)) is not None:
+            yield picture
         elif is_picture and (self._reads_pictures or not text):
             self._without_picture.append(index + 1)
 
@@ -111,13 +110,19 @@ class _Pages:
             pdfium.FPDFPage_CloseAnnot(annotation)
         return num_comments
 
-    def _picture(self, index: int) -> Picture:
+    def _picture(self, index: int) -> Picture | None:
+        """Return a page as a picture; None: it needs more room in base64 than is left."""
         page = self._pdf[index]
         scale = min(_MAX_SIDE / max(*page.get_size(), 1), 4)
         bitmap = page.render(scale=scale, may_draw_forms=False)
         file = io.BytesIO()
         bitmap.to_pil().save(file, "PNG")
         page.close()
+        num_chars = len(file.getbuffer()) * 4 // 3
+        if num_chars > self._num_chars:
+            return None
+        self._num_chars -= num_chars
+        self._num_pictures -= 1
         return Picture(file.getvalue())
 
 

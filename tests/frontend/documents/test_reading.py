@@ -17,7 +17,7 @@ from tests.documents import docx, pdf, pdf_of, pdf_with_image, pptx, row, stream
 needs_qpdf = pytest.mark.skipif(shutil.which("qpdf") is None, reason="needs the Debian package qpdf")
 
 BOUNDS = Bounds(max_pages=10, max_chars=1000, max_pictures=0)
-WITH_PICTURES = Bounds(max_pages=10, max_chars=1000, max_pictures=1)
+WITH_PICTURES = Bounds(max_pages=10, max_chars=100_000, max_pictures=1)
 
 
 def read(file: bytes, name: str = "a", bounds: Bounds = BOUNDS) -> list[str | Picture]:
@@ -50,6 +50,12 @@ def test_a_page_without_text_is_a_picture_or_is_named() -> None:
     parts = read(file, bounds=WITH_PICTURES)
     assert parts[0] == "[File a: PDF, 5 pages. Left out: pictures of pages (2-3, 5).]"
     assert [isinstance(each, Picture) for each in parts] == [False, False, True, *[False] * 5]
+
+
+def test_a_picture_without_room_is_left_out() -> None:
+    file = pdf_with_image("cap")
+    first, *parts = read(file, bounds=Bounds(max_pages=10, max_chars=1000, max_pictures=1))
+    assert (first, parts) == ("[File a: PDF, 1 page. Left out: pictures of pages (1).]", ["[Page 1]", "cap"])
 
 
 def test_what_a_pdf_has_beside_its_text_is_named() -> None:
