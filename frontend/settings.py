@@ -185,7 +185,7 @@ class Settings:
         "and no prompt would begin like an earlier one.",
     )
     max_document_pages: int = setting(
-        300, "Pages that a document of a chat may have, or slides; larger ones are refused.", is_zero_allowed=False
+        300, "Pages that a document of a chat may have, or slides; larger ones are refused.", low=1
     )
     max_logprobs: int = setting(5, "Largest `logprobs` of /v1/completions; a chat may always ask for 20.", high=20)
     engine_stall_s: float = setting(

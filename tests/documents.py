@@ -74,8 +74,8 @@ def pdf(texts: Sequence[str], *, page: str = "", catalog: str = "", more: Sequen
     return pdf_of([*objects, *more])
 
 
-def pdf_with_image(text: str) -> bytes:
-    """Return a file with one page that has a text and a red picture."""
+def pdf_with_image(text: str, side: int = 200) -> bytes:
+    """Return a file with one page that has a text and a red square."""
     image = stream(
         b"\xff\x00\x00" * 4,
         "/Type /XObject /Subtype /Image /Width 2 /Height 2 /ColorSpace /DeviceRGB /BitsPerComponent 8",
@@ -87,7 +87,7 @@ def pdf_with_image(text: str) -> bytes:
             "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
             "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Contents 5 0 R "
             "/Resources << /Font << /F1 3 0 R >> /XObject << /I 6 0 R >> >> >>",
-            stream(f"q 200 0 0 200 50 50 cm /I Do Q BT /F1 12 Tf 50 800 Td ({text}) Tj ET".encode()),
+            stream(f"q {side} 0 0 {side} 50 50 cm /I Do Q BT /F1 12 Tf 50 800 Td ({text}) Tj ET".encode()),
             image,
         ]
     )

@@ -191,6 +191,7 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
         for each in builders
     )
     check_names_differ(chain.from_iterable(names))
+    in_file = {name for each in builders for name in each.serve_options.presets}
     served: dict[Path, ServeOptions] = {}
     for each in builders:
         artifact_dir = _artifact_of(each)
@@ -198,7 +199,8 @@ def built(options: argparse.Namespace) -> dict[Path, ServeOptions]:
             continue
         print(f"artifact    {artifact_dir}")
         manifest = Manifest.load(artifact_dir)
-        own = {**presets.get(manifest.model_id, {}), **each.serve_options.presets}
+        of_home = {name: preset for name, preset in presets.get(manifest.model_id, {}).items() if name not in in_file}
+        own = {**of_home, **each.serve_options.presets}
         served[artifact_dir] = replace(each.serve_options, presets=own)
         if manifest.task is not Task.GENERATE:  # it has no chats
             continue

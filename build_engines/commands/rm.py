@@ -42,10 +42,10 @@ def _rm(options: argparse.Namespace) -> None:
         if artifact.server is not None:
             rule = f"{artifact.server.url} serves it; `conch stop {artifact.server.port}` stops that server"
             raise BuildError(f"{artifact.model_id}: {rule}")
-    for name in options.models:
+    for name in dict.fromkeys(options.models):
         if (model_id := model_of(presets, name)) is not None:
             with changed_presets(options.home) as changed:
-                changed[model_id].pop(name, None)
+                changed.get(model_id, {}).pop(name, None)
             print(f"removed     preset {name} of {model_id}")
     for artifact in artifacts:
         print(f"removed     {artifact.folder}: {size_text(_remove(artifact))}")

@@ -84,6 +84,7 @@ class ChatClient:
         self.finish_reason = ""  # the last answer's
         self.usage: dict[str, int] = {}  # the last answer's token counts, if the request asks for them
         self.timing_ms: dict[str, float] = {}  # of the last answer's phases, if the request asks for them
+        self.limited: set[str] = set()  # models that limit an answer by themselves, as a preset may
         self.ignored: list[str] = []  # fields of the last request that had no effect
         self._path = self._url.path.rstrip("/").removesuffix("/v1")
         self.url = f"{self._url.scheme}://{self._url.netloc}{self._path}"  # without /v1
@@ -136,6 +137,9 @@ class ChatClient:
             lengths = {
                 _printable(card["id"]): _checked(int, card["max_model_len"]) if card["owned_by"] == "conch" else 0
                 for card in cards
+            }
+            self.limited = {
+                _printable(card["id"]) for card in cards if "max_tokens" in (card.get("default_parameters") or {})
             }
             return {name: length for name, length in lengths.items() if name not in others}
 

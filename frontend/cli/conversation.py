@@ -143,9 +143,10 @@ class Conversation:
             yield Piece(self._figures, Kind.NOTE)
 
     def _body(self, **setting: Any) -> dict[str, Any]:
-        limit = self._models[self.model]
-        options = {"include_usage": True} | ({"include_timing": True} if limit else {})
-        body = {"model": self.model, "stream_options": options} | ({"max_tokens": limit} if limit else {})
+        window = self._models[self.model]
+        options = {"include_usage": True} | ({"include_timing": True} if window else {})
+        is_limited = not window or self.model in self._client.limited
+        body = {"model": self.model, "stream_options": options} | ({} if is_limited else {"max_tokens": window})
         return body | self._settings | setting
 
     def _help(self, argument: str) -> str:
@@ -250,6 +251,8 @@ class Conversation:
         if self._read is None:
             raise ValueError("an editor needs a terminal")
         text = edited(self._typed)
+        if self._question is not None and self._question not in self._said:  # it has failed: its files go again
+            self._attached = [*_parts(self._question)[:-1], *self._attached]
         return itertools.chain((Piece(text, Kind.NOTE),), self.ask(text))
 
     def _save(self, argument: str) -> str:
@@ -284,6 +287,7 @@ class Conversation:
         for index, message in enumerate(self._said):
             if message["role"] == "user":
                 self._question, self._said_before = message, self._said[:index]
+                self._typed = "".join(part.get("text", "") for part in _parts(message))
         return f"({len(self._said)} messages{' and a system prompt' if self._system else ''}.)"
 
     def _model(self, argument: str) -> str | None:
@@ -394,6 +398,11 @@ def _name_of(text: str) -> str:
     """Return the command that a text begins with; empty: none."""
     words = text.split(maxsplit=2)
     return next((name for name in (" ".join(words[:2]), words[0]) if name in _COMMANDS), "")
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    content = message["content"]
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
 def _path(argument: str) -> Path:

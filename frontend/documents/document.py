@@ -14,11 +14,12 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a document may have."""
+    """What a document may have, and what its model reads."""
 
     max_pages: int
     max_chars: int  # of its text, and of its pictures in base64
-    max_pictures: int  # of pages; 0: the model reads no images
+    reads_pictures: bool  # the model does
+    max_pictures: int  # of pages
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -50,6 +51,11 @@ class Document:
             f" {label}: {', '.join(items)}." for label, items in remarks if items
         )
         return [f"[{first}]", *self.parts, f"[End of file {name}]"]
+
+
+def printable(text: str, max_chars: int) -> str:
+    """Return a text of the document, or its name, for one line of a prompt."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:max_chars]
 
 
 def counted(number: int, noun: str) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Literal
 
 import office_oxide
 
-from frontend.documents.document import Bounds, Document, Unreadable, counted
+from frontend.documents.document import Bounds, Document, Unreadable, counted, printable
 
 _MAX_UNPACKED = 128 << 20  # bytes
 _MAX_ENTRIES = 10_000
@@ -23,9 +25,11 @@ _KINDS: Mapping[_Format, tuple[str, str]] = {
 }
 _SHEET = re.compile(rb"<(?:\w+:)?sheet\s[^>]*>")
 _HIDDEN_SHEET = re.compile(rb"""\sstate=["'](?:hidden|veryHidden)["']""")
-_NAME = re.compile(rb"""\sname=["']([^"']*)["']""")
+_NAME = re.compile(rb"""\sname=(["'])(.*?)\1""")
 _FORMULA = re.compile(rb"<(?:\w+:)?f[\s>]")
-_HIDDEN_TEXT = re.compile(rb"<w:vanish\s*/>")
+_HIDDEN_TEXT = re.compile(rb"""<w:vanish(?:\s+w:val=["'](?:1|true|on)["'])?\s*/>""")
+_MAX_NAMED = 10  # hidden sheets
+_MAX_NAME = 64  # characters
 _HIDDEN_SLIDE = re.compile(rb"""<(?:\w+:)?sld\s[^>]*\sshow=["'](?:0|false)["']""")
 
 
@@ -42,10 +46,15 @@ def read_office(file: bytes, bounds: Bounds) -> Document:
             if package.num_slides > bounds.max_pages:
                 rule = f"a document may have {bounds.max_pages} (--max-document-pages)"
                 raise Unreadable(f"{package.num_slides} slides: {rule}")
-            if len(markdown) > bounds.max_chars:
-                raise Unreadable("more text than a request may have (--max-body-bytes)")
             return Document(package.kind, [markdown] if markdown else [], package.left_out(), package.hidden())
-    except (zipfile.BadZipFile, office_oxide.OfficeOxideError, EOFError, NotImplementedError, ValueError) as exc:
+    except (
+        zipfile.BadZipFile,
+        office_oxide.OfficeOxideError,
+        EOFError,
+        NotImplementedError,
+        ValueError,
+        zlib.error,
+    ) as exc:
         raise Unreadable("not a readable Office file (docx, xlsx, pptx)") from exc
 
 
@@ -94,8 +103,10 @@ class _Package:
         """Return the parts that Office does not show and the text has."""
         if self.format == "xlsx":
             sheets = _SHEET.findall(self._archive.read(_KINDS["xlsx"][0]))
-            names = [_NAME.search(sheet) for sheet in sheets if _HIDDEN_SHEET.search(sheet)]
-            return [f"sheet {name[1].decode(errors='replace')}" for name in names if name]
+            found = [_NAME.search(sheet) for sheet in sheets if _HIDDEN_SHEET.search(sheet)]
+            names = [printable(html.unescape(name[2].decode(errors="replace")), _MAX_NAME) for name in found if name]
+            more = counted(len(names) - _MAX_NAMED, "more sheet") if len(names) > _MAX_NAMED else []
+            return [f"sheet {name}" for name in names[:_MAX_NAMED]] + more
         slides = self._all(r"ppt/slides/slide\d+\.xml")
         return counted(sum(bool(_HIDDEN_SLIDE.search(self._archive.read(each))) for each in slides), "slide")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pypdfium2
 import pypdfium2.raw as pdfium
@@ -12,6 +12,8 @@ import pypdfium2.raw as pdfium
 from frontend.documents.document import Bounds, Document, Picture, Unreadable, counted, ranges
 
 _MAX_SIDE = 1280  # pixels of a picture: text of 10 points on a page of A4 can be read
+_MAX_SCALE = 4  # of a small page
+_MIN_SHARE = 0.05  # of a page, for an image that is worth a picture
 _NO_COMMENTS = (pdfium.FPDF_ANNOT_LINK, pdfium.FPDF_ANNOT_POPUP, pdfium.FPDF_ANNOT_WIDGET)
 
 
@@ -45,6 +47,8 @@ def _opened(file: bytes) -> Iterator[pypdfium2.PdfDocument]:
         if pdf.get_formtype() != pdfium.FORMTYPE_NONE:
             pdf.init_forms()  # what people have filled in is drawn, and flattened into the page's text
         yield pdf
+    except pypdfium2.PdfiumError as exc:
+        raise Unreadable("not a readable PDF") from exc
     finally:
         pdf.close()
 
@@ -55,7 +59,7 @@ class _Pages:
     def __init__(self, pdf: pypdfium2.PdfDocument, bounds: Bounds) -> None:
         self._pdf = pdf
         self._num_chars, self._num_pictures = bounds.max_chars, bounds.max_pictures  # room that is left
-        self._reads_pictures = bounds.max_pictures > 0
+        self._reads_pictures = bounds.reads_pictures
         self._num_comments = 0
         self.unreadable: list[int] = []  # pages
         self._without_picture: list[int] = []
@@ -97,8 +101,7 @@ class _Pages:
             textpage = page.get_textpage()
             text = textpage.get_text_range().replace("\r\n", "\n").replace("\0", "").strip()
             textpage.close()
-            has_images = any(True for _ in page.get_objects(filter=(pdfium.FPDF_PAGEOBJ_IMAGE,), max_depth=2))
-            return text, has_images or not text
+            return text, not text or _has_large_image(page)
         finally:
             page.close()
 
@@ -111,19 +114,30 @@ class _Pages:
         return num_comments
 
     def _picture(self, index: int) -> Picture | None:
-        """Return a page as a picture; None: it needs more room in base64 than is left."""
-        page = self._pdf[index]
-        scale = min(_MAX_SIDE / max(*page.get_size(), 1), 4)
-        bitmap = page.render(scale=scale, may_draw_forms=False)
+        """Return a page as a picture; None: it cannot be drawn, or needs more room in base64 than is left."""
         file = io.BytesIO()
-        bitmap.to_pil().save(file, "PNG")
-        page.close()
+        try:
+            with closing(self._pdf[index]) as page:
+                scale = min(_MAX_SIDE / max(*page.get_size(), 1), _MAX_SCALE)
+                page.render(scale=scale, may_draw_forms=False).to_pil().save(file, "PNG")
+        except pypdfium2.PdfiumError:
+            return None
         num_chars = len(file.getbuffer()) * 4 // 3
         if num_chars > self._num_chars:
             return None
         self._num_chars -= num_chars
         self._num_pictures -= 1
         return Picture(file.getvalue())
+
+
+def _has_large_image(page: pypdfium2.PdfPage) -> bool:
+    """Whether a page has an image that is more than a logo or a line."""
+    width, height = page.get_size()
+    for image in page.get_objects(filter=(pdfium.FPDF_PAGEOBJ_IMAGE,), max_depth=2):
+        left, bottom, right, top = image.get_bounds()
+        if (right - left) * (top - bottom) > _MIN_SHARE * width * height:
+            return True
+    return False
 
 
 def _parts_without_text(pdf: pypdfium2.PdfDocument) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from asyncio.subprocess import PIPE
+from asyncio.subprocess import DEVNULL, PIPE
 
 import msgspec
 
@@ -25,7 +25,7 @@ async def read_in_process(file: bytes, name: str, bounds: Bounds) -> list[str | 
         TimeoutError: the machine is too busy.
     """
     request = msgspec.msgpack.encode(Reading(file, name, bounds))
-    process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, env={})
+    process = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={})
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             output, _ = await process.communicate(request)

@@ -6,7 +6,7 @@ import re
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from frontend.documents.document import Bounds, Document, Unreadable, counted
+from frontend.documents.document import Document, counted
 
 # Elements inside a line; all others begin a line of their own, as those of unknown names mostly hold others.
 _INLINE = frozenset(
@@ -33,12 +33,15 @@ _INLINE = frozenset(
 _BEFORE = {"li": "- ", "h1": "# ", "h2": "## ", "h3": "### ", "td": "\t", "th": "\t"}
 _FRAMES = "iframe, object, embed"
 _SCRIPTS = "script"
-_HIDDEN = "[hidden], [style*='display:none' i], [style*='display: none' i]"
+_HIDDEN = ", ".join(
+    ["[hidden]"]
+    + [f"[style*='{rule}' i]" for rule in ("display:none", "display: none", "visibility:hidden", "visibility: hidden")]
+)
 _NO_TEXT = "head, style, template, noscript, svg, math, canvas"
 _SPACES = re.compile(r"\s+")
 
 
-def read_web_page(text: str, bounds: Bounds) -> Document:
+def read_web_page(text: str) -> Document:
     """Return the text of a page: a line for each block, and the white space of `pre`. Scripts are not run."""
     tree = LexborHTMLParser(text)
     title = tree.css_first("title")
@@ -48,8 +51,6 @@ def read_web_page(text: str, bounds: Bounds) -> Document:
         left_out += counted(_remove(tree, selector), noun)
     _remove(tree, _NO_TEXT)
     shown = "\n".join(filter(None, [*heading, _text(tree.body)]))
-    if len(shown) > bounds.max_chars:
-        raise Unreadable("more text than a request may have (--max-body-bytes)")
     return Document("HTML", [shown] if shown else [], left_out)
 
 
@@ -82,6 +83,8 @@ def _text(body: LexborNode | None) -> str:
 def _inside(node: LexborNode, is_pre: bool) -> list[tuple[LexborNode | str, bool]]:
     """Return what is inside an element, the last one first, each with whether its white space counts."""
     tag, alternative = node.tag or "", node.attributes.get("alt")
+    if tag == "-comment":
+        return []
     end = [("\n", True)] if tag not in _INLINE else []
     is_pre = is_pre or tag == "pre"
     inner = [(each, is_pre) for each in node.iter(include_text=True)]

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from frontend.documents.document import Bounds, Picture, Unreadable
+from frontend.documents.document import Bounds, Picture, Unreadable, printable
 from frontend.documents.process import read_in_process
 from frontend.errors import InvalidRequest, Overloaded, UnsupportedValue, shown
 from frontend.handlers.bodies import work_on_body
@@ -22,8 +22,9 @@ from frontend.protocol.tokenization import TokenizeRequest
 from frontend.request_context import LIMITS, SETTINGS, sender_of
 from frontend.translate.data_uris import file_from_data_uri
 from model_repository.capabilities import Capability
-from model_repository.contract.request import MAX_IMAGES
+from model_repository.contract.request import IMAGE_MARKER, MAX_IMAGES
 
+MAX_DOCUMENTS = 16  # of a request
 _MAX_NAME = 128  # characters
 
 
@@ -50,14 +51,15 @@ async def with_documents[Body: (ChatCompletionRequest, TokenizeRequest)](call: C
         Overloaded: the memory for large bodies stays full, or the machine is too busy.
     """
     messages = call.body.messages or []
-    if not any(part.file for message in messages for part in message.content or ()):
+    num_documents = sum(part.file is not None for message in messages for part in message.content or ())
+    if not num_documents:
         return call
-    max_pictures = 0
-    if Capability.IMAGES in call.name.model.parameters.capabilities:
-        num_images = sum(part.image_url is not None for message in messages for part in message.content or ())
-        max_pictures = max(MAX_IMAGES - num_images, 0)
+    if num_documents > MAX_DOCUMENTS:
+        rule = f"{num_documents} documents: a request may have {MAX_DOCUMENTS}"
+        raise InvalidRequest(f"messages: {rule}", param="messages")
     async with call.app[DOCUMENT_TURNS].of_sender(sender_of(call.request)):
-        reader = _Reader(call, max_pictures)
+        num_images = sum(part.image_url is not None for message in messages for part in message.content or ())
+        reader = _Reader(call, max(MAX_IMAGES - num_images, 0))
         read = [await reader.read(index, message) for index, message in enumerate(messages)]
     body = call.body.model_copy(update={"messages": read})
     call.places.add(body)
@@ -68,11 +70,13 @@ class _Reader:
     """Reads the documents of one call.
 
     Args:
-        max_pictures: of pages; 0: the model reads no images.
+        max_pictures: of pages, if the model reads images.
     """
 
     def __init__(self, call: Call[Any], max_pictures: int) -> None:
-        self._call, self._num_pictures = call, max_pictures
+        self._call = call
+        self._reads_pictures = Capability.IMAGES in call.name.model.parameters.capabilities
+        self._num_pictures = max_pictures if self._reads_pictures else 0
         self._has_fetched = False
 
     async def read(self, index: int, message: ChatMessage) -> ChatMessage:
@@ -83,14 +87,13 @@ class _Reader:
         parts: list[ContentPart] = []
         theirs: list[str] = []
         for number, part in enumerate(message.content or ()):
-            ours = f"messages[{index}].content[{number}]"
-            is_ours = (place := places.of(ours)) == ours
+            place = f"messages[{index}].content[{number}]"
             read = [part]
             if part.file is not None:
-                place = f"{ours}.file.file_data" if is_ours else place
+                place += ".file.file_data"
                 read = list(_with_mark(await self._parts(part.file, place), part))
             parts += read
-            theirs += [place] * len(read)
+            theirs += [places.of(place)] * len(read)
         for number, place in enumerate(theirs):
             places[f"messages[{index}].content[{number}]"] = place
         return message.model_copy(update={"content": parts})
@@ -98,13 +101,15 @@ class _Reader:
     async def _parts(self, file: FilePart, place: str) -> list[ContentPart]:
         request, app = self._call.request, self._call.app
         content = await self._content(file.file_data or "", place)
-        name = _printable(file.filename or _name_in_url(file.file_data or "") or "document")
+        name = printable(file.filename or _name_in_url(file.file_data or "") or "document", _MAX_NAME)
         try:
-            async with app[DOCUMENT_TURNS].reader, room_beside_body(request) as room:
-                bounds = Bounds(app[SETTINGS].max_document_pages, room.num_left, self._num_pictures)
-                read = await read_in_process(content, name, bounds)
-                parts = await work_on_body(request, lambda: list(map(_part, read)))
-                room.use(sum(map(_size, parts)))
+            async with room_beside_body(request) as room:
+                max_pages, max_chars = app[SETTINGS].max_document_pages, room.num_left
+                bounds = Bounds(max_pages, max_chars, self._reads_pictures, self._num_pictures)
+                async with app[DOCUMENT_TURNS].reader:
+                    read = await read_in_process(content, name, bounds)
+                room.use(sum(map(_size, read)))
+            parts = await work_on_body(request, lambda: list(map(_part, read)))
         except Unreadable as exc:
             raise InvalidRequest(f"{place}: {exc}", param=place) from exc
         except TimeoutError as exc:
@@ -132,25 +137,21 @@ class _Reader:
 
 
 def _part(read: str | Picture) -> ContentPart:
-    if isinstance(read, str):
-        return ContentPart.made({"type": "text", "text": read})
+    if isinstance(read, str):  # the marker of an image is no text of the client's, who cannot leave it out
+        return ContentPart.made({"type": "text", "text": read.replace(IMAGE_MARKER, f"{IMAGE_MARKER[:-1]} >")})
     url = "data:image/png;base64," + base64.b64encode(read.png).decode()
     return ContentPart.made({"type": "image_url", "image_url": ImageUrl.made({"url": url})})
 
 
-def _size(part: ContentPart) -> int:
-    return len(part.text or "") if part.image_url is None else len(part.image_url.url)
+def _size(read: str | Picture) -> int:
+    """Return the characters that a text takes, or a picture in base64."""
+    return len(read) if isinstance(read, str) else len(read.png) * 4 // 3
 
 
 def _with_mark(parts: list[ContentPart], of: ContentPart) -> Iterator[ContentPart]:
     """Yield parts; the last one has the document's mark for the prompt cache."""
     yield from parts[:-1]
     yield parts[-1].model_copy(update={"prompt_cache_breakpoint": of.prompt_cache_breakpoint})
-
-
-def _printable(name: str) -> str:
-    """Return a name for one line of a prompt."""
-    return " ".join("".join(each if each.isprintable() else " " for each in name).split())[:_MAX_NAME]
 
 
 def _name_in_url(url: str) -> str:

@@ -13,7 +13,7 @@ from aiohttp.abc import ResolveResult
 from yarl import URL
 
 from frontend.errors import InvalidRequest, UnsupportedValue, shown
-from frontend.handlers.bodies import LARGE_BODIES
+from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.request_context import FACTS, SETTINGS, sender_of
 
@@ -151,8 +151,8 @@ class Room:
         self.num_used = 0
 
     def use(self, num_bytes: int) -> None:
-        """Count bytes."""
-        self.num_left -= num_bytes
+        """Count bytes; a little more than is left does no harm."""
+        self.num_left = max(self.num_left - num_bytes, 0)
         self.num_used += num_bytes
 
 
@@ -169,6 +169,7 @@ async def room_beside_body(request: web.Request) -> AsyncIterator[Room]:
     facts.num_reserved_bytes += room.num_left
     yield room
     facts.num_body_bytes += room.num_used
+    facts.is_costly |= facts.num_body_bytes > LARGE_BYTES
     facts.num_reserved_bytes -= room.num_left
     memory.release(sender_of(request), room.num_left)
 

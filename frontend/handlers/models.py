@@ -106,13 +106,17 @@ def _card(triton: ReplicaPool, name: ModelName) -> ModelCard:
         "max_model_len": name.model.parameters.context_window,
         "tool_call_format": name.model.parameters.tool_call_format,
         "reasoning_format": name.model.parameters.reasoning_format or None,
-        "default_parameters": {
-            field: value
-            for field, value in name.model.parameters.defaults_of(name.preset).items()
-            if field in API_SAMPLING
-        },
+        "default_parameters": _default_parameters(name),
         "status": status_of(triton, name.model.id),
     }
+
+
+def _default_parameters(name: ModelName) -> dict[str, Any]:
+    """Return the fields that a chat has without its own."""
+    defaults = name.model.parameters.defaults_of(name.preset)
+    sampling = {field: value for field, value in defaults.items() if field in API_SAMPLING}
+    limit = defaults.get("chat_max_tokens")
+    return sampling | ({} if limit is None else {"max_tokens": limit})
 
 
 def status_of(triton: ReplicaPool, model_id: str) -> ModelCardStatus:

@@ -517,7 +517,7 @@ class ModelCard(TypedDict):
     max_model_len: int
     tool_call_format: str  # "plain": that of the chat template is unknown, or the template takes no tools
     reasoning_format: str | None  # None: the model does not think
-    default_parameters: dict[str, Any]  # sampling fields that differ from the API document's defaults
+    default_parameters: dict[str, Any]  # of a chat, where they differ from the API document's defaults
     status: ModelCardStatus
 
 

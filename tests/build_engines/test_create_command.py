@@ -114,7 +114,7 @@ def test_a_preset_is_listed_shown_and_removed(home: Path, capsys: pytest.Capture
         "system prompt": "Be brief.",
         "defaults": 'temperature=0.5, stop=["END"]',
     }
-    assert main(["rm", "brief", f"--home={home}"]) == 0
+    assert main(["rm", "brief", "brief", f"--home={home}"]) == 0
     assert capsys.readouterr().out == "removed     preset brief of tiny\n"
     assert read_presets(home) == {} and [*home.glob("artifacts/tiny-*/")]
 

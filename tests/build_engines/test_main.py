@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -319,6 +320,7 @@ presets:
   plain: {{from: other}}
 """
     )
+    (tmp_path / "presets.json").write_text(json.dumps({checkpoint.name: {"brief": {}, "kept": {}}}))
     assert main(["build", str(models), "--runtime", "synthetic", "--home", str(tmp_path)]) == 0
     named = read_ensemble(tmp_path / "repository", checkpoint.name)
     assert (named.aliases, named.max_sequences) == (("gpt-4o", "gpt-4o-mini"), 3)
@@ -330,7 +332,7 @@ presets:
     assert (other.load, other.keep_alive_s, other.is_pinned) == (Load.START, None, False)
     assert (other.runtime, other.speculative) == ("synthetic", None)
     brief = Preset(system="Be brief.", defaults={"temperature": 0.5, "stop": ("END",)})
-    assert (other.presets, named.presets) == ({"brief": brief, "plain": Preset()}, {})
+    assert (other.presets, named.presets) == ({"brief": brief, "plain": Preset()}, {"kept": Preset()})
     assert read_ensemble(tmp_path / "repository", "demo").runtime == "synthetic"
 
 

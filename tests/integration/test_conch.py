@@ -336,7 +336,7 @@ def test_a_person_edits_and_completes_and_finds_lines_again(tmp_path: Path) -> N
             for typed, shown in (
                 ("\x1b[A\n" if history.stat().st_size else "Why?\n", "so be it"),  # the arrow key up
                 ("/edit\n", "so be it"),
-                ("/stats\n", "time to first token  0."),
+                ("/stats\n", "time to first token"),
                 ("/sav\t", "/save "),
                 (f"{tmp_path}/my\t", "my\\ notes.json "),
                 ("\n", "Overwrite it? (y/N) "),

@@ -42,6 +42,12 @@ def test_a_server_that_names_no_tasks_has_models_that_chat() -> None:
     assert Server({"id": "other", "owned_by": "somebody"}).models() == {"other": 0}
 
 
+def test_models_that_limit_an_answer_by_themselves_are_known() -> None:
+    server = Server(CHATS, CHATS | {"id": "brief", "default_parameters": {"max_tokens": 20}})
+    server.models()
+    assert server.limited == {"brief"}
+
+
 _DEEP = b"[" * 100_000
 _NOT_OPENAI = r"^server: not the answer of an OpenAI server$"
 

@@ -263,6 +263,28 @@ def test_an_editor_begins_with_the_last_question_and_its_text_is_sent(
     assert len(server.asked) == 3
 
 
+def test_an_edited_question_has_the_files_of_one_that_failed(
+    server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    conversation = Conversation(server, "", read=lambda prompt: "")
+    monkeypatch.setenv("VISUAL", """sh -c 'echo more > "$0"'""")
+    (tmp_path / "a.txt").write_text("a")
+    server.failures.append(ChatFailed("too long"))
+    with pytest.raises(ChatFailed):
+        list(conversation.obey(f"/file {tmp_path}/a.txt What?"))
+    list(conversation.obey("/edit"))
+    [part, text] = server.asked[-1]["messages"][-1]["content"]
+    assert (part["file"]["filename"], text["text"]) == ("a.txt", "more")
+
+
+def test_an_answer_may_fill_the_window_unless_the_model_limits_it(server: Server) -> None:
+    conversation = Conversation(server, "large")
+    list(conversation.ask("one"))
+    server.limited = {"large"}
+    list(conversation.ask("two"))
+    assert [body.get("max_tokens") for body in server.asked] == [4096, None]
+
+
 def test_retry_answers_the_last_question_in_place_of_its_answer(conversation: Conversation, server: Server) -> None:
     list(conversation.ask("one"))
     list(conversation.ask("two"))

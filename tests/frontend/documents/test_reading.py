@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from tests.documents import docx, pdf, pdf_of, pdf_with_image, pptx, row, stream
 
 needs_qpdf = pytest.mark.skipif(shutil.which("qpdf") is None, reason="needs the Debian package qpdf")
 
-BOUNDS = Bounds(max_pages=10, max_chars=1000, max_pictures=0)
-WITH_PICTURES = Bounds(max_pages=10, max_chars=100_000, max_pictures=1)
+BOUNDS = Bounds(max_pages=10, max_chars=1000, reads_pictures=False, max_pictures=0)
+WITH_PICTURES = Bounds(max_pages=10, max_chars=100_000, reads_pictures=True, max_pictures=1)
 
 
 def read(file: bytes, name: str = "a", bounds: Bounds = BOUNDS) -> list[str | Picture]:
@@ -54,8 +55,14 @@ def test_a_page_without_text_is_a_picture_or_is_named() -> None:
 
 def test_a_picture_without_room_is_left_out() -> None:
     file = pdf_with_image("cap")
-    first, *parts = read(file, bounds=Bounds(max_pages=10, max_chars=1000, max_pictures=1))
-    assert (first, parts) == ("[File a: PDF, 1 page. Left out: pictures of pages (1).]", ["[Page 1]", "cap"])
+    for bounds in (replace(WITH_PICTURES, max_chars=1000), replace(WITH_PICTURES, max_pictures=0)):
+        first, *parts = read(file, bounds=bounds)
+        assert (first, parts) == ("[File a: PDF, 1 page. Left out: pictures of pages (1).]", ["[Page 1]", "cap"])
+
+
+def test_a_logo_is_no_reason_for_a_picture() -> None:
+    file = pdf_with_image("cap", side=60)
+    assert read(file, bounds=WITH_PICTURES) == ["[File a: PDF, 1 page.]", "[Page 1]", "cap"]
 
 
 def test_what_a_pdf_has_beside_its_text_is_named() -> None:
@@ -127,11 +134,18 @@ def test_a_word_file() -> None:
 
 def test_an_excel_file_has_hidden_sheets_by_name_and_values_in_place_of_formulas() -> None:
     formula = '<row r="1"><c r="A1"><f>1+1</f><v>2</v></c></row>'
-    assert read(xlsx({"Sales": row("a", "b"), "Costs": formula}, hidden=["Costs"])) == [
+    name = "Bob's &lt;costs&gt;"
+    assert read(xlsx({"Sales": row("a", "b"), name: formula}, hidden=[name])) == [
         "[File a: Excel, 2 sheets. Left out: 1 formula (their last values are here)."
-        " Hidden in the original: sheet Costs.]",
-        "## Sales\n\n| a | b |\n| --- | --- |\n\n## Costs\n\n| 2 |\n| --- |",
+        " Hidden in the original: sheet Bob's <costs>.]",
+        "## Sales\n\n| a | b |\n| --- | --- |\n\n## Bob's <costs>\n\n| 2 |\n| --- |",
     ]
+
+
+def test_names_of_hidden_sheets_are_bounded() -> None:
+    names = [f"{number:03}" + "x" * 1000 for number in range(100)]
+    [first] = read(xlsx(dict.fromkeys(names, ""), hidden=names))
+    assert str(first).endswith(f"sheet {names[9][:64]}, 90 more sheets.]")
 
 
 def test_a_powerpoint_file() -> None:
@@ -144,7 +158,7 @@ def test_a_powerpoint_file() -> None:
 @pytest.mark.parametrize("name", ["a.HTML", "a"])
 def test_a_web_page_is_the_text_that_a_browser_shows(name: str) -> None:
     page = (
-        "<!doctype html><html><head><title>A  b</title><style>p {}</style></head><body>Hello <b>big</b>\n world"
+        "<!doctype html><html><head><title>A  b</title><style>p {}</style></head><body>Hello <b>big</b><!-- -->\n world"
         "<p>x<pre>if a:\n    b\n</pre><ul><li>one<li>two</ul><table><tr><td>1<td>2</table><img alt='a cat'>"
         "<script>steal()</script><div style='color:red; display: none'>no</div><iframe></iframe></body>"
     )
@@ -157,6 +171,11 @@ def test_a_web_page_is_the_text_that_a_browser_shows(name: str) -> None:
 @pytest.mark.parametrize("file", ["a,é\r\n1,2\r\n".encode(), "\ufeffa,é\n1,2".encode(), "a,é\n1,2".encode("utf-16")])
 def test_any_other_text_stays_as_it_is(file: bytes) -> None:
     assert read(file, "a.csv") == ["[File a.csv: text.]", "a,é\n1,2"]
+
+
+@pytest.mark.parametrize("text", ["PKCS notes", "A PDF begins with %PDF-1.7"])
+def test_a_text_about_a_format_is_a_text(text: str) -> None:
+    assert read(text.encode()) == ["[File a: text.]", text]
 
 
 @pytest.mark.parametrize("file", [pdf(["x" * 500] * 3), docx("x" * 1001), b"x" * 1001, b"<html>" + b"x" * 1001])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.frontend.answers import error_of
 from tests.frontend.bodies import CHAT, MESSAGE, RESPONSE
 from tests.frontend.conftest import Serve
 from tests.frontend.file_hosts import file_host
+from tests.waiting import DEADLINE_S
 
 PDF = data_uri(pdf(["one", "two"]))
 READ = "[File a.pdf: PDF, 2 pages.]\n[Page 1]\none\n[Page 2]\ntwo\n[End of file a.pdf]\nWhat?"
@@ -201,10 +203,41 @@ async def test_a_key_without_requests_left_has_nothing_fetched(serve: Serve) -> 
 
 async def test_documents_take_memory_until_the_request_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_WAIT_S", 0.0)
-    monkeypatch.setattr(frontend.app, "MAX_LARGEST", 0)
-    http = await serve(FakeTriton(chunks("x")))
+    monkeypatch.setattr(frontend.app, "MAX_LARGEST", 1)
+    triton = FakeTriton([asyncio.Event()])
+    http = await serve(triton)
+    first = asyncio.create_task(http.post("/v1/chat/completions", json=chat(IN_CHAT)))
+    await asyncio.wait_for(triton.started.wait(), DEADLINE_S)
     error = await error_of(await http.post("/v1/chat/completions", json=chat(IN_CHAT)))
     assert (error["status"], error["code"]) == (503, "overloaded")
+    triton.script = chunks("x")
+    first.cancel()
+    await asyncio.wait_for(triton.closed.wait(), DEADLINE_S)
+    while (await http.post("/v1/chat/completions", json=chat(IN_CHAT))).status == 503:
+        pass
+
+
+async def test_too_many_documents_are_refused(serve: Serve) -> None:
+    http = await serve(FakeTriton(chunks("x")))
+    error = await error_of(await http.post("/v1/chat/completions", json=chat(*[IN_CHAT] * 17)))
+    assert (error["status"], error["message"]) == (400, "messages: 17 documents: a request may have 16")
+
+
+async def test_the_marker_of_an_image_in_a_document_is_no_image(serve: Serve) -> None:
+    triton = FakeTriton(chunks("x"))
+    http = await serve(triton)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+    file = {"type": "file", "file": {"file_data": data_uri(b"<image>", "text/plain"), "filename": "a"}}
+    assert (await http.post("/v1/chat/completions", json=chat(file, image))).status == 200
+    assert asked(triton)[0]["content"] == "[File a: text.]\n<image >\n[End of file a]\n<image>\nWhat?"
+
+
+async def test_the_place_of_a_document_is_that_of_the_clients_body(serve: Serve) -> None:
+    """A system prompt is the first message of the chat, but not of the client's messages."""
+    http = await serve(FakeTriton(chunks("x")), max_document_pages=1)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, *message(IN_MESSAGES)["messages"]]
+    answer = await http.post("/v1/messages", json=MESSAGE | {"system": "s", "messages": turns})
+    assert (await answer.json())["error"]["message"].startswith("messages[2].content[0].source.data: 2 pages")
 
 
 async def test_a_prompt_with_a_document_is_charged_as_its_text(serve: Serve) -> None:

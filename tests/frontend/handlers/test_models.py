@@ -21,7 +21,9 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
         aliases=("gpt-4o", 'a "b"/é:1'),
         adapters=("org/formal",),
         defaults=defaults,
-        presets={"brief": Preset(system="Be brief.", defaults={"temperature": 0.1, "seed": 7, "stop": ("a",)})},
+        presets={
+            "brief": Preset(system="Be brief.", defaults={"temperature": 0.1, "chat_max_tokens": 9, "stop": ("a",)})
+        },
     )
     http = await serve(FakeTriton(models=[model]))
     answer = await (await http.get("/v1/models")).json()
@@ -39,7 +41,8 @@ async def test_every_name_of_a_model_has_a_card_in_order(serve: Serve) -> None:
             "max_model_len": 2048,
             "tool_call_format": model.parameters.tool_call_format,
             "reasoning_format": None,
-            "default_parameters": {"temperature": 0.1 if name == "brief" else 0.6, "top_k": 20},
+            "default_parameters": {"top_k": 20}
+            | ({"temperature": 0.1, "max_tokens": 9} if name == "brief" else {"temperature": 0.6, "max_tokens": 5}),
             "status": {"value": "loaded"},
         }
         for name, parent in names.items()
