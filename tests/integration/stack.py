@@ -146,8 +146,11 @@ class Stack(GrpcClient):
 
     def pss_bytes(self) -> int:
         """Return the memory of all processes of this server's Triton; shared pages are divided among them."""
-        pids = [pid for pid, _ in _processes(self.launcher.triton.pid)]
-        return sum(psutil.Process(pid).memory_full_info().pss for pid in pids)
+        num_bytes = 0
+        for pid, _ in _processes(self.launcher.triton.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                num_bytes += psutil.Process(pid).memory_full_info().pss
+        return num_bytes
 
 
 def _processes(session: int) -> Iterator[tuple[int, str]]:
