@@ -95,7 +95,8 @@ export class AnswerView {
   }
 
   fail(error) {
-    const text = error.code ? `${error.message} (${error.code})` : error.message;
+    const hint = error.status === 413 ? ". Edit a message and remove a file." : "";
+    const text = (error.code ? `${error.message} (${error.code})` : error.message) + hint;
     this.node.insertBefore(element("p", { className: "error", textContent: text }), this.foot);
     return text;
   }

@@ -16,8 +16,10 @@ const TYPES = {
 };
 
 let parts = [];
+let reading = Promise.resolve(); // the end of the files so far
 
-export const attachedParts = () => parts;
+/** The parts of the next message, once its files are read. */
+export const attachedParts = async () => (await reading, parts);
 
 /** Replaces the parts of the next message, and shows them. */
 export function setAttached(next) {
@@ -55,13 +57,7 @@ async function partOf(file) {
 }
 
 /** Adds files to the next message. `tell` gets the reason for one that cannot be sent. */
-export async function attach(files, tell) {
-  for (const file of [...files]) {
-    try {
-      const part = await partOf(file);
-      setAttached([...parts, part]);
-    } catch (error) {
-      tell(error.message);
-    }
-  }
+export function attach(files, tell) {
+  const add = async (file) => setAttached([...parts, await partOf(file)]);
+  for (const file of files) reading = reading.then(() => add(file)).catch((error) => tell(error.message));
 }

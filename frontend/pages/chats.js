@@ -18,28 +18,22 @@ function showUnkept(error) {
   find("unkept").hidden = false;
 }
 
-async function open(key) {
-  try {
-    return await Store.open(key);
-  } catch (error) {
-    showUnkept(globalThis.indexedDB ? error : new Error("the browser keeps no data of this page"));
-  }
-}
+const open = (key) =>
+  Store.open(key).catch((error) => showUnkept(globalThis.indexedDB ? error : new Error("the browser keeps no data of this page")));
 
-/** The store of the present key; undefined: this browser keeps nothing. */
-function storeOfKey() {
+/** The store of the present key, as a promise; of undefined: this browser keeps nothing. */
+export function storeOfKey() {
   if (opened?.key !== apiKey()) opened = { key: apiKey(), store: open(apiKey()) };
   return opened.store;
 }
 
-/** Changes the store after the changes before, and draws the list; returns the change's result, undefined if it failed. */
-function change(make) {
+/** Changes a store after the changes before, and draws the list; returns the change's result, undefined if it failed. */
+function change(make, opening = storeOfKey()) {
   saving = saving.then(async () => {
-    const store = await storeOfKey();
+    const store = await opening;
     if (!store) return undefined;
     try {
       const result = await make(store);
-      find("unkept").hidden = true;
       await showChats();
       return result;
     } catch (error) {
@@ -50,9 +44,11 @@ function change(make) {
 }
 
 /** Keeps a chat; returns whether it is kept. */
-export const keep = (chat, body) => change(async (store) => (await store.save(chat, body), true));
+export const keep = (chat, body) => change(async (store) => (await store.save(chat, body), (chat.isKept = true)), chat.store);
 
-export const forget = (id) => change((store) => store.remove(id));
+/** Removes a chat, unless another tab has changed it. */
+export const forget = (chat) =>
+  change(async (store) => (await store.remove(chat), (chat.isKept = chat.changedAt = undefined)), chat.store);
 
 /** A kept chat, with all changes so far; undefined: there is none. */
 export async function kept(id) {
@@ -76,7 +72,8 @@ export async function draw() {
   const found = ids ? heads.filter(({ id }) => ids.has(id)) : heads;
   replaceItems(find("list"), found.slice(0, most).map(item));
   find("more").hidden = found.length <= most;
-  find("found").textContent = text ? `${shown(found.length)} of ${shown(heads.length)} chats` : heads.length ? "" : "No chats yet";
+  const news = text ? `${shown(found.length)} of ${shown(heads.length)} chats` : heads.length ? "" : "No chats yet";
+  if (find("found").textContent !== news) find("found").textContent = news; // the same one is not read aloud again
 }
 
 /** Shows these items; the focus stays, and a list of the same items is left alone. */
@@ -103,13 +100,13 @@ function item({ id, title, changedAt }) {
 async function askForTitle(id, title) {
   const field = element("input", { id: "title", value: title, required: true });
   const label = element("label", { htmlFor: "title", textContent: "Title" });
-  if (await confirmed("Rename the chat", "Rename", label, field)) change((store) => store.rename(id, field.value.trim()));
+  if (await confirmed("Rename the chat", "Rename", label, field)) change((store) => store.rename(id, field.value.trim() || title));
 }
 
 async function askToRemove(id, title) {
   if (!(await confirmed("Delete this chat?", "Delete", element("p", { textContent: title })))) return;
   if (actions.isOpen(id)) actions.close();
-  forget(id);
+  change((store) => store.remove({ id }));
 }
 
 async function askToClear() {

@@ -28,24 +28,26 @@ export class ApiError extends Error {
   }
 }
 
-let key = ""; // in memory only: gone with the page
+let key = ""; // the last one that the server has accepted, in memory only: gone with the page
 
 /** Fetches a path of this server. If it wants a key, the reader is asked for one, until it fits or is refused. */
 export async function call(path, body, signal) {
-  for (;;) {
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  for (let given; ; ) {
+    const headers = given || key ? { Authorization: `Bearer ${given || key}` } : {};
     const request = body ? { method: "POST", body: JSON.stringify(body) } : {};
     if (body) headers["Content-Type"] = "application/json";
     const response = await fetch(path, { ...request, headers, signal, cache: "no-store" });
+    if (given && response.status !== 401) key = given;
     if (response.ok) return response;
     const error = (await response.json().catch(() => ({}))).error;
-    if (response.status !== 401 || !(await askForKey(error?.message))) throw new ApiError(response.status, error);
+    given = response.status === 401 && (await askForKey(error?.message));
+    if (!given) throw new ApiError(response.status, error);
   }
 }
 
 export const json = async (path, body) => (await call(path, body)).json();
 
-/** The API key that the reader has given; empty: there is none. */
+/** The API key that the server has accepted; empty: there is none. */
 export const apiKey = () => key;
 
 /** Asks in a dialog with these nodes; returns whether the reader chose `label`. */
@@ -66,15 +68,14 @@ export function confirmed(title, label, ...nodes) {
 
 let asking; // the open question, shared by all calls that wait for its answer
 
-/** Asks for an API key; returns whether there is one. */
+/** Asks for an API key; returns it, empty if the reader gives none. */
 function askForKey(reason) {
   const ask = async () => {
     const field = element("input", { type: "password", autocomplete: "off", id: "key", required: true });
     const label = element("label", { htmlFor: "key", textContent: "Key. It stays in the memory of this page." });
     const isGiven = await confirmed("API key", "Continue", element("p", { textContent: reason ?? "", className: "muted" }), label, field);
-    if (isGiven) key = field.value.trim();
     asking = undefined;
-    return isGiven;
+    return isGiven ? field.value.trim() : "";
   };
   return (asking ??= ask());
 }
@@ -149,8 +150,7 @@ export function quietButton(label, action) {
 
 /** A button that copies the text of a node, or another form of it. */
 export function copyButton(node, text = node.textContent) {
-  const button = element("button", { type: "button", className: "quiet", textContent: "Copy" });
-  button.addEventListener("click", async () => {
+  const button = quietButton("Copy", async () => {
     if (navigator.clipboard) await navigator.clipboard.writeText(text);
     else {
       getSelection().selectAllChildren(node); // over plain HTTP to another machine there is no clipboard

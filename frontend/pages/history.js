@@ -80,8 +80,8 @@ export class Store {
   /** Runs a change of all stores; it is made as a whole or not at all. */
   async #write(change) {
     const transaction = this.database.transaction(STORES, "readwrite");
-    const isDone = completion(transaction);
-    const [result] = await Promise.all([change(transaction), isDone]);
+    const undo = (error) => (transaction.abort(), Promise.reject(error));
+    const [result] = await Promise.all([change(transaction).catch(undo), completion(transaction)]);
     return result;
   }
 
@@ -100,17 +100,18 @@ export class Store {
     return ids;
   }
 
-  /** A chat with its messages and settings; undefined: it is not here. */
+  /** A chat with its messages, settings and store; undefined: it is not here. */
   async read(id) {
     const [head, body] = await read(this.database.transaction([HEADS, BODIES]), id);
-    return head && { ...head, ...body };
+    return head && { ...head, ...body, store: this };
   }
 
-  /** Keeps a chat. If another tab has changed it since, that one stays, and this one gets an id of its own. */
+  /** Keeps a chat, unless another tab has deleted it. If one has changed it, that one stays, and this one gets a new id. */
   async save(chat, body) {
     const changedAt = Date.now();
     const id = await this.#write(async (transaction) => {
       const known = await resultOf(transaction.objectStore(HEADS).get(chat.id));
+      if (!known && chat.changedAt) throw new Error("another tab has deleted this one");
       const head = { id: chat.id, title: known?.title ?? titleOf(body), changedAt };
       if (known && known.changedAt !== chat.changedAt) head.id = newId();
       put(transaction, head, body);
@@ -126,12 +127,16 @@ export class Store {
     });
   }
 
-  remove(id) {
-    return this.#write((transaction) => STORES.forEach((name) => transaction.objectStore(name).delete(id)));
+  /** Removes a chat. With a time, one that has changed since stays. */
+  remove({ id, changedAt }) {
+    return this.#write(async (transaction) => {
+      const known = await resultOf(transaction.objectStore(HEADS).get(id));
+      if (!changedAt || known?.changedAt === changedAt) STORES.forEach((name) => transaction.objectStore(name).delete(id));
+    });
   }
 
   clear() {
-    return this.#write((transaction) => STORES.forEach((name) => transaction.objectStore(name).clear()));
+    return this.#write(async (transaction) => STORES.forEach((name) => transaction.objectStore(name).clear()));
   }
 
   /** The file with all chats. */
@@ -139,9 +144,11 @@ export class Store {
     const heads = new Map((await this.heads()).map((head) => [head.id, head]));
     const pieces = [];
     for await (const bodies of this.#batches(BODIES)) {
-      for (const body of bodies) pieces.push(pieces.length ? ",\n" : "", JSON.stringify({ ...heads.get(body.id), ...body }));
+      const listed = bodies.filter(({ id }) => heads.has(id)); // without those of another tab, kept since
+      pieces.push(new Blob(listed.map((body) => `,\n${JSON.stringify({ ...heads.get(body.id), ...body })}`)));
     }
-    return new Blob([`{"format": "${FORMAT}", "chats": [\n`, ...pieces, "\n]}\n"], { type: "application/json" });
+    const chats = new Blob(pieces).slice(1); // without the first comma
+    return new Blob([`{"format": "${FORMAT}", "chats": [`, chats, "\n]}\n"], { type: "application/json" });
   }
 
   /** Adds the chats of an exported file that are not here; returns their number. */
@@ -167,14 +174,15 @@ const PARTS = {
 const isPart = (part) => Object.hasOwn(PARTS, part.type) && PARTS[part.type](part);
 
 function isTurn({ message: { role, content, reasoning_content, tool_calls }, model }) {
-  const isContent = Array.isArray(content) ? content.every(isPart) : isText(content ?? "");
+  const isContent = Array.isArray(content) ? role === "user" && content.every(isPart) : isText(content ?? "");
   const isAnswer = isText(reasoning_content ?? "") && (tool_calls ?? []).every(isCall);
   return ["user", "assistant", "tool"].includes(role) && isContent && isAnswer && isText(model ?? "");
 }
 
 function isChat({ id, title, changedAt, settings, turns, second }) {
   const isHead = isText(id) && isText(title) && Number.isFinite(changedAt);
-  return isHead && settings instanceof Object && turns.every(isTurn) && (!second || isTurn(second));
+  const isPair = () => isTurn(second) && [turns.at(-1), second].every((turn) => turn?.message.role === "assistant");
+  return isHead && settings instanceof Object && turns.every(isTurn) && (!second || isPair());
 }
 
 /** The chats of an exported file. */

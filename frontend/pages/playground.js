@@ -1,8 +1,8 @@
 // The playground: a conversation with a model, and what the server knows about each answer.
 import { AnswerView } from "./answer.js";
 import { attach, attachedParts, partView, setAttached } from "./attachments.js";
-import { draw, forget, keep, kept, setUpChats, showChats } from "./chats.js";
-import { call, element, events, find, quietButton } from "./common.js";
+import { draw, forget, keep, kept, setUpChats, showChats, storeOfKey } from "./chats.js";
+import { call, confirmed, element, events, find, quietButton } from "./common.js";
 import { newId, textOf } from "./history.js";
 import { showDefaults, showMemory, showModels } from "./models.js";
 import { bodyFor, readSettings, setUpSettings, showSettings } from "./settings.js";
@@ -13,7 +13,7 @@ const KEEP_MS = 2000; // between two writes of an answer that is coming
 
 let turns = []; // messages of the conversation, each with the node that shows it; answers are views
 let second; // another answer in place of the last one, until one of both is picked
-let chat = { id: newId() }; // the id and the time of the conversation among the kept chats
+let chat = { id: newId() }; // the conversation among the kept chats: its id, its time, and its store
 let edited = -1; // the place of the message that the next one replaces
 let running; // the AbortController of the running answer
 let isAtEnd = true; // whether the end of the page is seen, so that it follows the answer
@@ -108,12 +108,15 @@ async function fill(view, messages, changes) {
   showRunning();
   announce("Answering");
   keepChat();
-  const writes = setInterval(() => own === chat && keepChat(), KEEP_MS);
+  let write; // the one that has not ended
+  const writes = setInterval(() => own === chat && (write ??= keepChat().finally(() => (write = undefined))), KEEP_MS);
   followEnd();
   try {
     const body = { ...bodyFor(messages, view.model), ...changes };
     view.begin(body);
     const response = await ask(body, running.signal);
+    own.store ??= storeOfKey(); // of the key that is accepted
+    keepChat();
     view.ignored = response.headers.get("x-ignored-params");
     for await (const event of events(response, (news) => view.tell(news))) {
       if (event.error) throw new Error(event.error.message);
@@ -181,14 +184,16 @@ const actions = {
 
 // --- kept chats ------------------------------------------------------------------------------------------------------
 
-/** Keeps the conversation as it is now. */
+/** Keeps the conversation as it is now, once the server has accepted its first message. */
 async function keepChat() {
   const own = chat;
-  if (!turns.length || find("private").checked) return;
+  if (!turns.length || !own.store || find("private").checked) return;
   const record = ({ message, model }) => ({ message, model });
   const body = { settings: readSettings(), turns: turns.map(record), second: second && record(second) };
   own.isKept = (await keep(own, body)) && !find("private").checked;
-  if (own.isKept && own === chat) history.replaceState({ chat: own.id }, "");
+  if (!own.isKept || own !== chat) return;
+  history.replaceState({ chat: own.id }, "");
+  find("unkept").hidden = true;
 }
 
 /** Begins a chat, or goes on with a kept one. */
@@ -198,7 +203,7 @@ function show(record) {
   if (edited >= 0) endEdit();
   tell("");
   find("private").checked = false;
-  chat = { id: record?.id ?? newId(), changedAt: record?.changedAt, isKept: Boolean(record) };
+  chat = { id: record?.id ?? newId(), changedAt: record?.changedAt, store: record?.store, isKept: Boolean(record) };
   history.replaceState(record && { chat: chat.id }, "");
   if (record) showRecord(record);
   draw();
@@ -224,10 +229,11 @@ function turnOf({ message, model }) {
   return view;
 }
 
-/** Leaves the chat, with the text so far of an answer that is running. */
-function leave(record) {
-  if (running) keepChat();
-  show(record);
+/** Leaves the chat, with the text so far of an answer that is running. One that cannot be kept is asked about. */
+async function leave(record) {
+  if (!chat.isKept) await keepChat();
+  else if (running) keepChat();
+  if (!turns.length || chat.isKept || (await confirmed("Leave this chat?", "Leave", element("p", { textContent: "It is not kept." })))) show(record);
 }
 
 async function open(id) {
@@ -243,7 +249,7 @@ function setPrivate() {
   if (!find("private").checked) return keepChat();
   history.replaceState(null, "");
   chat.isKept = false;
-  return forget(chat.id);
+  return forget(chat);
 }
 
 // --- the composer ----------------------------------------------------------------------------------------------------
@@ -259,9 +265,9 @@ function resize() {
   input.style.height = `${input.scrollHeight + 2}px`; // with its border
 }
 
-function submit() {
+async function submit() {
+  const parts = await attachedParts();
   const text = find("input").value.trim();
-  const parts = attachedParts();
   if (running || (!text && !parts.length)) return;
   if (second && edited < 0) return tell("Go on with one of the two answers first.");
   if (edited >= 0) cutAt(edited);
@@ -293,7 +299,8 @@ function setUpComposer() {
     event.preventDefault();
     submit();
   });
-  find("input").addEventListener("paste", (event) => attachFrom(event, event.clipboardData.files));
+  // A spreadsheet puts a picture beside the text.
+  find("input").addEventListener("paste", (event) => event.clipboardData.types.includes("text/plain") || attachFrom(event, event.clipboardData.files));
   addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
   addEventListener("drop", (event) => attachFrom(event, event.dataTransfer.files));
   find("file").addEventListener("change", (event) => (attachFrom(event, [...find("file").files]), (find("file").value = "")));
@@ -317,12 +324,12 @@ async function setUp() {
   find("model").addEventListener("change", () => (showDefaults(), keepChat()));
   find("settings").addEventListener("change", keepChat);
   find("private").addEventListener("change", setPrivate);
-  find("new").addEventListener("click", () => (closePanels(), leave(), find("input").focus()));
+  find("new").addEventListener("click", async () => (closePanels(), await leave(), find("input").focus()));
   for (const button of document.querySelectorAll(".toggle")) button.addEventListener("click", () => closePanels(button));
   addEventListener("beforeunload", (event) => turns.length && (running || !chat.isKept) && event.preventDefault()); // the browser asks first
   addEventListener("scroll", () => (isAtEnd = innerHeight + scrollY > document.body.scrollHeight - 120));
   addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+    if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
     if (running) running.abort();
     else if (edited >= 0) endEdit();
     else closePanels();

@@ -29,6 +29,7 @@ def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) ->
             browser.ask("What is the capital of France?")
             browser.one(".assistant .text", "The capital of France is Paris.")
             browser.one(".figures", "tokens/s")
+            wait_until(lambda: browser.run(leave), "the chat is kept")
         browser.press("Tokens")
         browser.one(".alternatives .drawn", "The")
         browser.press("Prompt")
@@ -42,7 +43,6 @@ def test_an_answer_streams_with_its_tokens_prompt_time_and_code(stack: Stack) ->
             done = subprocess.run([*command, copied], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
             assert "The capital of France is Paris." in done.stdout
         browser.one("#memory", "KV cache in use")
-        assert browser.run(leave)
         browser.one("#private").click()
         assert not browser.run(leave)  # the conversation would be lost
         assert browser.messages() == []

@@ -52,6 +52,8 @@ def play(browser: Browser) -> Iterator[Play]:
 
         def start(triton: FakeTriton, **settings: Any) -> Served:
             served = stack.enter_context(serving(triton, **settings))
+            everything = {"origin": served.url, "storageTypes": "all"}
+            stack.callback(browser.driver.execute_cdp_cmd, "Storage.clearDataForOrigin", everything)
             browser.open(served.url)
             return served
 

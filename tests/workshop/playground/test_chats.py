@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,14 @@ window.fetch = (path, options) => {
   return sent(path, options);
 };
 """
+_REFUSE = """
+const [key] = arguments;
+const sent = window.fetch;
+window.fetch = (path, options) => {
+  const isRefused = options?.headers?.Authorization === `Bearer ${key}`;
+  return sent(path, isRefused ? { ...options, headers: {} } : options);
+};
+"""
 _DROP = """
 const [name, text] = arguments;
 const dataTransfer = new DataTransfer();
@@ -45,6 +56,11 @@ document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true,
 def num_kept(browser: Browser, text: str, key: str = "") -> int:
     """Return how many chats the browser keeps with this text, in lower case."""
     return int(browser.driver.execute_async_script(_SEARCH, key, text))
+
+
+def has_kept(browser: Browser, text: str, number: int) -> bool:
+    """Return whether the browser keeps this number of chats with this text."""
+    return num_kept(browser, text) == number
 
 
 def titles(browser: Browser) -> list[str]:
@@ -60,6 +76,21 @@ def ask(browser: Browser, text: str, answer: str) -> None:
     browser.ask(text)
     browser.one(".assistant footer button", "Copy")
     wait_until(lambda: num_kept(browser, answer.lower()), "the answer is kept")
+
+
+@contextmanager
+def another_tab(browser: Browser) -> Iterator[None]:
+    """Show the page in another tab until the end of the block."""
+    browser.run("window.open('about:blank')")
+    [here, other] = browser.driver.window_handles
+    url = browser.driver.current_url
+    try:
+        browser.driver.switch_to.window(other)
+        browser.open(url)
+        yield
+    finally:
+        browser.driver.close()
+        browser.driver.switch_to.window(here)
 
 
 def press_in_list(browser: Browser, label: str, title: str) -> None:
@@ -126,11 +157,11 @@ def test_a_chat_goes_on_after_a_reload(browser: Browser, play: Play, tmp_path: P
 def test_the_text_of_an_answer_that_has_not_ended_is_kept(browser: Browser, play: Play) -> None:
     triton = FakeTriton([GenerationChunk(text="One"), asyncio.Event()])
     play(triton)
-    for leave in (browser.driver.refresh, lambda: browser.press("New chat")):
+    for number, leave in enumerate((browser.driver.refresh, lambda: browser.press("New chat")), start=1):
         browser.press("New chat")
         browser.ask("Count.")
         browser.one(".assistant .text", "One")
-        wait_until(lambda: num_kept(browser, "one"), "the text so far is kept")
+        wait_until(partial(has_kept, browser, "one", number), "the text so far is kept")
         leave()
         browser.one("#list li:first-child button", "Count.").click()
         browser.one(".assistant .text", "One")
@@ -196,9 +227,11 @@ def test_exported_chats_are_imported_once(browser: Browser, play: Play, tmp_path
         {"format": "other"},
         {"turns": [{"message": {"role": "user", "content": [{"type": "toString"}]}}]},
         {"turns": [{"message": {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/v1"}}]}}]},
+        {"turns": [{"message": {"role": "assistant", "content": [{"type": "text", "text": "A"}]}}]},
+        {"turns": [], "second": {"message": {"role": "assistant", "content": "A"}}},
         {"settings": None},
     ],
-    ids=["format", "part", "address", "settings"],
+    ids=["format", "part", "address", "answer", "second", "settings"],
 )
 def test_a_file_of_something_else_changes_nothing(
     browser: Browser, play: Play, tmp_path: Path, change: dict[str, Any]
@@ -230,7 +263,33 @@ def test_each_key_has_chats_of_its_own(browser: Browser, play: Play, tmp_path: P
     databases = browser.driver.execute_async_script("indexedDB.databases().then(arguments[0])")
     assert len(databases) == 2
     assert not any(key in json.dumps(databases) for key in keys)
-    assert not any(key in exported(browser, tmp_path).read_text(encoding="utf-8") for key in keys)
+    text = exported(browser, tmp_path).read_text(encoding="utf-8")
+    assert not any(key in text for key in keys)
+
+
+def test_a_chat_stays_with_the_key_that_was_accepted_for_it(browser: Browser, play: Play, tmp_path: Path) -> None:
+    key_file = KeyFile(tmp_path / "keys.json")
+    alice, bob = (key_file.add(name) for name in ("alice", "bob"))
+    triton = FakeTriton(lambda request: chunks(f"You said {messages_of(request)[-1][1]}"))
+    play(triton, key_file=str(key_file.path), web_pages="on")
+    browser.one("#key").send_keys(alice, Keys.ENTER)
+    browser.ask("First")
+    wait_until(lambda: num_kept(browser, "you said first", alice), "the answer is kept")
+    browser.run(_REFUSE, alice)
+    browser.ask("Second")
+    browser.one("#key").send_keys("wrong", Keys.ENTER)
+    wait_until(lambda: browser.one("#key").get_attribute("value") == "", "the second question")
+    browser.run("document.getElementById('settings').dispatchEvent(new Event('change'))")  # has the chat kept
+    browser.one("#key").send_keys(bob, Keys.ENTER)
+    wait_until(lambda: num_kept(browser, "you said second", alice), "the second answer is kept")
+    assert [num_kept(browser, "first", key) for key in ("", "wrong", bob)] == [0, 0, 0]
+
+    browser.press("New chat")
+    browser.run(_REFUSE, bob)
+    browser.ask("Third")
+    browser.one("dialog button", "Cancel").click()
+    browser.one(".assistant .error")
+    assert [num_kept(browser, "third", key) for key in ("", alice, bob)] == [0, 0, 0]
 
 
 def test_nothing_is_kept_of_a_private_chat(browser: Browser, play: Play) -> None:
@@ -257,9 +316,6 @@ def test_nothing_is_kept_of_a_private_chat(browser: Browser, play: Play) -> None
     assert num_kept(browser, "secret") == 0
 
 
-_FULL = """
-IDBObjectStore.prototype.put = () => { throw new DOMException("full", "QuotaExceededError"); };
-"""
 _WITHOUT_HASHES = "Object.defineProperty(Crypto.prototype, 'subtle', { get: () => undefined });"
 
 
@@ -267,10 +323,9 @@ _WITHOUT_HASHES = "Object.defineProperty(Crypto.prototype, 'subtle', { get: () =
     ("script", "has_key", "reason"),
     [
         ("delete Window.prototype.indexedDB; delete window.indexedDB;", False, "the browser keeps no data"),
-        (_FULL, False, "no room left"),
         (_WITHOUT_HASHES, True, "needs HTTPS"),
     ],
-    ids=["no storage", "full", "no hashes"],
+    ids=["no storage", "no hashes"],
 )
 def test_without_storage_the_page_says_so_and_works(
     browser: Browser, play: Play, tmp_path: Path, script: str, has_key: bool, reason: str
@@ -292,23 +347,53 @@ def test_without_storage_the_page_says_so_and_works(
         browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", source)
 
 
+def test_a_chat_without_room_is_left_only_after_a_question(browser: Browser, play: Play) -> None:
+    served = play(FakeTriton(chunks("Yes.")))
+    quota = {"origin": served.url, "quotaSize": 1}
+    browser.driver.execute_cdp_cmd("Storage.overrideQuotaForOrigin", quota)
+    browser.ask("Is it so?")
+    browser.one(".assistant .text", "Yes.")
+    browser.one("#unkept", "no room left")
+    assert num_kept(browser, "") == 0
+    browser.press("New chat")
+    browser.one("dialog button", "Cancel").click()
+    assert browser.one(".assistant .text").text == "Yes."
+    browser.driver.execute_cdp_cmd("Storage.overrideQuotaForOrigin", {"origin": served.url})
+    ask(browser, "Really?", "really?")
+    wait_until(lambda: not browser.all("#unkept"), "the chat is kept")
+    browser.press("New chat")
+    browser.one("#welcome")
+
+
 def test_a_chat_that_another_tab_has_changed_is_not_overwritten(browser: Browser, play: Play) -> None:
     play(FakeTriton(lambda request: chunks(f"You said {messages_of(request)[-1][1]}")))
     ask(browser, "First", "You said First")
-    browser.run("window.open('about:blank')")
-    [here, other] = browser.driver.window_handles
-    url = browser.driver.current_url
-    try:
-        browser.driver.switch_to.window(other)
-        browser.open(url)
+    with another_tab(browser):
         browser.one("#list button", "First").click()
         ask(browser, "Second", "You said Second")
-    finally:
-        browser.driver.close()
-        browser.driver.switch_to.window(here)
     ask(browser, "Third", "You said Third")
     assert (num_kept(browser, "second"), num_kept(browser, "third")) == (1, 1)
     wait_until(lambda: titles(browser) == ["First", "First"], "both chats")
+
+
+def test_a_tab_removes_no_chat_of_another_one_and_brings_none_back(browser: Browser, play: Play) -> None:
+    play(FakeTriton(lambda request: chunks(f"You said {messages_of(request)[-1][1]}")))
+    ask(browser, "First", "You said First")
+    with another_tab(browser):
+        browser.one("#list button", "First").click()
+        ask(browser, "Second", "You said Second")
+    browser.one("#private").click()
+    browser.one("#private").click()
+    wait_until(lambda: titles(browser) == ["First", "First"], "both chats")
+    assert num_kept(browser, "second") == 1
+    with another_tab(browser):
+        browser.one("#list li")
+        browser.press("Delete all")
+        browser.one("dialog button", "Delete all").click()
+        browser.one("#found", "No chats yet")
+    browser.ask("Third")
+    browser.one("#unkept", "another tab has deleted this one")
+    assert num_kept(browser, "") == 0
 
 
 def test_a_second_answer_is_beside_the_first_until_one_is_picked(browser: Browser, play: Play) -> None:
@@ -342,7 +427,7 @@ def test_a_second_answer_is_beside_the_first_until_one_is_picked(browser: Browse
     browser.ask("Go on.")
     wait_until(lambda: len(triton.requests) == 3, "the third request")
     assert messages_of(triton.requests[-1]) == [("user", "Count."), ("assistant", "Answer 2"), ("user", "Go on.")]
-    wait_until(lambda: num_kept(browser, "answer 1"), "the last answer has the first seed")
+    assert triton.requests[-1].params.sampling.seed == 1
     assert browser.messages() == []
 
 
