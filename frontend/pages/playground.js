@@ -125,6 +125,7 @@ async function fill(view, messages, changes) {
     if (!view.finishReason) throw new Error("The connection broke before the answer was complete.");
     announce("The answer is complete.");
   } catch (error) {
+    if (error.status && error.status !== 401) own.store ??= storeOfKey();
     if (running.signal.aborted) announce("Stopped");
     else announce(view.fail(error));
   }
@@ -299,8 +300,7 @@ function setUpComposer() {
     event.preventDefault();
     submit();
   });
-  // A spreadsheet puts a picture beside the text.
-  find("input").addEventListener("paste", (event) => event.clipboardData.types.includes("text/plain") || attachFrom(event, event.clipboardData.files));
+  find("input").addEventListener("paste", (event) => event.clipboardData.types.includes("text/plain") || attachFrom(event, event.clipboardData.files)); // a spreadsheet's text has its picture beside it
   addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
   addEventListener("drop", (event) => attachFrom(event, event.dataTransfer.files));
   find("file").addEventListener("change", (event) => (attachFrom(event, [...find("file").files]), (find("file").value = "")));
