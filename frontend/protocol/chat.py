@@ -54,7 +54,7 @@ class ImageUrl(Body):
 class FilePart(Body):
     """A document: its bytes in a data URI or in base64, or a URL if the server may fetch it."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {"file_id": Refused(instead="data in the request: no file is stored here")}
+    refused: ClassVar[Mapping[str, Refused]] = {"file_id": Refused(instead="data in the request: no file is stored")}
 
     file_data: str | None = None
     filename: str | None = None

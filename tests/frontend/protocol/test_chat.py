@@ -92,7 +92,7 @@ def test_parts_that_are_not_served_are_refused_by_name(kind: str) -> None:
 def test_a_stored_file_is_refused_by_name() -> None:
     error = refusal(ChatCompletionRequest, CHAT | {"messages": [user({"type": "file", "file": {"file_id": "file-1"}})]})
     assert (type(error), error.param) == (UnsupportedValue, "messages[0].content[0].file.file_id")
-    assert "no file is stored here" in error.message
+    assert "no file is stored" in error.message
 
 
 def test_an_image_is_a_url_or_an_object_with_one() -> None:
