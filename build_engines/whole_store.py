@@ -42,9 +42,7 @@ def offered(home: Path, options: ServeOptions) -> dict[Path, ServeOptions]:
             own_names = [*names_of(manifest.model_id, manifest.serving.aliases, manifest.adapters, presets)]
             check_names_differ([*names, *own_names])
         except BuildError as exc:
-            mending = (
-                f"`conch build` makes another one, and `conch rm {each.folder.name}` removes this one, or a preset"
-            )
+            mending = f"`conch build` makes another one, and `conch rm {each.folder.name}` removes this one"
             logger.warning("left out    %s: %s: %s", each.folder.name, exc, mending)
             continue
         model_ids.add(manifest.model_id)

@@ -225,7 +225,7 @@ def main() -> int:
         type=int,
         default=0,
         metavar="N",
-        help="clients with short chats, with pauses ten times as long (%(default)s)",
+        help="clients with short chats, with pauses sixty times as long (%(default)s)",
     )
     parser.add_argument("--only", default="", metavar="WORDS", help="the rows with these words")
     options = parsed(parser)
