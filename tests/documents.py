@@ -200,7 +200,7 @@ def _zeros(num_mebibytes: int) -> bytes:
 
 
 def _lying_docx() -> bytes:
-    """Return a docx whose main part has 512 MiB and says that it has 10 bytes."""
+    """Return a docx with a main part of 512 MiB. The file declares 10 bytes for it."""
     raw = zlib.compressobj(9, zlib.DEFLATED, -15)
     content = b"".join([*(raw.compress(b"<w:p/>" * (_MEBIBYTE // 6)) for _ in range(512)), raw.flush()])
     out = io.BytesIO()

@@ -24,7 +24,7 @@ def quantize(source: Path, target: Path, precision: str) -> None:
     """Write a GGUF file in another precision. llama.cpp gives some tensors more bits.
 
     Args:
-        source: a GGUF file whose tensors are not quantized.
+        source: a GGUF file without quantized tensors.
         target: the new file.
         precision: a key of FILE_TYPES.
 

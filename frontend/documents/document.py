@@ -21,6 +21,15 @@ class Bounds:
     reads_pictures: bool  # the model does
     max_pictures: int  # of pages
 
+    def check_pages(self, number: int, noun: str) -> None:
+        """Refuse too many pages.
+
+        Raises:
+            Unreadable: names the number and the limit.
+        """
+        if number > self.max_pages:
+            raise Unreadable(f"{number} {noun}: a document may have {self.max_pages} (--max-document-pages)")
+
 
 class Picture(msgspec.Struct, frozen=True):
     """A page as a picture."""

@@ -43,9 +43,7 @@ def read_office(file: bytes, bounds: Bounds) -> Document:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
             package = _Package(archive)
             markdown = office_oxide.Document.from_bytes(file, package.format).to_markdown().strip()
-            if package.num_slides > bounds.max_pages:
-                rule = f"a document may have {bounds.max_pages} (--max-document-pages)"
-                raise Unreadable(f"{package.num_slides} slides: {rule}")
+            bounds.check_pages(package.num_slides, "slides")
             return Document(package.kind, [markdown] if markdown else [], package.left_out(), package.hidden())
     except (
         zipfile.BadZipFile,
@@ -105,7 +103,7 @@ class _Package:
             sheets = _SHEET.findall(self._archive.read(_KINDS["xlsx"][0]))
             found = [_NAME.search(sheet) for sheet in sheets if _HIDDEN_SHEET.search(sheet)]
             names = [printable(html.unescape(name[2].decode(errors="replace")), _MAX_NAME) for name in found if name]
-            more = counted(len(names) - _MAX_NAMED, "more sheet") if len(names) > _MAX_NAMED else []
+            more = counted(len(names[_MAX_NAMED:]), "more sheet")
             return [f"sheet {name}" for name in names[:_MAX_NAMED]] + more
         slides = self._all(r"ppt/slides/slide\d+\.xml")
         return counted(sum(bool(_HIDDEN_SLIDE.search(self._archive.read(each))) for each in slides), "slide")

@@ -25,14 +25,13 @@ def read_pdf(file: bytes, bounds: Bounds) -> Document:
     """
     with _opened(file) as pdf:
         num_pages = len(pdf)
-        if num_pages > bounds.max_pages:
-            raise Unreadable(f"{num_pages} pages: a document may have {bounds.max_pages} (--max-document-pages)")
+        bounds.check_pages(num_pages, "pages")
         pages = _Pages(pdf, bounds)
         parts = [part for index in range(num_pages) for part in pages.read(index)]
         if len(pages.unreadable) == num_pages:
             raise Unreadable("a PDF without a readable page")
         left_out = [*pages.left_out(), *_parts_without_text(pdf)]
-    return Document(f"PDF, {num_pages} page{'s' * (num_pages != 1)}", parts, left_out)
+    return Document(", ".join(["PDF", *counted(num_pages, "page")]), parts, left_out)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def _text(body: LexborNode | None) -> str:
 
 
 def _inside(node: LexborNode, is_pre: bool) -> list[tuple[LexborNode | str, bool]]:
-    """Return what is inside an element, the last one first, each with whether its white space counts."""
+    """Return the content of an element in reverse order. The flag of a piece: its white space counts."""
     tag, alternative = node.tag or "", node.attributes.get("alt")
     if tag == "-comment":
         return []

@@ -80,7 +80,7 @@ class _Reader:
         self._has_fetched = False
 
     async def read(self, index: int, message: ChatMessage) -> ChatMessage:
-        """Return a message with the parts of its documents, whose places are those of the documents."""
+        """Return a message with its documents as texts and pictures. These parts get the places of their documents."""
         if not any(part.file for part in message.content or ()):
             return message
         places = self._call.places
@@ -137,7 +137,7 @@ class _Reader:
 
 
 def _part(read: str | Picture) -> ContentPart:
-    if isinstance(read, str):  # the marker of an image is no text of the client's, who cannot leave it out
+    if isinstance(read, str):  # the client cannot change a document with the marker of an image
         return ContentPart.made({"type": "text", "text": read.replace(IMAGE_MARKER, f"{IMAGE_MARKER[:-1]} >")})
     url = "data:image/png;base64," + base64.b64encode(read.png).decode()
     return ContentPart.made({"type": "image_url", "image_url": ImageUrl.made({"url": url})})

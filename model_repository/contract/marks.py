@@ -30,7 +30,7 @@ def marks_of(key: bytes, text: bytes) -> bytes:
     """Return the marks of a prompt, one behind the other.
 
     Args:
-        key: a secret of at most 64 bytes. Without it nobody can make the marks.
+        key: a secret of at most 64 bytes. Marks cannot be made without it.
         text: begins with whatever the KV tokens depend on besides the prompt.
     """
     hashed, marks, view, start = blake2b(key=key, digest_size=MARK_BYTES), [], memoryview(text), 0
