@@ -62,9 +62,8 @@ def check_loads(
 
 
 def _load(precision: str, model: str, pooling: str, window: str, projector: str | None = None) -> SequenceMemory:
-    from cyllama.llama import llama_cpp as llama
-
     from model_repository.engine.llama_cpp.context import context_params, embedding_params, embedding_windows
+    from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
 
     logged = []
 
@@ -74,9 +73,9 @@ def _load(precision: str, model: str, pooling: str, window: str, projector: str 
             sys.stderr.write(text)
             sys.stderr.flush()
 
+    load_backends()
     llama.set_log_callback(log)
-    llama.ggml_backend_load_all()
-    params = llama.LlamaModelParams()
+    params = model_params()
     params.no_alloc, params.load_mode = True, 0  # llama_load_mode: none
     loaded = llama.LlamaModel(model, params)
     if projector is not None:

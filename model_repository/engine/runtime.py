@@ -22,6 +22,7 @@ from model_repository.engine.token_constraint import TokenConstraint
 from model_repository.errors import EngineFailed, NotFinite, StageError, Unsupported
 from model_repository.model_facts import ModelFacts, Task
 from model_repository.runtimes import RUNTIMES, UnknownRuntime
+from model_repository.system.devices import DeviceUse
 from model_repository.system.linked_file import LinkedFile, why_changed
 
 
@@ -38,6 +39,8 @@ class EngineConfig(ModelFacts, frozen=True, kw_only=True):
     adapter_root: AdapterRoot | None = None  # folder of adapters to load later; None: no adapter can be loaded
     linked_files: Mapping[str, LinkedFile] = {}  # name in the artifact to file
     gpus: tuple[int, ...] = ()  # numbers of the model's GPUs; empty: the first ones of the machine
+    gpu_layers: int = 0  # the number of layers, from the last one, that devices compute; the cores compute the others
+    devices: Mapping[str, DeviceUse] = {}  # by name; empty: the cores compute everything
 
     def check_files(self) -> None:
         """Check the files that their owner can change.

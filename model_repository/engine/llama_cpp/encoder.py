@@ -22,7 +22,7 @@ from model_repository.engine.llama_cpp.context import (
     model_path,
 )
 from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_threads_of
-from model_repository.engine.llama_cpp.library import llama, load_weights
+from model_repository.engine.llama_cpp.library import llama, load_backends, load_weights
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, RuntimeStats, StepOutput
@@ -134,8 +134,7 @@ class LlamaCppEncoder(Runtime):
         path, self._num_threads = model_path(config), num_threads_of(config)
         self._computed: queue.SimpleQueue[_Context | None] = queue.SimpleQueue()  # None: wake up
         self._contexts: list[_Context] = []
-        llama.disable_logging()
-        llama.ggml_backend_load_all()
+        load_backends()
         try:
             self._model = load_weights(path)
             for window in embedding_windows(config):

@@ -21,7 +21,7 @@ from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.images import ImageReader, Picture
 from model_repository.engine.llama_cpp.context import SlotCache
-from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
 from model_repository.engine.runtime import ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt, num_common_tokens
 from model_repository.errors import EngineFailed
@@ -138,12 +138,11 @@ class _Computer:
     """The model, its projector, and a context. Its slots keep the beginnings of earlier prompts."""
 
     def __init__(self, model: Path, projector: Path, params: llama.LlamaContextParams, context_window: int) -> None:
-        llama.disable_logging()
-        llama.ggml_backend_load_all()
+        load_backends()
         self._batch_size: int = params.n_batch
         self._context_window = context_window
         try:
-            self._model = llama.LlamaModel(str(model), llama.LlamaModelParams())
+            self._model = llama.LlamaModel(str(model), model_params())
             self._context = llama.LlamaContext(self._model, params)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{model}: llama.cpp does not load it: {exc}") from exc

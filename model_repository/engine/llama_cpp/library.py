@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 # The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
@@ -16,7 +17,31 @@ from cyllama.llama import llama_cpp as llama
 
 from model_repository.contract.engine_file import note_share
 
-__all__ = ["llama", "load_weights"]
+__all__ = ["llama", "load_backends", "load_weights", "model_params"]
+
+_SPLIT_NONE, _SPLIT_LAYERS = 0, 1  # llama.h: enum llama_split_mode
+
+
+def load_backends() -> None:
+    """Load the code for this processor and, of a build for graphics cards, their driver. Writes no log from then on."""
+    llama.disable_logging()
+    llama.ggml_backend_load_all()
+
+
+def model_params(gpu_layers: int = 0, shares: Sequence[float] = ()) -> llama.LlamaModelParams:
+    """Return the parameters of a load.
+
+    Args:
+        gpu_layers: the number of layers, from the last one, that devices compute.
+        shares: of these layers, by device in the order of `list_devices`.
+    """
+    params = llama.LlamaModelParams()
+    params.n_gpu_layers = gpu_layers
+    params.split_mode = _SPLIT_LAYERS if gpu_layers else _SPLIT_NONE
+    params.main_gpu = 0 if gpu_layers else -1  # -1: no device, not even for buffers
+    if shares:
+        params.tensor_split = list(shares)
+    return params
 
 
 def load_weights(path: Path) -> llama.LlamaModel:
@@ -25,6 +50,6 @@ def load_weights(path: Path) -> llama.LlamaModel:
     Raises:
         OSError, RuntimeError, ValueError or MemoryError: it does not load, or the load was stopped.
     """
-    params = llama.LlamaModelParams()
+    params = model_params()
     params.progress_callback = note_share
     return llama.LlamaModel(str(path), params)

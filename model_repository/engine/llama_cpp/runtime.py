@@ -26,7 +26,7 @@ from model_repository.engine.llama_cpp.context import (
 )
 from model_repository.engine.llama_cpp.context_count import num_contexts, num_threads_of
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
-from model_repository.engine.llama_cpp.library import llama, load_weights
+from model_repository.engine.llama_cpp.library import llama, load_backends, load_weights
 from model_repository.engine.llama_cpp.sampler import TokenSampler
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
@@ -91,8 +91,7 @@ class LlamaCppRuntime(Runtime):
         self._is_waiting = False  # for messages and masks: no context has anything to compute
         self._contexts: list[Context] = []
         self._adapters = LlamaCppAdapters(config)
-        llama.disable_logging()
-        llama.ggml_backend_load_all()
+        load_backends()
         try:
             self._model = load_weights(path)
             for num_slots in num_slots_of_contexts:

@@ -1,0 +1,45 @@
+"""Lists the devices of the installed llama.cpp: `python -m model_repository.engine.llama_cpp.devices`, in JSON.
+
+The binding does not tell their memory. The libraries that it loads do, by functions of ggml-backend.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from model_repository.engine.llama_cpp.library import llama, load_backends
+from model_repository.system.devices import Device
+
+_KINDS = ("GPU", "IGPU")  # llama.cpp computes on integrated ones if there are no others
+
+
+def list_devices() -> list[Device]:
+    """Return the devices in the order in which llama.cpp numbers them for a model."""
+    load_backends()
+    kinds = {each["name"]: each["type"] for each in llama.ggml_backend_dev_info()}
+    kind = next((kind for kind in _KINDS if kind in kinds.values()), None)
+    return [device for device in _devices() if kinds[device.name] == kind]
+
+
+def _devices() -> Iterator[Device]:
+    library = ctypes.CDLL(llama.__file__)  # its functions, and those of the libraries below it
+    for name, result in (("get", ctypes.c_void_p), ("name", ctypes.c_char_p), ("description", ctypes.c_char_p)):
+        getattr(library, f"ggml_backend_dev_{name}").restype = result
+    for number in range(library.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(library.ggml_backend_dev_get(number))
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        library.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        yield Device(
+            name=library.ggml_backend_dev_name(device).decode(),
+            description=library.ggml_backend_dev_description(device).decode(errors="replace"),
+            free_bytes=free.value,
+            total_bytes=total.value,
+        )
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(list_devices()))

@@ -1,0 +1,58 @@
+"""The devices that llama.cpp computes on, beside the cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+from msgspec import Struct
+
+from model_repository.system.llama_build import installed_build
+
+_PROGRAM = "model_repository.engine.llama_cpp.devices"
+_TIMEOUT_S = 60.0  # a driver that wakes eight cards takes several seconds
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """A device, by llama.cpp's name: CUDA0, Vulkan1."""
+
+    name: str
+    description: str  # of the driver
+    free_bytes: int
+    total_bytes: int
+
+
+class DeviceUse(Struct, frozen=True, kw_only=True):
+    """The part of a device that a loaded model takes, by the plan."""
+
+    description: str
+    used_bytes: int
+    total_bytes: int
+
+
+class NoDevices(RuntimeError):
+    """The devices cannot be listed."""
+
+
+def read_devices() -> list[Device]:
+    """Return the devices of the installed build. A process of its own loads their driver: this one stays without.
+
+    Raises:
+        NoDevices: the driver failed.
+        BuildsCollide: see installed_build.
+    """
+    build = installed_build()
+    if build is None or not build.devices:
+        return []
+    command = [sys.executable, "-P", "-m", _PROGRAM]
+    try:
+        done = subprocess.run(command, env=os.environ, capture_output=True, check=True, timeout=_TIMEOUT_S)
+        return msgspec.json.decode(done.stdout, type=list[Device])
+    except subprocess.CalledProcessError as exc:
+        lines = exc.stderr.decode(errors="replace").split("\n")
+        reason = next((line for line in reversed(lines) if line), f"status {exc.returncode}")
+        raise NoDevices(f"{build.package}: {reason}") from exc
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as exc:
+        raise NoDevices(f"{build.package}: {exc}") from exc
