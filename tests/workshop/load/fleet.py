@@ -122,7 +122,9 @@ class _Clients:
 async def _run(fleet: _Fleet, options: argparse.Namespace) -> list[str]:
     """Return a row: share of cached tokens, first tokens, seconds, and the largest share of the work."""
     before, begin_s = fleet.work(), time.monotonic()
-    async with aiohttp.ClientSession(fleet.url, connector=aiohttp.TCPConnector(limit=0)) as session:
+    no_limit = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(fleet.url, connector=connector, timeout=no_limit) as session:
         clients, begun = _Clients(session, fleet.model), asyncio.Barrier(options.agents)
         numbers = range(1, options.one_shots + 1)
         others = [asyncio.create_task(clients.one_shots(number, 60 * options.gap)) for number in numbers]
