@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from model_repository.errors import InternalError, StageError
+from model_repository.errors import EngineFailed, InternalError, StageError
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,12 @@ class ForkedProcess:
     Args:
         main: runs in the process until the connection is closed. It answers each argument with a pair: `returned` and
             the result, `refused` and a StageError, or `failed` and a traceback. Arguments and results can be pickled.
+        is_replaced: whether a process that has ended gets a successor.
     """
 
-    def __init__(self, main: Callable[[Connection], None]) -> None:
+    def __init__(self, main: Callable[[Connection], None], *, is_replaced: bool = True) -> None:
         self._main = main
+        self._is_replaced = is_replaced
         self._lock = threading.Lock()
         self._start()
 
@@ -35,7 +37,8 @@ class ForkedProcess:
         """Return the result. A process that has ended is replaced, and so is one that exceeds the time.
 
         Raises:
-            StageError: the process refused the argument; InternalError if it failed, ended meanwhile, or was too slow.
+            StageError: the process refused the argument; InternalError if it failed, ended meanwhile, or was too slow;
+                EngineFailed if it has ended and is not replaced.
         """
         with self._lock:
             try:
@@ -82,6 +85,8 @@ class ForkedProcess:
         theirs.close()
 
     def _restart(self) -> None:
+        if not self._is_replaced:
+            raise EngineFailed(f"process {self._pid} of the engine has ended, and only a new engine can replace it")
         logger.error("a forked process has ended with status %d: it is replaced", self.close())
         self._start()
 

@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from model_repository.runtimes import WITH_SOFTMAX
 
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
+# ggml-vulkan has a kernel for each number of tokens up to this one. For more tokens it has tiles of three sizes, with
+# these borders.
+_MAX_VECTORS, _TILED_PROMPTS = 8, (32, 64, 65)
 _POOLING_TYPES = {
     Pooling.MEAN: llama.LLAMA_POOLING_TYPE_MEAN,
     Pooling.CLS: llama.LLAMA_POOLING_TYPE_CLS,
@@ -82,6 +86,24 @@ def _set_precision(params: llama.LlamaContextParams, *, is_f32: bool) -> None:
         # Flash attention sums in f16, even with a cache in f32: a text would depend on the rest of its batch.
         params.type_k = params.type_v = _GGML_TYPE_F32
         params.flash_attn_type = _FLASH_ATTN_DISABLED
+
+
+def warm_up(context: llama.LlamaContext, num_slots: int, window: int) -> None:
+    """Have devices compile their kernels: those for a token of each slot, and those for prompts. No token is kept.
+
+    Raises:
+        RuntimeError, ValueError: a device failed.
+    """
+    singles = [[1] * count for count in range(1, min(num_slots, _MAX_VECTORS) + 1)]
+    prompts = [[min(length, window)] for length in _TILED_PROMPTS]
+    with closing(llama.LlamaBatch(n_tokens=max(_TILED_PROMPTS), embd=0, n_seq_max=1)) as batch:
+        for lengths in (*singles, *prompts):
+            batch.clear()
+            for slot, length in enumerate(lengths):
+                for position in range(length):
+                    batch.add(0, position, [slot], position == length - 1)
+            context.decode(batch)
+            context.kv_cache_clear(clear_data=True)
 
 
 class StepContext[Result](ABC):

@@ -23,12 +23,14 @@ def usual_contexts(weights_bytes: int, num_threads: int, max_sequences: int) -> 
 
 
 def num_contexts(config: EngineConfig) -> int:
-    """Return the number of contexts: the option's, or one that suits the model's size.
+    """Return the number of contexts: the option's, or one that suits the devices or the model's size.
 
     Raises:
         EngineFailed: the option is wrong.
     """
     given = config.options.get("contexts")
+    if given is None and config.gpu_layers:
+        return 1  # a device computes one step at a time
     if given is None:
         weights_bytes = sum(path.stat().st_size for path in config.artifact_dir.glob("*.gguf"))
         return usual_contexts(weights_bytes, num_threads_of(config), config.max_sequences)

@@ -20,9 +20,11 @@ from model_repository.engine.llama_cpp.context import (
     has_probabilities,
     let_finish,
     model_path,
+    warm_up,
 )
 from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_threads_of
-from model_repository.engine.llama_cpp.library import llama, load_backends, load_weights
+from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.llama_cpp.weights import load_weights
 from model_repository.engine.queue_order import queue_order_s
 from model_repository.engine.request_checks import check_request
 from model_repository.engine.runtime import EngineConfig, Prepared, Runtime, RuntimeStats, StepOutput
@@ -134,22 +136,26 @@ class LlamaCppEncoder(Runtime):
         path, self._num_threads = model_path(config), num_threads_of(config)
         self._computed: queue.SimpleQueue[_Context | None] = queue.SimpleQueue()  # None: wake up
         self._contexts: list[_Context] = []
-        load_backends()
         try:
-            self._model = load_weights(path)
+            self._model = load_weights(path, config)
             for window in embedding_windows(config):
                 params, is_long = embedding_params(self._model, config, window), window > MAX_STEP_TOKENS
                 context = _Context(self._model, params, self._computed.put, self._finished, is_long=is_long)
                 self._contexts.append(context)
+                if config.gpu_layers:
+                    warm_up(context.llama_context, 1, window)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
+        self._failure: EngineFailed | None = None  # of a device, which computes no more
         self._has_probabilities = has_probabilities(self._model, config)
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
         self._signed_s = 0.0  # up to then, all computing contexts have given signs of life to the engine
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
+        if self._failure is not None:
+            raise self._failure
         check_request(request, self._vocab_size, ())
         queued = _Queued(queue_order_s(request, time.monotonic()), sequence, request.prompt_token_ids)
         insort(self._waiting, queued, key=lambda each: each.queue_order_s)
@@ -170,7 +176,10 @@ class LlamaCppEncoder(Runtime):
             return context.finish()
         except (RuntimeError, ValueError) as exc:
             self._forget_all()
-            raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
+            failure = EngineFailed(f"llama.cpp failed in a step: {exc}")
+            if self._config.gpu_layers:
+                self._failure = failure
+            raise failure from exc
 
     def _next_computed(self) -> _Context | None:
         """Wait for the first context to finish, until a message comes or time is over. Each message has left a None."""
@@ -252,8 +261,11 @@ class LlamaCppEncoder(Runtime):
         """Return the current state.
 
         Raises:
-            EngineFailed: a file of the weights, which are read from the disk as they are needed, was changed.
+            EngineFailed: a file of the weights, which are read from the disk as they are needed, was changed; or a
+                device has failed.
         """
+        if self._failure is not None:
+            raise self._failure
         self._config.check_files()
         return RuntimeStats(
             num_active=sum(len(context.wanted) for context in self._computing),

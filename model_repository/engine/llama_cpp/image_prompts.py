@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +21,10 @@ from model_repository.contract.request import IMAGE_PLACE, EngineRequest
 from model_repository.contract.rules import fitting_max_tokens
 from model_repository.engine.adapters.folder import Adapter
 from model_repository.engine.images import ImageReader, Picture
-from model_repository.engine.llama_cpp.context import SlotCache
-from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
-from model_repository.engine.runtime import ImageCounts
+from model_repository.engine.llama_cpp.context import SlotCache, warm_up
+from model_repository.engine.llama_cpp.library import llama
+from model_repository.engine.llama_cpp.weights import load_weights
+from model_repository.engine.runtime import EngineConfig, ImageCounts
 from model_repository.engine.scheduler import ComputedPrompt, num_common_tokens
 from model_repository.errors import EngineFailed
 from model_repository.system.forked_process import ForkedProcess, answer_of
@@ -30,6 +32,7 @@ from model_repository.system.forked_process import ForkedProcess, answer_of
 # With equal priority, a step of the batch waits for threads that compute images: beside four clients of images, four
 # streams of the demo model in one context got 39 events a second, and with this niceness 111 (without images 291).
 _NICENESS = 5
+_SMALL_IMAGE = (64, 64)
 _MAX_S = 120.0  # all images of a request and the text before them; a process that takes longer hangs
 
 
@@ -54,12 +57,17 @@ class ImagePrompts:
     """
 
     def __init__(
-        self, model: Path, projector: Path, make_params: Callable[[], llama.LlamaContextParams], context_window: int
+        self, model: Path, projector: Path, make_params: Callable[[], llama.LlamaContextParams], config: EngineConfig
     ) -> None:
         def make_computer() -> _Computer:
-            return _Computer(model, projector, make_params(), context_window)
+            return _Computer(model, projector, make_params(), config)
 
-        self._process = ForkedProcess(lambda connection: _keep_serving(connection, make_computer))
+        # Once this process has computed on a device, a fork of it hangs in the device's driver.
+        has_device = config.gpu_layers > 0
+        self._process = ForkedProcess(
+            lambda connection: _keep_serving(connection, make_computer, ends_after_failure=has_device),
+            is_replaced=not has_device,
+        )
         self._process.call(None)
 
     def compute(self, request: EngineRequest, adapter: Adapter | None = None) -> _Answer:
@@ -68,6 +76,7 @@ class ImagePrompts:
         Raises:
             InvalidRequest: an image is not readable, or the prompt does not fit the context window.
             InternalError: the process has ended, or hangs.
+            EngineFailed: the process has ended, and there cannot be another one.
         """
         # Twice the time in which the keeper of the computing process ends that process.
         answer: _Answer = self._process.call(_Work(request, adapter), 2 * _MAX_S)
@@ -77,16 +86,17 @@ class ImagePrompts:
         self._process.close()
 
 
-def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
+def _keep_serving(connection: Connection, make_computer: Callable[[], _Computer], *, ends_after_failure: bool) -> None:
     """Pass calls on to a process with llama.cpp. Only a process without llama.cpp's threads can fork its successor."""
-    with closing(ForkedProcess(lambda inner: _serve(inner, make_computer))) as process:
+    serve = functools.partial(_serve, make_computer=make_computer, ends_after_failure=ends_after_failure)
+    with closing(ForkedProcess(serve)) as process:
         while True:
             work: _Work | None = connection.recv()
             timeout_s = None if work is None else _MAX_S  # loading the model may take long
             connection.send(answer_of(functools.partial(process.call, timeout_s=timeout_s), work))
 
 
-def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> None:
+def _serve(connection: Connection, make_computer: Callable[[], _Computer], *, ends_after_failure: bool) -> None:
     os.nice(_NICENESS)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp writes many lines about each image
     reader = ImageReader()  # forked before llama.cpp has threads
@@ -97,18 +107,22 @@ def _serve(connection: Connection, make_computer: Callable[[], _Computer]) -> No
         computer = computer or make_computer()
         return None if work is None else computer.compute(work, reader.read(work.request.images))
 
-    while True:
-        connection.send(answer_of(answer, connection.recv()))
+    kind = ""
+    while not (ends_after_failure and kind == "failed"):  # a lost device computes no more
+        kind, result = answer_of(answer, connection.recv())
+        connection.send((kind, result))
 
 
-def load_projector(path: Path, model: llama.LlamaModel, num_threads: int) -> llama.MtmdContext:
+def load_projector(
+    path: Path, model: llama.LlamaModel, num_threads: int, *, is_on_device: bool = False
+) -> llama.MtmdContext:
     """Load the projector of a model.
 
     Raises:
         EngineFailed: it does not load, or does not fit the model.
     """
     params = llama.MtmdContextParams()
-    params.n_threads = num_threads
+    params.n_threads, params.use_gpu = num_threads, is_on_device
     try:
         projector = llama.MtmdContext(str(path), model, params)
     except (OSError, RuntimeError, ValueError, MemoryError) as exc:
@@ -137,21 +151,37 @@ class _Piece:
 class _Computer:
     """The model, its projector, and a context. Its slots keep the beginnings of earlier prompts."""
 
-    def __init__(self, model: Path, projector: Path, params: llama.LlamaContextParams, context_window: int) -> None:
-        load_backends()
+    def __init__(self, model: Path, projector: Path, params: llama.LlamaContextParams, config: EngineConfig) -> None:
         self._batch_size: int = params.n_batch
-        self._context_window = context_window
+        self._context_window = config.context_window
         try:
-            self._model = llama.LlamaModel(str(model), model_params())
+            self._model = load_weights(model, config)
             self._context = llama.LlamaContext(self._model, params)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{model}: llama.cpp does not load it: {exc}") from exc
-        self._projector = load_projector(projector, self._model, params.n_threads)
+        self._projector = load_projector(projector, self._model, params.n_threads, is_on_device=config.gpu_layers > 0)
         self._kv_cache = SlotCache(self._context)
         self._slots = [_Slot(index) for index in range(params.n_seq_max)]
         self._batch = llama.LlamaBatch(n_tokens=self._batch_size, embd=0, n_seq_max=1)
         self._adapters: dict[str, Any] = {}  # key to adapter
         self._ticks = itertools.count(1)
+        if config.gpu_layers:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Have the device compile its kernels, as `warm_up` does, and those of the projector.
+
+        Raises:
+            EngineFailed: the device failed.
+        """
+        try:
+            warm_up(self._context, len(self._slots), self._context_window)
+            chunks = self._chunks(*_SMALL_IMAGE, bytes(3 * math.prod(_SMALL_IMAGE)))
+            if chunks.total_tokens <= self._context_window:
+                self._projector.eval_chunks(self._context, chunks, 0, 0, self._batch_size, False)
+                self._kv_cache.clear()
+        except (RuntimeError, ValueError) as exc:
+            raise EngineFailed(f"llama.cpp failed in its first steps: {exc}") from exc
 
     def compute(self, work: _Work, pictures: Sequence[Picture]) -> _Answer:
         pieces = list(self._pieces(work.request.prompt_token_ids, iter(pictures)))
@@ -183,11 +213,14 @@ class _Computer:
 
     def _image(self, picture: Picture) -> _Piece:
         pixels = picture.tobytes()
-        bitmap = llama.MtmdBitmap.create_image(picture.width, picture.height, pixels)
-        chunks = self._projector.tokenize(self._projector.marker, [bitmap], False, True)
+        chunks = self._chunks(picture.width, picture.height, pixels)
         # All tokens of an image have one number, and no token of the vocabulary has it: equal images are found again.
         digest = hashlib.blake2b(pixels, digest_size=16, salt=b"%dx%d" % picture.size).digest()
         return _Piece((IMAGE_PLACE - 1 - int.from_bytes(digest),) * chunks.total_tokens, chunks)
+
+    def _chunks(self, width: int, height: int, pixels: bytes) -> Any:
+        bitmap = llama.MtmdBitmap.create_image(width, height, pixels)
+        return self._projector.tokenize(self._projector.marker, [bitmap], False, True)
 
     def _claim_slot(self, pieces: Sequence[_Piece], family: tuple[str, str]) -> _Slot:
         """Return a slot with the longest known beginning of the pieces; it holds nothing else."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 # The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
 # for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. But polling uses
@@ -15,9 +14,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 from cyllama.llama import llama_cpp as llama
 
-from model_repository.contract.engine_file import note_share
-
-__all__ = ["llama", "load_backends", "load_weights", "model_params"]
+__all__ = ["llama", "load_backends", "model_params"]
 
 _SPLIT_NONE, _SPLIT_LAYERS = 0, 1  # llama.h: enum llama_split_mode
 
@@ -42,14 +39,3 @@ def model_params(gpu_layers: int = 0, shares: Sequence[float] = ()) -> llama.Lla
     if shares:
         params.tensor_split = list(shares)
     return params
-
-
-def load_weights(path: Path) -> llama.LlamaModel:
-    """Load a GGUF file, or a split one by its first part, and tell the progress.
-
-    Raises:
-        OSError, RuntimeError, ValueError or MemoryError: it does not load, or the load was stopped.
-    """
-    params = model_params()
-    params.progress_callback = note_share
-    return llama.LlamaModel(str(path), params)

@@ -23,11 +23,13 @@ from model_repository.engine.llama_cpp.context import (
     context_params,
     let_finish,
     model_path,
+    warm_up,
 )
 from model_repository.engine.llama_cpp.context_count import num_contexts, num_threads_of
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
-from model_repository.engine.llama_cpp.library import llama, load_backends, load_weights
+from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler
+from model_repository.engine.llama_cpp.weights import load_weights
 from model_repository.engine.logprobs import token_logprob
 from model_repository.engine.masks import MAX_WAIT_S, Computing, MaskThreads
 from model_repository.engine.queue_order import queue_order_s
@@ -86,26 +88,28 @@ class LlamaCppRuntime(Runtime):
             # As many as a busy context has: with all threads, 8 clients of images got 24 answers a second, not 55.
             num_threads = max(1, self._num_threads // len(num_slots_of_contexts))
             params = functools.partial(_context_params, config, num_slots, num_threads)
-            self._images = ImagePrompts(path, projector, params, config.context_window)
+            self._images = ImagePrompts(path, projector, params, config)
         self._computed: queue.SimpleQueue[Context | None] = queue.SimpleQueue()  # None: a message or masks have come
         self._is_waiting = False  # for messages and masks: no context has anything to compute
         self._contexts: list[Context] = []
         self._adapters = LlamaCppAdapters(config)
-        load_backends()
         try:
-            self._model = load_weights(path)
+            self._model = load_weights(path, config)
             for num_slots in num_slots_of_contexts:
                 context_params = _context_params(config, num_slots, self._num_threads)
                 weights, has_drafts = self._adapters.weights, config.speculative is not None
                 self._contexts.append(
                     Context(self._model, context_params, weights, self._computed.put, has_drafts=has_drafts)
                 )
+                if config.gpu_layers:
+                    warm_up(self._contexts[-1].llama_context, num_slots, config.context_window)
             for name in config.adapters:
                 path = config.artifact_dir / config.adapters[name]
                 self._adapters.add(self._model, name, Adapter.of_artifact(path))
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
+        self._failure: EngineFailed | None = None  # of a device, which computes no more
         self._vocab_size = self._model.get_vocab().n_vocab
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size, GrammarBudget())
         self._byte_table = byte_table
@@ -121,7 +125,12 @@ class LlamaCppRuntime(Runtime):
         constraint, prompt = self._constraint(request), None
         if self._images is not None and request.images:
             adapter = self._adapters.by_name.get(request.params.lora_name)
-            request, prompt, counts = self._images.compute(request, adapter)
+            try:
+                request, prompt, counts = self._images.compute(request, adapter)
+            except EngineFailed as error:
+                if self._config.gpu_layers:
+                    self._failure = error
+                raise
             self._image_counts = self._image_counts.plus(counts)
         return Prepared(request, constraint, prompt)
 
@@ -139,6 +148,8 @@ class LlamaCppRuntime(Runtime):
 
     def submit(self, sequence: int, request: EngineRequest, prepared: Prepared | None = None) -> None:
         """Queue a request; if it is not prepared, its constraints are compiled here."""
+        if self._failure is not None:
+            raise self._failure
         self._check(request, has_images=prepared is not None and prepared.prompt is not None)
         prepared = prepared or Prepared(request, self._constraint(request))
         sampler = TokenSampler(
@@ -191,8 +202,11 @@ class LlamaCppRuntime(Runtime):
             context = self._next_computed()
             return [] if context is None else self._outputs(context, context.finish())
         except (RuntimeError, ValueError) as exc:
+            failure = EngineFailed(f"llama.cpp failed in a step: {exc}")
+            if self._config.gpu_layers:
+                self._failure = failure
             self._forget_all()
-            raise EngineFailed(f"llama.cpp failed in a step: {exc}") from exc
+            raise failure from exc
 
     def _assign(self) -> None:
         """Give each waiting sequence to the context with room in which it has the fewest tokens to compute.
@@ -311,8 +325,9 @@ class LlamaCppRuntime(Runtime):
         self._sequences.clear()
         self._waiting.clear()
         let_finish(self._contexts, self._computed)
-        for context in self._contexts:
-            context.scheduler.forget_all()
+        if self._failure is None:  # a lost device cannot clear its memory
+            for context in self._contexts:
+                context.scheduler.forget_all()
 
     def _score(self, context: llama.LlamaContext, chunk: Chunk, first_row: int) -> None:
         """Record the log probabilities of the prompt tokens that follow the tokens of the chunk."""
@@ -386,8 +401,11 @@ class LlamaCppRuntime(Runtime):
         """Return the current state; each new request needs it.
 
         Raises:
-            EngineFailed: a file of the weights, which are read from the disk as they are needed, was changed.
+            EngineFailed: a file of the weights, which are read from the disk as they are needed, was changed; or a
+                device has failed.
         """
+        if self._failure is not None:
+            raise self._failure
         self._config.check_files()
         schedulers = [context.scheduler for context in self._contexts]
         return RuntimeStats(
