@@ -21,9 +21,9 @@ from model_repository.runtimes import WITH_SOFTMAX
 
 _GGML_TYPE_F32 = 0  # ggml.h: enum ggml_type
 _FLASH_ATTN_DISABLED = 0  # llama.h: enum llama_flash_attn_type
-# ggml-vulkan has a kernel for each number of tokens up to this one. For more tokens it has tiles of three sizes, with
-# these borders.
-_MAX_VECTORS, _TILED_PROMPTS = 8, (32, 64, 65)
+# ggml-vulkan has a kernel for each number of tokens up to this one. For more tokens it has tiles of three sizes: these
+# prompts take one each. The largest step needs the most memory, too.
+_MAX_VECTORS, _TILED_PROMPTS = 8, (9, 33, MAX_STEP_TOKENS)
 _POOLING_TYPES = {
     Pooling.MEAN: llama.LLAMA_POOLING_TYPE_MEAN,
     Pooling.CLS: llama.LLAMA_POOLING_TYPE_CLS,

@@ -22,7 +22,7 @@ def list_devices() -> list[Device]:
     load_backends()
     kinds = {each["name"]: each["type"] for each in llama.ggml_backend_dev_info()}
     kind = next((kind for kind in _KINDS if kind in kinds.values()), None)
-    return [device for device in _devices() if kinds[device.name] == kind]
+    return [device for device in _devices() if kinds[device.name] == kind] if kind else []
 
 
 def _devices() -> Iterator[Device]:

@@ -74,6 +74,12 @@ class _Context(StepContext[list[StepOutput]]):
         self._finished = finished
         self.llama_context.set_abort_callback(self._is_unwanted)
 
+    def warm_up(self, window: int) -> None:
+        """See `warm_up`. A step that no sequence wants would be aborted."""
+        self.wanted = {0}
+        warm_up(self.llama_context, 1, window)
+        self.wanted = set()
+
     def prepare(self, prompts: Sequence[_Queued]) -> None:
         """Set the prompts of the next step."""
         self.signed_s = time.monotonic()
@@ -143,7 +149,7 @@ class LlamaCppEncoder(Runtime):
                 context = _Context(self._model, params, self._computed.put, self._finished, is_long=is_long)
                 self._contexts.append(context)
                 if config.gpu_layers:
-                    warm_up(context.llama_context, 1, window)
+                    context.warm_up(window)
         except (OSError, RuntimeError, ValueError, MemoryError) as exc:
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config

@@ -13,7 +13,7 @@ from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
 from model_repository.system.devices import DeviceUse
 
-# Devices compute matrices of f32 in f16 or TF32, unless these forbid it. The libraries read them with the first device.
+# Devices multiply matrices of f32 in f16 or TF32, unless these forbid it. Read at the start of the first device.
 _EXACT = {
     "GGML_VK_DISABLE_F16": "1",
     "GGML_VK_DISABLE_COOPMAT": "1",
@@ -29,8 +29,10 @@ def load_weights(path: Path, config: EngineConfig) -> llama.LlamaModel:
         EngineFailed: a device of the plan is not there.
         OSError, RuntimeError, ValueError or MemoryError: it does not load, or the load was stopped.
     """
-    if config.gpu_layers and config.precision == "f32":
-        os.environ.update(_EXACT)
+    if config.gpu_layers:
+        os.environ["GGML_NO_BACKTRACE"] = "1"  # a lost device aborts the process: a debugger would keep it for seconds
+        if config.precision == "f32":
+            os.environ.update(_EXACT)
     load_backends()
     params = model_params(config.gpu_layers, _shares(config.devices) if config.gpu_layers else ())
     params.progress_callback = note_share

@@ -222,6 +222,19 @@ def test_a_failed_step_loses_all_prompts_and_no_later_one(
     assert list(step(runtime)) == [3]
 
 
+def test_a_device_that_failed_is_not_used_again(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: encoder._Context) -> None:
+        raise RuntimeError("no memory")
+
+    with closing(LlamaCppEncoder(replace(config, gpu_layers=1), [])) as runtime:
+        monkeypatch.setattr(encoder._Context, "_compute", fail)
+        submit(runtime, 0, [40])
+        for call in (lambda: step(runtime), runtime.stats, lambda: submit(runtime, 1, [40])):
+            with pytest.raises(EngineFailed, match="no memory"):
+                call()
+        assert not runtime.has_work
+
+
 def test_a_step_has_no_more_prompts_than_sequences(config: EngineConfig) -> None:
     with closing(LlamaCppEncoder(replace(config, max_sequences=2), [])) as runtime:
         for sequence in range(3):

@@ -170,6 +170,35 @@ def test_a_process_that_is_killed_at_work_fails_one_request(runtime: LlamaCppRun
     assert answer(runtime, request())[0] == first
 
 
+def test_a_device_that_failed_is_computed_on_by_another_process(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(image_prompts._Computer, "compute", fail)
+    with closing(started(artifact, gpu_layers=1)) as runtime:
+        keeper = keeper_of(runtime)
+        first = child_of(keeper)
+        for _ in range(2):
+            with pytest.raises(InternalError):
+                runtime.prepare(request())
+        assert (keeper_of(runtime), is_running(first)) == (keeper, False)
+        runtime.stats()
+
+
+def test_without_its_keeper_an_engine_with_a_device_is_broken(artifact: Path) -> None:
+    """A fork of a process that has computed on a device hung in the device's driver."""
+    with closing(started(artifact, gpu_layers=1)) as runtime:
+        keeper = keeper_of(runtime)
+        child = child_of(keeper)
+        os.kill(keeper, signal.SIGKILL)
+        for call in (lambda: runtime.prepare(request()), runtime.stats):
+            with pytest.raises(EngineFailed, match=f"process {keeper} of the engine has ended"):
+                call()
+        wait_until(lambda: not is_running(child), "the keeper's child has ended")
+
+
 def test_a_thread_that_has_computed_may_start_a_runtime(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_prompts, "_MAX_S", 20.0)
     for _ in range(2):  # the first leaves OpenMP's threads to this thread

@@ -387,6 +387,7 @@ def test_a_small_model_has_a_context_for_each_thread_unless_set_otherwise_and_a_
         runtime = start(num_threads=num_threads, options=options)
         assert len(runtime._contexts) == expected
         assert runtime.stats().max_kv_tokens == config.context_window * config.max_sequences  # in all contexts
+    assert len(start(num_threads=2, gpu_layers=1)._contexts) == 1  # a device computes one step at a time
     monkeypatch.setattr("model_repository.engine.llama_cpp.context_count.MAX_CACHED_WEIGHTS_BYTES", 1000)
     assert len(start(num_threads=2)._contexts) == 1
 
@@ -422,21 +423,23 @@ def test_contexts_are_filled_evenly(contexts: LlamaCppRuntime) -> None:
     assert contexts.stats().num_waiting == 1
 
 
+class Broken:
+    """A context of llama.cpp that computes no more."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def decode(self, batch: Any) -> None:
+        raise RuntimeError("out of something")
+
+
 def test_a_failing_context_ends_all_sequences_and_the_contexts_continue(
     contexts: LlamaCppRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = tokens_of(contexts, request())
-
-    class Broken:
-        def __init__(self, context: Any) -> None:
-            self._context = context
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._context, name)
-
-        def decode(self, batch: Any) -> None:
-            raise RuntimeError("out of something")
-
     for context in contexts._contexts:
         monkeypatch.setattr(context, "llama_context", Broken(context.llama_context))
     for number in (1, 2, 3, 4):
@@ -446,6 +449,21 @@ def test_a_failing_context_ends_all_sequences_and_the_contexts_continue(
     assert not contexts.has_work
     monkeypatch.undo()
     assert tokens_of(contexts, request()) == expected
+
+
+def test_a_device_that_failed_is_not_used_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a lost device is lost. Triton loads the stage again when `stats` fails."""
+    runtime = start(gpu_layers=1)
+    [context] = runtime._contexts
+    monkeypatch.setattr(context, "llama_context", Broken(context.llama_context))
+    monkeypatch.setattr(context.scheduler, "forget_all", lambda: pytest.fail("the device is asked for something"))
+    runtime.submit(1, request())
+    for call in (runtime.step, runtime.stats, lambda: runtime.submit(2, request())):
+        with pytest.raises(EngineFailed, match="out of something"):
+            call()
+    runtime.free(1)
+    assert not runtime.has_work
+    monkeypatch.undo()  # else the context is not freed
 
 
 def test_the_presence_penalty_counts_only_the_completion(runtime: LlamaCppRuntime) -> None:
