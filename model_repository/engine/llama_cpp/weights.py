@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from model_repository.engine.llama_cpp.library import llama, load_backends, mode
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
 from model_repository.system.devices import DeviceUse
+
+logger = logging.getLogger(__name__)
 
 # Devices multiply matrices of f32 in f16 or TF32, unless these forbid it. Read at the start of the first device.
 _EXACT = {
@@ -36,7 +39,10 @@ def load_weights(path: Path, config: EngineConfig) -> llama.LlamaModel:
     load_backends()
     params = model_params(config.gpu_layers, _shares(config.devices) if config.gpu_layers else ())
     params.progress_callback = note_share
-    return llama.LlamaModel(str(path), params)
+    model = llama.LlamaModel(str(path), params)
+    if config.gpu_layers:  # the first time, a driver takes up to minutes for the kernels
+        logger.info("%d layers are on %s; kernels are compiled now", config.gpu_layers, ", ".join(config.devices))
+    return model
 
 
 def _shares(planned: Mapping[str, DeviceUse]) -> list[float]:

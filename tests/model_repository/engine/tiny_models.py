@@ -7,8 +7,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from cyllama.llama import llama_cpp as llama
 
+from model_repository.engine.llama_cpp.library import llama, load_backends
 from tests.build_engines.tiny_checkpoint import CONFIG
 from tests.gguf_writing import write_and_close
 
@@ -149,7 +149,7 @@ def write_model(
     tokenizer = {} if tokenizer_of is None else gguf.GGUFReader(tokenizer_of).fields
     write_and_close(_writer(path, architecture, tokenizer))
     shapes: dict[str, tuple[int, ...]] = {}
-    llama.disable_logging()
+    load_backends()
     metadata = llama.GGUFContext.from_file(str(path))
     llama.LlamaModel.from_user(metadata, lambda tensor: shapes.update({tensor.name: tensor.shape})).close()
     rng, writer = np.random.default_rng(0), _writer(path, architecture, tokenizer)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cyllama.llama import llama_cpp as llama
 
 from model_repository.contract.output import DrawnLogprob
 from model_repository.contract.request import EngineRequest, Params, SamplingParams
+from model_repository.engine.llama_cpp.library import llama, model_params
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from model_repository.runtimes import NGRAM
@@ -57,10 +57,9 @@ def speculative() -> str | None:
     return None
 
 
-@pytest.fixture
-def runtime(artifact_dir: Path, speculative: str | None) -> Iterator[LlamaCppRuntime]:
+def config_of(artifact_dir: Path, speculative: str | None = None) -> EngineConfig:
     """Three slots in one context, and a KV cache in f32, so that only a wrong one makes a difference."""
-    config = EngineConfig(
+    return EngineConfig(
         runtime="llama_cpp",
         artifact_dir=artifact_dir,
         context_window=CONTEXT_WINDOW,
@@ -71,7 +70,11 @@ def runtime(artifact_dir: Path, speculative: str | None) -> Iterator[LlamaCppRun
         speculative=speculative,
         options={"contexts": "1"},
     )
-    with closing(LlamaCppRuntime(config, [b"a"] * VOCAB_SIZE)) as runtime:
+
+
+@pytest.fixture
+def runtime(artifact_dir: Path, speculative: str | None) -> Iterator[LlamaCppRuntime]:
+    with closing(LlamaCppRuntime(config_of(artifact_dir, speculative), [b"a"] * VOCAB_SIZE)) as runtime:
         yield runtime
 
 
@@ -114,10 +117,10 @@ def complete(runtime: LlamaCppRuntime, *requests: Sent) -> None:
 
 
 class Alone:
-    """Computes whole texts, each from an empty KV cache in one call."""
+    """Computes whole texts on the cores, each from an empty KV cache in one call."""
 
     def __init__(self, model: Path) -> None:
-        self._model = llama.LlamaModel(str(model), llama.LlamaModelParams())
+        self._model = llama.LlamaModel(str(model), model_params())
         self._params = params = llama.LlamaContextParams()
         params.n_ctx = params.n_batch = params.n_ubatch = CONTEXT_WINDOW
         params.n_threads = params.n_threads_batch = 1
@@ -148,6 +151,35 @@ def draw(rng: random.Random, earlier: Sequence[Sent]) -> list[Sent]:
     return [Sent(prompt, num_tokens, is_scored) for _ in range(rng.choice((1, 1, 1, 3)))]
 
 
+def complete_mix(runtime: LlamaCppRuntime, count: int) -> list[Sent]:
+    """Return about so many answers. Several are made at a time, and some requests are cancelled."""
+    rng, running, finished = random.Random(0), dict[int, Sent](), list[Sent]()
+    while len(finished) < count:
+        while len(running) < rng.choice((1, 3, 6)):
+            for sent in draw(rng, finished):
+                submit(runtime, running, sent)
+        if rng.random() < 0.05:
+            number = rng.choice(list(running))
+            runtime.free(number)
+            del running[number]
+        finished += step(runtime, running)
+    return finished
+
+
+def check(model: Path, finished: Sequence[Sent], max_error: float) -> None:
+    """Check that each token of the answers is the likeliest one, and that log probabilities are those alone."""
+    with closing(Alone(model)) as alone:
+        for sent in finished:
+            expected = alone.logprobs(sent.text)[:-1]
+            own = expected[range(len(expected)), sent.text[1:]]
+            begin = len(sent.prompt) - 1
+            np.testing.assert_allclose(sent.logprobs, own[begin:], atol=max_error)
+            np.testing.assert_allclose(sent.logprobs, expected[begin:, DRAWN].max(axis=1), atol=max_error)
+            if sent.is_scored:
+                scores = np.array([score.logprob for score in sent.scores[1:]], dtype=np.float64)
+                np.testing.assert_allclose(scores, own[:begin], atol=max_error)
+
+
 @pytest.mark.parametrize("speculative", [None, NGRAM])
 @pytest.mark.parametrize("artifact_dir", [*FULL_ATTENTION, *SLIDING_WINDOW, *RECURRENT], indirect=True)
 def test_answers_beside_others_are_those_of_a_text_that_is_computed_alone(
@@ -157,28 +189,10 @@ def test_answers_beside_others_are_those_of_a_text_that_is_computed_alone(
 
     A recurrent model cannot forget wrong drafts, so it has none.
     """
-    rng, running, finished = random.Random(0), dict[int, Sent](), list[Sent]()
-    while len(finished) < 60:
-        while len(running) < rng.choice((1, 3, 6)):
-            for sent in draw(rng, finished):
-                submit(runtime, running, sent)
-        if rng.random() < 0.05:
-            number = rng.choice(list(running))
-            runtime.free(number)
-            del running[number]
-        finished += step(runtime, running)
+    finished = complete_mix(runtime, 60)
     has_drafts = speculative is not None and artifact_dir.name.removesuffix("0") not in RECURRENT
     assert (runtime.stats().num_accepted_tokens > 0) == (runtime.stats().num_draft_tokens > 0) == has_drafts
-    with closing(Alone(artifact_dir / "model.gguf")) as alone:
-        for sent in finished:
-            expected = alone.logprobs(sent.text)[:-1]
-            own = expected[range(len(expected)), sent.text[1:]]
-            begin = len(sent.prompt) - 1
-            np.testing.assert_allclose(sent.logprobs, own[begin:], atol=MAX_ROUNDING)
-            np.testing.assert_allclose(sent.logprobs, expected[begin:, DRAWN].max(axis=1), atol=MAX_ROUNDING)
-            if sent.is_scored:
-                scores = np.array([score.logprob for score in sent.scores[1:]], dtype=np.float64)
-                np.testing.assert_allclose(scores, own[:begin], atol=MAX_ROUNDING)
+    check(artifact_dir / "model.gguf", finished, MAX_ROUNDING)
 
 
 @pytest.mark.parametrize("artifact_dir", [*FULL_ATTENTION, *SLIDING_WINDOW, *RECURRENT], indirect=True)

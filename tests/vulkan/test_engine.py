@@ -1,0 +1,157 @@
+"""The real llama.cpp with all layers on a device: answers beside others are those that the cores compute alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from build_engines.build import build
+from build_engines.cpu_spec import CpuSpec
+from model_repository.byte_table import FILE_NAME, load_byte_table
+from model_repository.contract.request import EngineRequest, Params, SamplingParams
+from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
+from model_repository.engine.runtime import EngineConfig
+from model_repository.runtimes import NGRAM
+from model_repository.system.devices import DeviceUse
+from tests.build_engines.tiny_checkpoint import CONFIG, write_checkpoint
+from tests.build_engines.tiny_embedders import write_embedder
+from tests.build_engines.tiny_smolvlm import write_smolvlm
+from tests.model_repository.engine.llama_cpp import embedding, test_image_prompts
+from tests.model_repository.engine.llama_cpp.test_kv_caches import (
+    VOCAB_SIZE,
+    Sent,
+    check,
+    complete,
+    complete_mix,
+    config_of,
+)
+from tests.model_repository.engine.tiny_adapter import write_adapter
+from tests.model_repository.engine.tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, write_model
+
+MAX_ERROR = 0.02  # of a log probability in f32
+PROMPT = range(40)  # longer than the window of SLIDING_WINDOW
+
+
+@pytest.mark.parametrize("speculative", [None, NGRAM])
+@pytest.mark.parametrize("architecture", ["gpt-oss", "mamba"])
+def test_answers_with_kept_tokens_are_those_of_the_cores(
+    architecture: str, speculative: str | None, placement: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """One is for a sliding window, and one is recurrent: it has no drafts, and forgets nothing."""
+    model = write_model(tmp_path / "model.gguf", architecture)
+    with closing(
+        LlamaCppRuntime(replace(config_of(tmp_path, speculative), **placement), [b"a"] * VOCAB_SIZE)
+    ) as runtime:
+        first = [Sent(PROMPT, 12) for _ in range(3)]  # two of them get copies of the slot
+        complete(runtime, *first)
+        turn, beginning = Sent([*first[0].text, 7], 4), Sent([*PROMPT[:36], 7], 4)
+        complete(runtime, turn)
+        complete(runtime, beginning)
+        has_drafts = runtime.stats().num_accepted_tokens > 0
+    assert (first[0].num_cached, first[1].num_cached, turn.num_cached >= 51) == (0, 39, True)
+    assert beginning.num_cached == (0 if architecture in RECURRENT else 36)
+    assert has_drafts == (speculative is not None and architecture not in RECURRENT)
+    check(model, [*first, turn, beginning], MAX_ERROR)
+
+
+def test_a_model_on_two_devices_answers_as_on_the_cores(uses: Mapping[str, DeviceUse], tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model.gguf", "gpt-oss")
+    config = replace(config_of(tmp_path), gpu_layers=99, devices=uses)
+    with closing(LlamaCppRuntime(config, [b"a"] * VOCAB_SIZE)) as runtime:
+        sent = Sent(PROMPT, 12)
+        complete(runtime, sent)
+    check(model, [sent], MAX_ERROR)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("architecture", [*FULL_ATTENTION, *SLIDING_WINDOW, *RECURRENT])
+def test_answers_in_a_mix_are_those_of_the_cores(
+    architecture: str, placement: Mapping[str, Any], tmp_path: Path
+) -> None:
+    model = write_model(tmp_path / "model.gguf", architecture)
+    with closing(LlamaCppRuntime(replace(config_of(tmp_path, NGRAM), **placement), [b"a"] * VOCAB_SIZE)) as runtime:
+        finished = complete_mix(runtime, 12)
+    check(model, finished, MAX_ERROR)
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    """A tiny Llama with two adapters, on the cores."""
+    folder = tmp_path_factory.mktemp("tiny")
+    checkpoint = write_checkpoint(folder / "checkpoint")
+    artifact = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, precision="f32"), folder)
+    for seed, name in enumerate(("a", "b")):
+        write_adapter(artifact / f"{name}.gguf", seed)
+    return EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=artifact,
+        context_window=CONFIG["max_position_embeddings"],
+        eos_token_ids=frozenset(),
+        max_sequences=3,
+        num_threads=1,
+        precision="f32",
+        adapters={"a": "a.gguf", "b": "b.gguf"},
+        options={"contexts": "1"},
+    )
+
+
+def answers(config: EngineConfig, *names: str) -> dict[str, list[tuple[int | None, float]]]:
+    """Return the tokens and log probabilities of one prompt with each adapter, computed together."""
+    found: dict[str, list[tuple[int | None, float]]] = {name: [] for name in names}
+    with closing(LlamaCppRuntime(config, load_byte_table(config.artifact_dir / FILE_NAME))) as runtime:
+        for number, name in enumerate(names):
+            params = Params(sampling=SamplingParams(temperature=0.0), has_logprobs=True, lora_name=name)
+            request = EngineRequest(prompt_token_ids=tuple(PROMPT), max_tokens=20, params=params)
+            runtime.submit(number, request)
+        while runtime.has_work:
+            for output in runtime.step():
+                tokens = found[names[output.sequence]]
+                assert output.logprob is not None and output.logprob.logprob is not None
+                tokens.append((output.token_id, output.logprob.logprob))
+                if len(tokens) == 8:
+                    runtime.free(output.sequence)
+    return found
+
+
+def test_an_adapter_computes_on_the_device_as_on_the_cores(adapted: EngineConfig, placement: Mapping[str, Any]) -> None:
+    names = ("a", "b", "")
+    together = answers(replace(adapted, **placement), *names)
+    assert len({token_id for tokens in together.values() for token_id, _ in tokens[:1]}) > 1  # they make a difference
+    for name in names:
+        alone = answers(adapted, name)[name]
+        assert [token_id for token_id, _ in together[name]] == [token_id for token_id, _ in alone]
+        np.testing.assert_allclose([x for _, x in together[name]], [x for _, x in alone], atol=MAX_ERROR)
+
+
+# --- embedders and images ---------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_cores(placement: Mapping[str, Any], tmp_path: Path) -> None:
+    checkpoint = write_embedder(tmp_path / "checkpoint", "bert", 0)
+    artifact = build(CpuSpec(model_id="bert", checkpoint=checkpoint, precision="f32"), tmp_path)
+    config = embedding.config_of(artifact)
+    prompts = [[40 + number % 9 for number in range(length)] for length in (3, 20, 1)]
+    found = []
+    for placed in (config, replace(config, **placement)):
+        with embedding.loaded(placed) as runtime:
+            found.append(embedding.embed(runtime, prompts))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-3)
+
+
+def test_the_answer_to_an_image_is_that_of_the_cores(placement: Mapping[str, Any], tmp_path: Path) -> None:
+    checkpoint = write_smolvlm(tmp_path / "checkpoint")
+    artifact = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, precision="f32"), tmp_path)
+    found = []
+    for placed in ({}, placement):
+        with closing(test_image_prompts.started(artifact, adapters={}, **placed)) as runtime:
+            found.append(test_image_prompts.answer(runtime, test_image_prompts.request())[0])
+    assert found[0] == found[1]
