@@ -35,6 +35,7 @@ class RuntimeEntry:
     capabilities: frozenset[Capability]
     encoder: str = ""  # its class for models that embed; empty: it has none
     computes_on_cores: bool = False  # its threads take the cores that also send tokens
+    takes_devices: bool = False  # those of --device, for the layers of --gpu-layers
     # Name to pattern and rule. Empty for tensorrt_llm: its builder checks its options.
     options: Mapping[str, tuple[str, str]] = MappingProxyType({})
     takes_llm_options: bool = False  # those of --llm-option
@@ -68,6 +69,7 @@ RUNTIMES = {
         adapter_file=ADAPTER_FILE,
         adapter_writer="build_engines.llama_cpp.lora:write_served",
         computes_on_cores=True,
+        takes_devices=True,
     ),
     # Its tokens are fixed, so every way of sampling gives the requested result. Other capabilities would not show.
     "synthetic": RuntimeEntry(

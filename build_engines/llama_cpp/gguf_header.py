@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _SAMPLING = {
     "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
 }
 _EMBEDDING = "token_embd.weight"
+_OF_INPUT = ("token_embd.weight", "token_types.weight", "position_embd.weight", "per_layer_token_embd.weight")
+_LAYER_NAME = re.compile(r"blk\.(\d+)\.")
 _HEAD, _HEAD_OUTPUT = "cls.weight", "cls.output.weight"
 # llama.cpp's converter leaves out EmbeddingGemma's last layers without --sentence-transformers-dense-modules.
 _WITH_DENSE, _DENSE = "gemma-embedding", "dense_2.weight"
@@ -215,6 +218,27 @@ def quantized_types(path: Path) -> list[str]:
     """
     stored = {tensor.tensor_type for reader in _readers(path).values() for tensor in reader.tensors}
     return sorted(each.name.lower() for each in stored if gguf.GGML_QUANT_SIZES[each][0] > 1)
+
+
+def read_layer_bytes(path: Path, num_layers: int, *, is_tied: bool) -> list[int]:
+    """Return the size of the weights of each layer, as llama.cpp counts layers: the last one is the output.
+
+    The matrices of the input belong to no layer.
+
+    Args:
+        is_tied: the output has a copy of the token embedding.
+
+    Raises:
+        BuildError: not a GGUF file of a model.
+    """
+    sizes = [0] * num_layers
+    for tensor in chain.from_iterable(reader.tensors for reader in _readers(path).values()):
+        layer = _LAYER_NAME.match(tensor.name)
+        if layer is not None:
+            sizes[min(int(layer[1]), num_layers - 1)] += int(tensor.n_bytes)
+        elif tensor.name not in _OF_INPUT or (is_tied and tensor.name == _EMBEDDING):
+            sizes[-1] += int(tensor.n_bytes)
+    return sizes
 
 
 def check_projector(path: Path) -> None:

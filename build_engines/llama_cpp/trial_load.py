@@ -13,7 +13,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from build_engines.errors import BuildError
 from build_engines.sequence_memory import SequenceMemory
@@ -50,22 +52,38 @@ def check_loads(
     if importlib.util.find_spec("cyllama") is None:
         return None
     precision, projectors = "f32" if is_f32 else "f16", [] if projector is None else [str(projector)]
-    arguments = [precision, str(model), pooling, str(window), *projectors]
-    command = [sys.executable, "-P", "-m", __name__, *arguments]
+    arguments = (precision, str(model), pooling, str(window), *projectors)
+    return SequenceMemory(**json.loads(output_of(__name__, name, *arguments)))
+
+
+def output_of(program: str, name: str, *arguments: str, written: str = "") -> str:
+    """Return the output of a program that loads a model.
+
+    Args:
+        program: a module.
+        name: of the model, for the error.
+        written: its input.
+
+    Raises:
+        BuildError: the model does not load; with llama.cpp's reason.
+    """
+    command = [sys.executable, "-P", "-m", program, *arguments]
     environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, env=environment, input=written, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         lines = [f"status {done.returncode}", *filter(None, done.stderr.splitlines())]
         reason = next((line for line in lines if "error" in line), lines[-1])
         raise BuildError(f"{name}: llama.cpp does not load it: {reason}")
-    return SequenceMemory(**json.loads(done.stdout))
+    return done.stdout
 
 
-def _load(precision: str, model: str, pooling: str, window: str, projector: str | None = None) -> SequenceMemory:
-    from model_repository.engine.llama_cpp.context import context_params, embedding_params, embedding_windows
+def loaded_without_memory(model: Path, gpu_layers: int = 0, shares: Sequence[float] = ()) -> tuple[Any, list[str]]:
+    """Return a model without memory for its weights and contexts, and the log, which goes on with its contexts."""
     from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
 
-    logged = []
+    logged: list[str] = []
 
     def log(level: int, text: str) -> None:
         logged.append(text)
@@ -75,9 +93,16 @@ def _load(precision: str, model: str, pooling: str, window: str, projector: str 
 
     load_backends()
     llama.set_log_callback(log)
-    params = model_params()
+    params = model_params(gpu_layers, shares)
     params.no_alloc, params.load_mode = True, 0  # llama_load_mode: none
-    loaded = llama.LlamaModel(model, params)
+    return llama.LlamaModel(str(model), params), logged
+
+
+def _load(precision: str, model: str, pooling: str, window: str, projector: str | None = None) -> SequenceMemory:
+    from model_repository.engine.llama_cpp.context import context_params, embedding_params, embedding_windows
+    from model_repository.engine.llama_cpp.library import llama
+
+    loaded, logged = loaded_without_memory(Path(model))
     if projector is not None:
         from model_repository.engine.llama_cpp.image_prompts import load_projector
 

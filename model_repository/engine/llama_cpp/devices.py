@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from model_repository.engine.llama_cpp.library import llama, load_backends
+from model_repository.engine.runtime import EngineConfig
 from model_repository.system.devices import Device
 
 _KINDS = ("GPU", "IGPU")  # llama.cpp computes on integrated ones if there are no others
@@ -23,6 +24,12 @@ def list_devices() -> list[Device]:
     kinds = {each["name"]: each["type"] for each in llama.ggml_backend_dev_info()}
     kind = next((kind for kind in _KINDS if kind in kinds.values()), None)
     return [device for device in _devices() if kinds[device.name] == kind] if kind else []
+
+
+def shares_of(config: EngineConfig) -> list[float]:
+    """Return the share of each device, in llama.cpp's order, of the layers that devices compute; without any, empty."""
+    sizes = {name: float(use.total_bytes) for name, use in config.devices.items()}
+    return [sizes.get(device.name, 0.0) for device in list_devices()] if config.gpu_layers else []
 
 
 def _devices() -> Iterator[Device]:
