@@ -47,9 +47,12 @@ class ModelDemand:
     @property
     def least_bytes(self) -> int:
         """The memory of a replica with the fewest sequences and the shortest window."""
-        if not self.can_shrink:
-            return self.replica_bytes(self.num_sequences, self.window)
-        return self.replica_bytes(1, min(_MIN_WINDOW, self.window))
+        return self.replica_bytes(*self.least)
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """The fewest sequences and the shortest window."""
+        return (1, min(_MIN_WINDOW, self.window)) if self.can_shrink else (self.num_sequences, self.window)
 
     def replica_bytes(self, num_sequences: int, window: int) -> int:
         """Return the memory of a replica; without that of its processes if this is unknown."""

@@ -24,8 +24,10 @@ from build_engines.artifact import Manifest
 from build_engines.digests import Digests
 from build_engines.errors import BuildError
 from build_engines.gpus import check_replicas
+from build_engines.llama_cpp.device_trial import layer_memory
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit_loaded
+from build_engines.placement import ALL, AUTO, CORES, Candidate, Placement, chosen_devices, fit_on_devices, place
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
 from model_repository.capabilities import Capability
@@ -39,12 +41,15 @@ from model_repository.contract.tensors import (
     stage_name,
 )
 from model_repository.engine.adapters.root import AdapterRoot
+from model_repository.engine.runtime import EngineConfig
 from model_repository.engine.tensorrt_llm.llm_options import check_llm_options
 from model_repository.engine.tensorrt_llm.options import TensorRtLlmOptions
 from model_repository.model_facts import Task
 from model_repository.model_parameters import Load, ModelParameters, Preset
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import num_physical_cores
+from model_repository.system.devices import Device, NoDevices, read_devices
+from model_repository.system.llama_build import BuildsCollide, LlamaBuild, installed_build
 from model_repository.system.machine import installed_version, read_machine
 from model_repository.system.model_memory import MODEL_SHARE, model_memory_bytes
 from model_repository.system.running_servers import ARTIFACT_FILE
@@ -93,6 +98,8 @@ class ServeOptions:
     )
     max_adapters: int = _number(8, "LoRA adapters that may be loaded at runtime", at_least=1)
     max_adapter_rank: int = _number(64, "largest rank of an adapter that is loaded at runtime", at_least=1)
+    gpu_layers: str = AUTO  # layers that devices compute: AUTO, ALL or a number
+    devices: tuple[str, ...] = ()  # that compute them; empty: all devices of the machine
     speculative: str | None = None  # how the engine drafts tokens; None: no drafts
     adapter_root: Path | None = None  # LoRA adapters that are loaded at runtime; None: loading is off
     llm_options: Mapping[str, Any] = field(default_factory=dict)  # further keywords of TensorRT-LLM's LLM
@@ -106,6 +113,8 @@ class ServeOptions:
                 raise BuildError(f"{each.name}={value}: must be at least {low}")
             if value is not None and high is not None and value > high:
                 raise BuildError(f"{each.name}={value}: must be at most {high}")
+        if self.gpu_layers not in (AUTO, ALL) and not self.gpu_layers.isdecimal():
+            raise BuildError(f"--gpu-layers {self.gpu_layers}: expected {AUTO}, {ALL} or a number of layers")
         if self.spare_sequences and self.max_sequences is None:
             raise BuildError(f"spare_sequences={self.spare_sequences}: goes with max_sequences")
 
@@ -117,6 +126,11 @@ class ServeOptions:
         """
         if self.speculative is not None and self.speculative not in RUNTIMES[runtime].speculative:
             raise BuildError(f"--speculative {self.speculative}: the runtime {runtime} has no such speculation")
+        if not RUNTIMES[runtime].takes_devices:
+            given = (("--gpu-layers", self.gpu_layers, AUTO), ("--device", ",".join(self.devices), ""))
+            for flag, value, default in given:
+                if value != default:
+                    raise BuildError(f"{flag} {value}: the runtime {runtime} has no such devices")
         if self.llm_options and not RUNTIMES[runtime].takes_llm_options:
             raise BuildError(f"--llm-option {next(iter(self.llm_options))}: the runtime {runtime} has no such options")
 
@@ -163,6 +177,7 @@ def render(
     replica: int = 1,
     position: int = 0,
     memory_bytes: int = 0,
+    placement: Placement = CORES,
 ) -> dict[str, str]:
     """Return the files of the ensembles and stages of a model's replica: path in the repository to content.
 
@@ -172,6 +187,7 @@ def render(
         replica: its number, from 1.
         position: of the model among those of the repository.
         memory_bytes: see ModelParameters.
+        placement: of layers on devices.
     """
     options.check_runtime(manifest.runtime)
     preset = next(iter(options.presets), None)
@@ -185,7 +201,7 @@ def render(
         texts = {"llm_options": json.dumps(options.llm_options, sort_keys=True)}
         manifest = replace(manifest, options={**manifest.options, **texts})
     ensemble = model_id_to_ensemble(manifest.model_id, replica)
-    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position)
+    parameters = model_parameters(manifest, artifact_dir, options, version, gpus, replica, position, placement)
     parameters = replace(parameters, memory_bytes=memory_bytes)
     layout = parameters.layout
     configs = {
@@ -237,6 +253,7 @@ def model_parameters(
     gpus: Sequence[int] = (),
     replica: int = 1,
     position: int = 0,
+    placement: Placement = CORES,
 ) -> ModelParameters:
     """Return what the stages and the frontend must know of a model's replica.
 
@@ -257,6 +274,10 @@ def model_parameters(
         runtime=manifest.runtime,
         linked_files=manifest.linked,
         gpus=tuple(gpus),
+        gpu_layers=placement.gpu_layers,
+        devices=placement.devices,
+        wanted_layers=options.gpu_layers,
+        wanted_devices=options.devices,
         max_sequences=num_sequences,
         max_waiting=options.max_waiting,
         num_threads=options.num_threads,
@@ -264,7 +285,7 @@ def model_parameters(
         speculative=options.speculative,
         adapter_root=_adapter_root(manifest, options),
         created=manifest.created,
-        fingerprint=_fingerprint(manifest, options, version),
+        fingerprint=_fingerprint(manifest, options, version, placement),
         aliases=manifest.serving.aliases,
         presets=options.presets,
         capabilities=_capabilities(manifest),
@@ -281,16 +302,33 @@ def _loading_of(manifest: Manifest, options: ServeOptions) -> Loading:
 
 def _versions() -> str:
     """Return the versions of Conch and of the installed libraries that compute answers."""
-    libraries = [entry.library for entry in RUNTIMES.values() if entry.library]
+    build = _llama_build()
+    libraries = [
+        build.package if build and entry.takes_devices else entry.library
+        for entry in RUNTIMES.values()
+        if entry.library
+    ]
     names = ("conch", *libraries, "llguidance", "tokenizers", "jinja2")
     return ", ".join(f"{name} {version}" for name in names if (version := installed_version(name)))
 
 
-def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str:
+def _llama_build() -> LlamaBuild | None:
+    try:
+        return installed_build()
+    except BuildsCollide as exc:
+        raise BuildError(str(exc)) from exc
+
+
+def _fingerprint(manifest: Manifest, options: ServeOptions, version: str, placement: Placement) -> str:
     """Return a digest of the artifact, its settings and the versions.
 
-    The machine is not part of it, although processor and number of threads can change an answer too.
+    The machine without its devices is not part of it, although processor and number of threads can change an answer
+    too.
     """
+    on_devices: dict[str, Any] = {}
+    if placement.gpu_layers:
+        names = {name: use.description for name, use in placement.devices.items()}
+        on_devices = {"gpu_layers": placement.gpu_layers, "devices": names}
     digest = artifact.key_of(
         key=manifest.key,
         files=manifest.files,
@@ -304,6 +342,7 @@ def _fingerprint(manifest: Manifest, options: ServeOptions, version: str) -> str
         num_threads=options.num_threads,
         speculative=options.speculative,
         version=version,
+        **on_devices,
     )
     return f"fp_{digest}"
 
@@ -355,10 +394,10 @@ def render_artifacts(
     files = _arbiter_files()
     version = _versions()
     fitted = _fitted(manifests, options, model_memory)
-    for position, (artifact_dir, (manifest, own_options, num_bytes)) in enumerate(fitted.items()):
+    for position, (artifact_dir, (manifest, own_options, num_bytes, placement)) in enumerate(fitted.items()):
         folder, own_gpus = artifact_dir.resolve(), gpus.get(artifact_dir) or _first_gpus(manifest, own_options.replicas)
         for replica, numbers in enumerate(own_gpus, 1):
-            files |= render(manifest, folder, own_options, version, numbers, replica, position, num_bytes)
+            files |= render(manifest, folder, own_options, version, numbers, replica, position, num_bytes, placement)
     return files
 
 
@@ -402,7 +441,7 @@ def _num_threads(options: ServeOptions) -> int:
 
 def _fitted(
     manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions], model_memory: int | None
-) -> dict[Path, tuple[Manifest, ServeOptions, int]]:
+) -> dict[Path, tuple[Manifest, ServeOptions, int, Placement]]:
     """Reduce sequences and context windows to what this machine can use, except where a number is given.
 
     The replicas of a model are alike. The third value is the memory of each, 0 if it is unknown.
@@ -410,23 +449,73 @@ def _fitted(
     demands = {folder: demand_of(folder, manifest, options[folder]) for folder, manifest in manifests.items()}
     fitted = {}
     machine_bytes, num_cores = round(model_memory_bytes(model_memory) / MODEL_SHARE), num_physical_cores()
-    fits = fit_loaded(demands, machine_bytes, num_cores)
+    candidates = _candidates(manifests, options, demands)
+    on_devices = fit_on_devices(candidates, layer_memory)
+    on_cores = {folder: model for folder, model in demands.items() if folder not in on_devices}
+    fits = fit_loaded(on_cores, machine_bytes, num_cores) | on_devices
+    placements = place(candidates, fits, on_devices, layer_memory)
     for folder, model in demands.items():
         (num_sequences, window), own = fits[folder], options[folder]
         manifest = replace(manifests[folder], context_window=window)
         own = dataclasses.replace(own, max_sequences=num_sequences, num_threads=_num_threads(own))
+        placement = placements.get(folder, CORES)
         if window != model.window:
             memory = machine_bytes if model_memory is None else model_memory
             name = "memory" if model_memory is None else "--model-memory"
+            if folder in on_devices:
+                devices = candidates[folder].devices
+                memory = sum(device.free_bytes for device in devices)
+                name = f"free memory of {' and '.join(device.name for device in devices)}"
             reduced = f"windows of {model.window:,} tokens are reduced for {memory / 1e9:.1f} GB of {name}"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
         if text := model.text(num_sequences, window):
             each = f"each of {own.replicas} replicas: " if own.replicas > 1 else ""
             logger.info("memory      %s: %s%s", manifest.model_id, each, text)
+        if placement.text:
+            logger.info("layers      %s: %s", manifest.model_id, placement.text)
         num_bytes = manifest.gpu_bytes if model.replica is None else model.replica.num_bytes(num_sequences, window)
-        fitted[folder] = (manifest, own, num_bytes)
+        fitted[folder] = (manifest, own, placement.memory_bytes or num_bytes, placement)
     return fitted
+
+
+def _candidates(
+    manifests: Mapping[Path, Manifest], options: Mapping[Path, ServeOptions], demands: Mapping[Path, ModelDemand]
+) -> dict[Path, Candidate]:
+    """Return the models that devices of this machine may compute."""
+    candidates, devices = dict[Path, Candidate](), None
+    for folder, manifest in manifests.items():
+        own = options[folder]
+        if not RUNTIMES[manifest.runtime].takes_devices or own.gpu_layers == "0":
+            continue
+        devices = _devices(is_needed=own.gpu_layers != AUTO) if devices is None else devices
+        if chosen := chosen_devices(own.gpu_layers, own.devices, devices, _llama_build()):
+            config = EngineConfig(
+                **manifest.facts(),
+                runtime=manifest.runtime,
+                artifact_dir=folder.resolve(),
+                num_threads=_num_threads(own),
+            )
+            name, demand = manifest.model_id, demands[folder]
+            candidates[folder] = Candidate(
+                name=name, config=config, demand=demand, layers=own.gpu_layers, devices=chosen
+            )
+    return candidates
+
+
+def _devices(*, is_needed: bool) -> Sequence[Device]:
+    """Return the devices of this machine. Without them the cores compute everything, unless the user wants devices."""
+    build = _llama_build()
+    try:
+        devices = read_devices()
+    except NoDevices as exc:
+        if is_needed:
+            raise BuildError(str(exc)) from exc
+        logger.warning("warning: %s: the cores compute all layers", exc)
+        return ()
+    if build and build.devices and not devices and not is_needed:
+        logger.warning("warning: no device of %s is found: the cores compute all layers", build.devices)
+    return devices
 
 
 def _check_number_of_gpus(manifest: Manifest, gpus: Sequence[int]) -> None:

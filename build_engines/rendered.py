@@ -60,6 +60,8 @@ def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
         num_threads=first.num_threads,
         stream_interval_ms=first.stream_interval_ms,
         tokenizer_instances=tokenizer.instance_group[0].count,
+        gpu_layers=first.wanted_layers,
+        devices=first.wanted_devices,
         speculative=first.speculative,
         llm_options=json.loads(first.options.get("llm_options", "{}")),
         loading=Loading(load=first.load, keep_alive_s=first.keep_alive_s, is_pinned=first.is_pinned),

@@ -5,10 +5,12 @@ The constants are of the sum of PSS of the processes of five models, on Linux wi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from build_engines.artifact import Manifest
+from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.byte_table import FILE_NAME as BYTE_TABLE
 from model_repository.byte_table import vocabulary_size
@@ -84,3 +86,16 @@ class ReplicaMemory:
         buffer_bytes = memory.buffer_bytes_for(window) or unknown_bytes
         sequence_bytes = memory.num_bytes(window) + _LOGIT_BYTES * self.vocabulary_size
         return fixed_bytes + num_contexts * buffer_bytes + num_sequences * sequence_bytes
+
+    def bytes_beside(self, memory: LayerMemory, gpu_layers: int, devices: Collection[str], num_sequences: int) -> int:
+        """Return the size without the part that devices have.
+
+        Args:
+            gpu_layers: the number of layers, from the last one, on devices.
+            devices: their names.
+        """
+        num_on_cores = memory.num_layers - gpu_layers
+        weight_bytes = self.weight_bytes - sum(memory.weight_bytes[num_on_cores:]) + memory.copied_bytes
+        buffer_bytes = sum(size for name, size in memory.buffer_bytes.items() if name not in devices)
+        own_bytes = memory.num_copies * (sum(memory.cache_bytes[:num_on_cores]) + buffer_bytes)
+        return self.process_bytes + weight_bytes + own_bytes + num_sequences * _LOGIT_BYTES * self.vocabulary_size

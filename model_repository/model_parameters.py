@@ -105,6 +105,8 @@ class ModelParameters(EngineConfig, frozen=True, kw_only=True):
     capabilities: frozenset[str]  # values of Capability, and words of later versions
     defaults: ModelDefaults
     memory_bytes: int = 0  # that a loaded replica holds, of GPUs if it needs some; 0: unknown
+    wanted_layers: str = "auto"  # --gpu-layers, of which `gpu_layers` is the result
+    wanted_devices: tuple[str, ...] = ()  # --device
     load: Load = Load.START
     keep_alive_s: float | None = None  # seconds without work until it is unloaded; negative: never; None: by `load`
     is_pinned: bool = False  # it is not unloaded to make room for another model

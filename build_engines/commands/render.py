@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from build_engines.errors import BuildError
+from build_engines.placement import AUTO
 from build_engines.render import ServeOptions, render_artifacts, write_repository
 from build_engines.rendered import rendered_again
 from build_engines.serving import Loading
@@ -67,6 +69,19 @@ def add_serve_options(command: argparse.ArgumentParser | argparse._ArgumentGroup
         if field.metadata:
             flag = f"--{field.name.replace('_', '-')}"
             command.add_argument(flag, type=int, metavar="N", default=field.default, help=field.metadata["text"])
+    layers_help = (
+        "layers of the model that graphics cards compute: those that fit, all, or a number from the last layer on; the "
+        "cores compute the others (%(default)s)"
+    )
+    command.add_argument("--gpu-layers", metavar="auto|all|N", default=AUTO, help=layers_help)
+    command.add_argument(
+        "--device",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        dest="devices",
+        metavar="NAME[,NAME]",
+        help="the cards that compute them, by llama.cpp's names, such as CUDA0 (all)",
+    )
     command.add_argument(
         "--speculative",
         choices=sorted({name for runtime in RUNTIMES.values() for name in runtime.speculative}),
@@ -114,6 +129,7 @@ def serve_options_of(options: argparse.Namespace) -> ServeOptions:
 
 
 def _render(options: argparse.Namespace) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     serve_options = serve_options_of(options)
     if options.store is not None:
         if options.artifacts or options.alias or options.name is not None:

@@ -1,7 +1,7 @@
-"""The memory of a model on devices, by layer: llama.cpp loads the model, in a process of its own, and allocates nothing.
+"""The memory of a model on devices, by layer: llama.cpp loads it in a process of its own, and allocates nothing.
 
-Run as a program: `python -m build_engines.llama_cpp.device_trial`. It reads an EngineConfig with a placement, and writes
-a LayerMemory, both in JSON.
+Run as a program: `python -m build_engines.llama_cpp.device_trial`. It reads an EngineConfig with a placement and writes
+a LayerMemory, in JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ class LayerMemory(Struct, frozen=True, kw_only=True):
     cache_bytes: tuple[int, ...]  # of all sequences
     buffer_bytes: Mapping[str, int]  # of all contexts, by device, and by names of the machine's own memory
     projector_bytes: Mapping[str, int] = {}  # by device
+    copied_bytes: int = 0  # of the output's weights, which the cores have too
     num_copies: int = 1  # processes with the model: a projector has one of its own
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, with the output."""
+        return len(self.devices)
 
     @property
     def used_bytes(self) -> Mapping[str, int]:
@@ -75,10 +81,9 @@ def _load(config: EngineConfig) -> LayerMemory:
     path, projector = model_path(config), config.artifact_dir / PROJECTOR
     model, logged = loaded_without_memory(path, config.gpu_layers, shares_of(config))
     if config.task is Task.GENERATE:
-        num_slots = -(-config.max_sequences // num_contexts(config))
-        all_params = [context_params(num_slots, config.context_window, is_f32=config.precision == "f32")] * num_contexts(
-            config
-        )
+        num, is_f32 = num_contexts(config), config.precision == "f32"
+        num_slots = -(-config.max_sequences // num)
+        all_params = [context_params(num_slots, config.context_window, is_f32=is_f32)] * num
     else:
         all_params = [embedding_params(model, config, window) for window in embedding_windows(config)]
     for params in all_params:
@@ -105,10 +110,12 @@ def memory_of(log: str, path: Path) -> LayerMemory:
         for each in layers:
             cache_bytes[each] += float(size_mib) * 2**20 / len(layers)
         layers.clear()
-    is_tied = log.count("loading tensor token_embd.weight\n") == _TIED
+    sizes, embedding_bytes = read_layer_bytes(path, len(devices))
+    copied_bytes = embedding_bytes if log.count("loading tensor token_embd.weight\n") == _TIED else 0
     return LayerMemory(
         devices=devices,
-        weight_bytes=tuple(read_layer_bytes(path, len(devices), is_tied=is_tied)),
+        weight_bytes=(*sizes[:-1], sizes[-1] + copied_bytes),
+        copied_bytes=copied_bytes,
         cache_bytes=tuple(map(round, cache_bytes)),
         buffer_bytes=_buffers(log),
     )

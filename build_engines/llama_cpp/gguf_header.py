@@ -30,7 +30,7 @@ _SAMPLING = {
     "repetition_penalty": gguf.Keys.General.SAMPLING_PENALTY_REPEAT,
 }
 _EMBEDDING = "token_embd.weight"
-_OF_INPUT = ("token_embd.weight", "token_types.weight", "position_embd.weight", "per_layer_token_embd.weight")
+_OF_INPUT = ("token_types.weight", "position_embd.weight", "per_layer_token_embd.weight")
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.")
 _HEAD, _HEAD_OUTPUT = "cls.weight", "cls.output.weight"
 # llama.cpp's converter leaves out EmbeddingGemma's last layers without --sentence-transformers-dense-modules.
@@ -220,25 +220,24 @@ def quantized_types(path: Path) -> list[str]:
     return sorted(each.name.lower() for each in stored if gguf.GGML_QUANT_SIZES[each][0] > 1)
 
 
-def read_layer_bytes(path: Path, num_layers: int, *, is_tied: bool) -> list[int]:
-    """Return the size of the weights of each layer, as llama.cpp counts layers: the last one is the output.
+def read_layer_bytes(path: Path, num_layers: int) -> tuple[list[int], int]:
+    """Return the size of the weights of each layer, and that of the token embedding.
 
-    The matrices of the input belong to no layer.
-
-    Args:
-        is_tied: the output has a copy of the token embedding.
+    As llama.cpp counts layers, the last one is the output, and the matrices of the input belong to no layer.
 
     Raises:
         BuildError: not a GGUF file of a model.
     """
-    sizes = [0] * num_layers
+    sizes, embedding_bytes = [0] * num_layers, 0
     for tensor in chain.from_iterable(reader.tensors for reader in _readers(path).values()):
         layer = _LAYER_NAME.match(tensor.name)
         if layer is not None:
             sizes[min(int(layer[1]), num_layers - 1)] += int(tensor.n_bytes)
-        elif tensor.name not in _OF_INPUT or (is_tied and tensor.name == _EMBEDDING):
+        elif tensor.name == _EMBEDDING:
+            embedding_bytes = int(tensor.n_bytes)
+        elif tensor.name not in _OF_INPUT:
             sizes[-1] += int(tensor.n_bytes)
-    return sizes
+    return sizes, embedding_bytes
 
 
 def check_projector(path: Path) -> None:

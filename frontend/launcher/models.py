@@ -17,6 +17,8 @@ MODEL_OPTIONS: Mapping[str, tuple[str, str]] = {
     "--context-window": ("N", "Tokens of prompt and completion."),
     "--max-sequences": ("N", "Requests that the model answers at the same time."),
     "--replicas": ("N", "Engines of the model, which share its requests."),
+    "--gpu-layers": ("N", "Layers that graphics cards compute: `auto`, `all` or a number."),
+    "--device": ("NAME", "Cards that compute them, such as CUDA0,CUDA1."),
     "--speculative": ("NAME", "`ngram` drafts tokens by repetitions in the text."),
     "--llm-option": ("KEY=VALUE", "Keyword of TensorRT-LLM's LLM; repeatable."),
     "--precision": ("NAME", "Precision of the matrices, such as q8_0."),

@@ -32,6 +32,11 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
+def size_of(use: DeviceUse) -> str:
+    """Return the used part of a device for people."""
+    return f"{use.used_bytes / 1e9:.1f} of {use.total_bytes / 1e9:.1f} GB"
+
+
 class NoDevices(RuntimeError):
     """The devices cannot be listed."""
 
