@@ -76,7 +76,8 @@ def _columns(card: Card) -> Iterator[str]:
     share = f" {status['progress']:.0%}" if "progress" in status else ""
     yield f"{card['id']:24}"
     yield f"{status['value'] + share:13}"
-    yield f"{status.get('memory_bytes', 0) / 1e9:6.1f} GB"
+    on_devices = (f" + {size / 1e9:.1f} GB on {name}" for name, size in status.get("device_bytes", {}).items())
+    yield f"{status.get('memory_bytes', 0) / 1e9:6.1f} GB{''.join(on_devices)}"
     yield f"{card['max_model_len']:>9,} tokens"
     yield f"idle for {_shown(status['idle_s'])}" if status["value"] == "loaded" and "idle_s" in status else ""
     yield f"leaves in {_shown(status['expires_s'])}" if "expires_s" in status else status.get("cause", "")

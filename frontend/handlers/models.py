@@ -125,6 +125,8 @@ def status_of(triton: ReplicaPool, model_id: str) -> ModelCardStatus:
     if status is None:
         return {"value": "loaded"}
     card: ModelCardStatus = {"value": status.state, "memory_bytes": status.memory_bytes}
+    if status.device_bytes:
+        card["device_bytes"] = dict(status.device_bytes)
     if status.share is not None:
         card["progress"] = round(status.share, 3)
     if status.position is not None:

@@ -497,6 +497,7 @@ class ModelCardStatus(TypedDict, total=False):
 
     value: Required[str]  # unloaded, loading, loaded, unloading or failed
     memory_bytes: int  # that it holds when it is loaded
+    device_bytes: dict[str, int]  # the same of graphics cards, by name
     progress: float  # of its load, 0 to 1
     position: int  # in the line of models that wait for a load: 0 is loading
     idle_s: float  # seconds since its last use

@@ -572,7 +572,8 @@ def error_of(model_id: str, refusal: LoadRefusal, may_name: Callable[[str], bool
         names = ", ".join(filter(may_name, refusal.pinned))
         pinned = f" beside the models that stay loaded ({names})" if names else ""
         needed, total = refusal.needed_bytes, refusal.total_bytes
-        text = f"model={model_id}: it needs {needed} bytes of memory, and all models together have {total}{pinned}"
+        memory = f"the memory of {refusal.device}" if refusal.device else "memory"
+        text = f"model={model_id}: it needs {needed} bytes of {memory}, and all models together have {total}{pinned}"
         return ModelTooLarge(text)
     text = f"model={model_id}: it does not load: {refusal.cause}"
     return LoadFailed(text, headers=retry_headers(refusal.retry_after_s))

@@ -19,18 +19,21 @@ from model_repository.arbiter.types import (
     Grant,
     Load,
     LoadFailed,
+    Memory,
     ModelTooLarge,
     OfferedModel,
     Recall,
     Refuse,
     Status,
     Unload,
+    total_of,
 )
 from model_repository.contract.arbiter import State
 
 MAX_PASSED = 4  # loads of other models that a waiting model lets pass for the sake of fair keys
 FIRST_PAUSE_S = 5.0  # after a load that failed; it doubles with each further one
 MAX_PAUSE_S = 300.0
+_NOTHING = Memory()
 
 
 class Arbiter:
@@ -48,7 +51,8 @@ class Arbiter:
 
     Args:
         models: all that can be loaded, by different names.
-        total_bytes: bound on the memory of all models that are loaded, loading and unloading.
+        total_bytes: bound on the RAM of all models that are loaded, loading and unloading. A share of each device is
+            the bound on its memory.
         clock: monotonic seconds.
     """
 
@@ -79,9 +83,10 @@ class Arbiter:
         """
         model, now = self._models[name], self._clock()
         pinned = [each for each in self._models.values() if each.offered.is_pinned and each is not model]
-        if model.size_bytes + sum(each.size_bytes for each in pinned) > self._total_bytes:
-            names = tuple(each.name for each in pinned)
-            self._ordered.append(Refuse(client, name, ModelTooLarge(model.size_bytes, self._total_bytes, names)))
+        if lacking := sum((each.memory for each in pinned), model.memory).lacking(self._total):
+            names, needed_bytes = tuple(each.name for each in pinned), model.memory.of(lacking[0])
+            error = ModelTooLarge(needed_bytes, self._total.of(lacking[0]), names, lacking[0])
+            self._ordered.append(Refuse(client, name, error))
         elif model.state is State.FAILED and now < model.retry_at_s and client != OPERATOR:
             self._ordered.append(Refuse(client, name, LoadFailed(model.cause, model.retry_at_s - now)))
         else:
@@ -215,7 +220,7 @@ class Arbiter:
         return {
             model.name: Status(
                 model.state,
-                model.size_bytes,
+                model.offered.size_bytes,
                 model.used_s,
                 model.expires_s,
                 len(model.wants),
@@ -277,11 +282,11 @@ class Arbiter:
             payer = self._payer(model, now)
             if payer is None or not model.is_loadable:
                 continue
-            has_room = model.size_bytes <= self._room_bytes()
+            has_room = model.memory.fits_in(self._room())
             if self._next is None and not has_room:
                 self._next, victims = model, self._victims(model, now)
             elif has_room and (
-                self._next is None or self._next.size_bytes + model.size_bytes <= self._later_room_bytes(victims, now)
+                self._next is None or (self._next.memory + model.memory).fits_in(self._later_room(victims, now))
             ):
                 self._begin_turn(model, State.LOADING, payer.key, now)
                 self._ordered.append(Load(model.name))
@@ -304,21 +309,22 @@ class Arbiter:
     def _victims(self, follower: Model, now: float) -> list[Model]:
         """Return the models that must leave before another has room; none while this cannot suffice.
 
-        Idle models leave first, of these the least recently used one, then those whose turn ends first.
+        Idle models leave first, of these the least recently used one, then those whose turn ends first. A model without
+        memory of a missing kind stays.
         """
-        missing_bytes = follower.size_bytes - self._later_room_bytes([], now)
+        missing = follower.memory - self._later_room([], now)
         evictable = [model for model in self._models.values() if model.is_evictable and not model.is_over(now)]
         victims = list[Model]()
         # Of idle models, one that is leaving already comes first: otherwise more would be recalled than needed.
         for model in sorted(evictable, key=lambda each: (each.turn_ends_s(follower), not each.is_leaving, each.used_s)):
-            if missing_bytes > 0:
+            if any(model.memory.of(kind) for kind in missing.lacking(_NOTHING)):
                 victims.append(model)
-                missing_bytes -= model.size_bytes
+                missing -= model.memory
         for model in victims[::-1]:
-            if missing_bytes + model.size_bytes <= 0:  # a larger one that came later makes it unneeded
+            if (missing + model.memory).fits_in(_NOTHING):  # a larger one that came later makes it unneeded
                 victims.remove(model)
-                missing_bytes += model.size_bytes
-        return victims if missing_bytes <= 0 else []
+                missing += model.memory
+        return victims if missing.fits_in(_NOTHING) else []
 
     def _line(self, now: float) -> list[Model]:
         """Return the models that wait for a load, in the order of their turns."""
@@ -340,15 +346,19 @@ class Arbiter:
         wants = (want for want in model.wants.values() if self._turns.may_load_at_s(want.key, now) <= now)
         return min(wants, key=lambda want: self._rank(want, now), default=None)
 
-    def _room_bytes(self) -> int:
-        held = (State.LOADING, State.LOADED, State.UNLOADING)
-        return self._total_bytes - sum(model.size_bytes for model in self._models.values() if model.state in held)
+    @property
+    def _total(self) -> Memory:
+        return total_of((model.offered for model in self._models.values()), self._total_bytes)
 
-    def _later_room_bytes(self, victims: list[Model], now: float) -> int:
+    def _room(self) -> Memory:
+        held = (State.LOADING, State.LOADED, State.UNLOADING)
+        return self._total - sum((model.memory for model in self._models.values() if model.state in held), _NOTHING)
+
+    def _later_room(self, victims: list[Model], now: float) -> Memory:
         """Return the room when some victims, and all models that leave anyway, have left."""
         models = self._models.values()
         leaving = [model for model in models if model.state is State.UNLOADING or model.is_over(now)]
-        return self._room_bytes() + sum(model.size_bytes for model in leaving + victims)
+        return sum((model.memory for model in leaving + victims), self._room())
 
     def _recall(self, model: Model) -> None:
         for client, lease in model.leases.items():

@@ -7,13 +7,16 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from model_repository.arbiter.types import OfferedModel
 from model_repository.contract.tensors import ensemble_of_stage
 from model_repository.model_parameters import PARAMETER, ModelParameters
+from model_repository.system.devices import DeviceUse
 
 # A parameter in protobuf's text format: its value is in double quotes, with the escapes of C, as Python's bytes have.
 _VALUE = re.compile(rf'key: "{PARAMETER}"\s+value \{{\s+string_value: ("(?:[^"\\]|\\.)*")')
@@ -42,6 +45,14 @@ class Entry:
         return sum(replica.memory_bytes for replica in self.replicas)
 
     @property
+    def devices(self) -> dict[str, DeviceUse]:
+        """The parts of devices that all replicas together hold, by name."""
+        uses = dict[str, DeviceUse]()
+        for name, use in chain.from_iterable(replica.devices.items() for replica in self.replicas):
+            uses[name] = replace(use, used_bytes=use.used_bytes + (uses[name].used_bytes if name in uses else 0))
+        return uses
+
+    @property
     def needs_gpus(self) -> bool:
         """Whether its memory is that of GPUs."""
         return "num_gpus" in self.replicas[0].requires
@@ -64,7 +75,8 @@ class Catalog:
         is_shared = len(gpus) > 1 and (not all(gpus) or len(set().union(*gpus)) < sum(map(len, gpus)))
         for name, entry in self.entries.items():
             size_bytes = total_bytes * is_shared if entry.needs_gpus else entry.memory_bytes
-            yield OfferedModel(name, size_bytes, entry.replicas[0].is_pinned, entry.replicas[0].max_idle_s)
+            first = entry.replicas[0]
+            yield OfferedModel(name, size_bytes, first.is_pinned, first.max_idle_s, devices=entry.devices)
 
     @classmethod
     def read(cls, repository: Path) -> Catalog:

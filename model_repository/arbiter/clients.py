@@ -165,5 +165,5 @@ def _use_of(lease: HeldLease) -> tuple[bool, int, float | None]:
 def refusal_of(error: ModelTooLarge | LoadFailed) -> LoadRefusal:
     """Return the error of a refused load as clients get it."""
     if isinstance(error, ModelTooLarge):
-        return LoadRefusal(error.code, error.needed_bytes, error.total_bytes, error.pinned)
+        return LoadRefusal(error.code, error.needed_bytes, error.total_bytes, error.pinned, device=error.kind)
     return LoadRefusal(error.code, cause=error.cause, retry_after_s=error.retry_after_s)

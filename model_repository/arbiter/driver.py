@@ -271,6 +271,7 @@ class Driver:
             idle_s=now - status.used_s if status.used_s > -math.inf and not status.is_busy else None,
             expires_s=status.until_s - now if status.until_s < math.inf else None,
             cause=status.cause,
+            device_bytes={} if entry is None else {name: use.used_bytes for name, use in entry.devices.items()},
         )
 
 

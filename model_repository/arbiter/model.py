@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from model_repository.arbiter.turns import Turn
-from model_repository.arbiter.types import OPERATOR, OfferedModel
+from model_repository.arbiter.types import OPERATOR, Memory, OfferedModel
 from model_repository.contract.arbiter import State
 
 # A model in use keeps its turn for this time from its first grant, though another model waits for its memory.
@@ -50,8 +50,8 @@ class Model:
         return self.offered.name
 
     @property
-    def size_bytes(self) -> int:
-        return self.offered.size_bytes
+    def memory(self) -> Memory:
+        return self.offered.memory
 
     @property
     def is_loadable(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_repository.arbiter.catalog import Catalog
+from model_repository.arbiter.types import total_of
 from model_repository.contract.tensors import ARBITER, LOADERS, stage_name
 from model_repository.model_parameters import Load
 from model_repository.system.model_memory import model_memory_bytes
@@ -19,7 +20,7 @@ class Start:
     later: tuple[str, ...]  # at their first request
     presets: tuple[str, ...]  # of all models, by name
     names: tuple[str, ...]  # what Triton loads at the start, by its names
-    total_bytes: int  # bound on the memory of all models together
+    total_bytes: int  # bound on the RAM of all models together
 
     @classmethod
     def of(cls, repository: Path, memory_bytes: int | None = None) -> Start:
@@ -36,10 +37,10 @@ class Start:
         offered = {each.name: each for each in catalog.offered(total_bytes)}
         firsts = {name: entry.replicas[0] for name, entry in catalog.entries.items()}
         in_order = sorted(firsts, key=lambda name: (firsts[name].position, name))
-        loaded, names, free_bytes = set[str](), [ARBITER, *LOADERS], total_bytes
+        loaded, names, free = set[str](), [ARBITER, *LOADERS], total_of(offered.values(), total_bytes)
         for name in sorted(in_order, key=lambda name: not offered[name].is_pinned):
-            if firsts[name].load is Load.START and offered[name].size_bytes <= free_bytes:
-                free_bytes -= offered[name].size_bytes
+            if firsts[name].load is Load.START and offered[name].memory.fits_in(free):
+                free -= offered[name].memory
                 loaded.add(name)
                 names += [
                     stage_name(replica.ensemble, each)

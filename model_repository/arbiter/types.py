@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from model_repository.contract.arbiter import State
+from model_repository.system.devices import DeviceUse
+from model_repository.system.model_memory import MODEL_SHARE
 
+RAM = ""  # the machine's kind of memory
 OPERATOR = ""  # the client and the key of an operator's load; it gets no lease, and its loads have no bound
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by kind of memory: RAM, and the names of devices. A kind that is not named has 0."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory({kind: self.of(kind) + other.of(kind) for kind in self.sizes.keys() | other.sizes.keys()})
+
+    def __sub__(self, other: Memory) -> Memory:
+        return self + Memory({kind: -size for kind, size in other.sizes.items()})
+
+    def of(self, kind: str) -> int:
+        return self.sizes.get(kind, 0)
+
+    def lacking(self, room: Memory) -> list[str]:
+        """Return the kinds that a room has too little of."""
+        return [kind for kind, size in sorted(self.sizes.items()) if size > 0 and size > room.of(kind)]
+
+    def fits_in(self, room: Memory) -> bool:
+        return not self.lacking(room)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
     name: str
-    size_bytes: int  # memory that the loaded model holds
+    size_bytes: int  # RAM that the loaded model holds
     is_pinned: bool = False  # only an operator unloads it
     keep_alive_s: float = math.inf  # from the last use until it is unloaded; inf: never
     load_s: float = 1.0  # estimate; each load replaces it
+    devices: Mapping[str, DeviceUse] = field(default_factory=dict)  # by name
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that the loaded model holds."""
+        return Memory({RAM: self.size_bytes, **{name: use.used_bytes for name, use in self.devices.items()}})
+
+
+def total_of(models: Iterable[OfferedModel], total_bytes: int) -> Memory:
+    """Return the bound on the memory of all models together: of RAM the given one, of devices a share of each."""
+    devices = {name: use.total_bytes for model in models for name, use in model.devices.items()}
+    return Memory({RAM: total_bytes, **{name: int(MODEL_SHARE * size) for name, size in devices.items()}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +67,7 @@ class ModelTooLarge:
     needed_bytes: int
     total_bytes: int
     pinned: tuple[str, ...] = ()  # names of the others
+    kind: str = RAM  # of the memory that does not suffice
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class LoadRefusal(msgspec.Struct, omit_defaults=True, frozen=True):
     pinned: tuple[str, ...] = ()  # ids of the models that keep their memory
     cause: str = ""
     retry_after_s: float = 0.0
+    device: str = ""  # that has too little memory; empty: the machine
 
 
 class ModelStatus(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -85,6 +86,7 @@ class ModelStatus(msgspec.Struct, omit_defaults=True, frozen=True):
     idle_s: float | None = None  # since its last use; None: it is in use, or never was
     expires_s: float | None = None  # until it is unloaded without further use; None: never, or it is in use
     cause: str = ""  # of the failure of its last load
+    device_bytes: Mapping[str, int] = {}  # memory of devices, by name
 
 
 class ArbiterAnswer(msgspec.Struct, omit_defaults=True, frozen=True):

@@ -45,7 +45,7 @@ class Server(ChatClient):
 def test_a_server_is_listed_with_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [
         card("demo", "loaded", idle_s=12.4, expires_s=287.0),
-        card("big", "loading", progress=0.4),
+        card("big", "loading", progress=0.4, device_bytes={"CUDA0": 3_100_000_000}),
         card("bad", "failed", cause="no such file"),
     ]
     cards.append({**card("alias", "loaded"), "root": "demo"})
@@ -56,7 +56,7 @@ def test_a_server_is_listed_with_what_it_holds(monkeypatch: pytest.MonkeyPatch) 
     assert first.split() == ["7", "http://127.0.0.1:8000", "demo", "/home/servers/8000"]
     assert [" ".join(line.split()) for line in models] == [
         "demo loaded 1.3 GB 2,048 tokens idle for 12 s leaves in 5 min",
-        "big loading 40% 1.3 GB 2,048 tokens",
+        "big loading 40% 1.3 GB + 3.1 GB on CUDA0 2,048 tokens",
         "bad failed 1.3 GB 2,048 tokens no such file",
     ]
 

@@ -222,6 +222,9 @@ def test_pinned_models_are_named_to_keys_that_may_use_them_alone() -> None:
     text = "model=big: it needs 12 bytes of memory, and all models together have 10"
     assert error.message == f"{text} beside the models that stay loaded ({A})"
     assert error_of("big", refusal, lambda name: False).message == text
+    on_device = LoadRefusal("model_too_large", 12, 10, device="CUDA0")
+    text = "model=big: it needs 12 bytes of the memory of CUDA0, and all models together have 10"
+    assert error_of("big", on_device, lambda name: True).message == text
 
 
 async def test_an_answer_that_was_overtaken_is_not_read(played: Played) -> None:

@@ -35,6 +35,7 @@ from model_repository.arbiter.types import (
     Unload,
 )
 from model_repository.contract.arbiter import State
+from model_repository.system.devices import DeviceUse
 
 TOTAL_BYTES = 10
 
@@ -76,6 +77,11 @@ class Machine(Arbiter):
 
 def served(name: str, size_bytes: int = 6, **facts) -> OfferedModel:
     return OfferedModel(name, size_bytes, **facts)
+
+
+def on_card(used_bytes: int) -> dict[str, DeviceUse]:
+    """A part of a device of which models may hold 9 bytes."""
+    return {"CUDA0": DeviceUse(description="NVIDIA", used_bytes=used_bytes, total_bytes=10)}
 
 
 A, B = served("a"), served("b")  # they do not fit together
@@ -222,6 +228,32 @@ def test_a_model_that_does_not_fit_beside_the_pinned_ones_is_refused_at_once(mod
     error = ModelTooLarge(model.size_bytes, TOTAL_BYTES, ("pinned",))
     assert machine.want("x", "large", "key") == [Refuse("x", "large", error)]
     assert machine.status()["large"].num_waiting == 0
+
+
+def test_a_model_that_does_not_fit_on_a_device_is_refused_with_its_name():
+    machine = Machine(served("large", 1, devices=on_card(5)), served("pinned", 1, is_pinned=True, devices=on_card(6)))
+    error = ModelTooLarge(5, 9, ("pinned",), "CUDA0")
+    assert machine.want("x", "large", "key") == [Refuse("x", "large", error)]
+
+
+@pytest.mark.parametrize("is_on_card", [False, True])
+def test_only_models_with_memory_of_the_missing_kind_leave(is_on_card: bool):
+    """The least recently used model would leave first."""
+    models = {"ram": served("ram", 6), "card": served("card", 0, devices=on_card(6))}
+    machine = Machine(*models.values(), served("next", 0, devices=on_card(6)) if is_on_card else served("next", 6))
+    first, second = ("ram", "card") if is_on_card else ("card", "ram")
+    for name in (first, second):
+        machine.release("x", name, machine.serve("x", name))
+        machine.clock.now += 1
+    assert machine.want("y", "next", "key") == [Unload(second)]
+
+
+def test_a_model_leaves_for_each_missing_kind():
+    machine = Machine(served("ram", 6), served("card", 0, devices=on_card(6)), served("both", 6, devices=on_card(6)))
+    for name in ("ram", "card"):
+        machine.load(name)
+        machine.loaded(name)
+    assert machine.want("y", "both", "key") == [Unload("ram"), Unload("card")]
 
 
 def test_a_pinned_model_is_not_evicted():
@@ -706,10 +738,13 @@ MODELS = [
     served("e", 1),
     served("pinned", 2, is_pinned=True),
     served("large", 9),
+    served("card", 1, devices=on_card(5)),
+    served("card alone", 0, devices=on_card(9)),
 ]
 CLIENTS = ["w", "x", "y", "z"]
 KEYS = ["one", "two", "three"]
 SIZES = {each.name: each.size_bytes for each in MODELS}
+ON_CARD = {each.name: each.memory.of("CUDA0") for each in MODELS}
 
 RARELY = st.integers(0, 4).map(lambda number: number == 4)
 
@@ -869,6 +904,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def the_memory_is_bounded_and_as_the_arbiter_says(self) -> None:
         assert sum(SIZES[name] for name in self.memory) <= TOTAL_BYTES
+        assert sum(ON_CARD[name] for name in self.memory) <= 9
         states = {name: status.state for name, status in self.arbiter.status().items()}
         held = (State.LOADING, State.LOADED, State.UNLOADING)
         assert {name: state for name, state in states.items() if state in held} == self.memory

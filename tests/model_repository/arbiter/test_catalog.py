@@ -11,6 +11,7 @@ from model_repository.arbiter.catalog import Catalog
 from model_repository.arbiter.start import Start
 from model_repository.contract.tensors import ARBITER, LOADERS
 from model_repository.model_parameters import PARAMETER, Load, ModelParameters, Preset
+from model_repository.system.devices import DeviceUse
 from tests.build_engines import test_render
 from tests.build_engines.test_render_artifacts import FILES
 from tests.model_repository.arbiter.repository import parameters_of, write_model
@@ -98,3 +99,15 @@ def test_a_single_model_is_loaded_whatever_its_size_unless_a_bound_is_given(tmp_
     assert Start.of(tmp_path, 1 << 50).loaded == ()
     write_model(tmp_path, parameters_of("other", memory_bytes=1))
     assert Start.of(tmp_path).loaded == ("other",)
+
+
+def test_models_that_fit_on_a_device_together_are_loaded_at_the_start(tmp_path: Path) -> None:
+    def devices(used_bytes: int) -> dict[str, DeviceUse]:
+        return {"CUDA0": DeviceUse(description="NVIDIA", used_bytes=used_bytes, total_bytes=10)}
+
+    for position, (name, used_bytes) in enumerate({"first": 5, "large": 5, "small": 4}.items()):
+        parameters = parameters_of(name, position=position, memory_bytes=1, gpu_layers=3, devices=devices(used_bytes))
+        write_model(tmp_path, parameters)
+    assert Start.of(tmp_path, 10).loaded == ("first", "small")
+    write_model(tmp_path, parameters_of("first", replica=2, gpu_layers=3, devices=devices(1)))
+    assert Catalog.read(tmp_path).entries["first"].devices == devices(6)
