@@ -102,11 +102,12 @@ def request_id(request: Any) -> str:
 class CustomMetric:
     """One metric on Triton's metrics port, labelled with model and replica. It must not be used after `finalize`."""
 
-    def __init__(self, family: MetricFamily, parameters: ModelParameters) -> None:
+    def __init__(self, family: MetricFamily, parameters: ModelParameters, **labels: str) -> None:
         kind = pb_utils.MetricFamily.COUNTER if family.is_counter else pb_utils.MetricFamily.GAUGE
         # Triton drops a metric together with its family, so both are kept.
         self._family = pb_utils.MetricFamily(name=family.name, description=family.meaning, kind=kind)
-        self._metric = self._family.Metric(labels={"model": parameters.model_id, "replica": str(parameters.replica)})
+        own = {"model": parameters.model_id, "replica": str(parameters.replica)}
+        self._metric = self._family.Metric(labels=own | labels)
 
     def set(self, value: float) -> None:
         self._metric.set(value)

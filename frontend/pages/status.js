@@ -37,6 +37,11 @@ function modelView({ id, state, runtime, aliases = [], adapters = [] }, found, s
   ];
   const { used, most } = kvTokens(found, id);
   if (most > 0) tiles.push(tile(`of ${shown(most)} KV tokens`, shown(used)));
+  for (const { labels, value } of found.filter(({ name, labels }) => name === "conch_device_used_bytes" && labels.model === id)) {
+    if (!value) continue;
+    const free = total(found, "conch_device_free_bytes", labels);
+    tiles.push(tile(`GB on ${labels.device}, ${shown(free / 1e9, 1)} free`, shown(value / 1e9, 1)));
+  }
   for (const [label, name] of Object.entries(LATENCIES)) {
     const value = mean(found, name, { model: id });
     if (value !== undefined) tiles.push(tile(label, milliseconds(value * 1000)));

@@ -13,7 +13,7 @@ from frontend.settings import GROUPS, SETTINGS, Settings, flag_of
 from frontend.telemetry.definitions import METRICS
 from model_repository.contract import tensors
 from model_repository.contract.spec import MAX_INT32, TensorSpec
-from model_repository.engine.metrics import FAMILIES
+from model_repository.engine.metrics import DEVICE_FAMILIES, FAMILIES
 from model_repository.model_parameters import API_SAMPLING
 from model_repository.runtimes import RUNTIMES
 
@@ -49,7 +49,10 @@ def filled(page: str, of_serve: Settings) -> str:
         ),
         "metrics of the engine": lambda: _table(
             ("name", "type", "meaning"),
-            ((f"`{each.name}`", "counter" if each.is_counter else "gauge", each.meaning) for each in FAMILIES),
+            (
+                (f"`{each.name}`", "counter" if each.is_counter else "gauge", each.meaning)
+                for each in (*FAMILIES, *DEVICE_FAMILIES)
+            ),
         ),
         "settings": lambda: _settings(of_serve),
     }

@@ -59,6 +59,12 @@ def _engine_gauge(name: str, meaning: str, *vllm: str) -> Metric:
     )
 
 
+def _device_gauge(kind: str, meaning: str) -> Metric:
+    labels = (*_OF_AN_ENGINE, "device")
+    name = f"conch_device_{kind}_bytes"
+    return Metric(name=name, kind=Kind.GAUGE, meaning=meaning, labels=labels, gauge_mode="livemostrecent")
+
+
 TTFT = _histogram(
     "conch_time_to_first_token_seconds",
     "From the arrival of a request to its first token, without streaming too.",
@@ -184,6 +190,8 @@ ENGINE_UP_SINCE = _engine_gauge("conch_engine_up_since_seconds", "Unix time sinc
 KV_CACHE_MAX_TOKENS = _engine_gauge(
     "conch_kv_cache_max_tokens", "Tokens that fit in the KV cache; NaN if the engine does not know it."
 )
+DEVICE_USED = _device_gauge("used", "Memory of a graphics card that the engine takes, as planned.")
+DEVICE_FREE = _device_gauge("free", "Memory of a graphics card that no program takes.")
 CANCEL_TO_FREE = _engine_gauge(
     "conch_cancel_to_free_seconds", "From the arrival of the last cancel at the engine to its memory being free."
 )

@@ -23,7 +23,7 @@ from frontend.telemetry.log_lines import REQUEST_LOGGER, labels_text, log_fields
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.tracing import RequestTracer
 from frontend.triton.endpoints import Endpoints
-from model_repository.contract.output import EngineStats, FinishReason
+from model_repository.contract.output import DeviceState, EngineStats, FinishReason
 from model_repository.contract.tensors import ensemble_to_model_id, replica_suffix
 
 logger = logging.getLogger(REQUEST_LOGGER)
@@ -136,9 +136,14 @@ class Observer:
             known[ensemble] = up
             gauges[definitions.ENGINE_UP_SINCE] = time.time()
         place = model, endpoint + replica_suffix(ensemble)
-        self.engines[place] = result if isinstance(result, EngineStats) else None
+        before, after = self.engines.get(place), result if isinstance(result, EngineStats) else None
+        self.engines[place] = after
         for gauge, value in gauges.items():
             self.metrics.series(gauge, *place).set(value)
+        states: dict[str, DeviceState | None] = dict.fromkeys(before.devices if before else ())
+        for name, state in (states | dict(after.devices if after else {})).items():
+            self.metrics.series(definitions.DEVICE_USED, *place, name).set(state.used_bytes if state else 0)
+            self.metrics.series(definitions.DEVICE_FREE, *place, name).set(state.free_bytes if state else math.nan)
 
     def forget(self, endpoint: str) -> None:
         """Reset the gauges of an endpoint that is gone for good."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal, TypedDict
 
@@ -266,6 +267,15 @@ class LibraryStats(Struct, kw_only=True):
     ] = 0
 
 
+class DeviceState(Struct, frozen=True, kw_only=True):
+    """The memory of a device that computes layers of the model."""
+
+    used_bytes: Annotated[
+        int, gauge("device_used_bytes", "Memory of the label `device` that the model takes, as planned.")
+    ]
+    free_bytes: Annotated[int, gauge("device_free_bytes", "Memory of the label `device` that no program takes.")]
+
+
 _UNKNOWN = "; NaN if the runtime does not know it."
 
 
@@ -280,6 +290,7 @@ class RuntimeState(Struct, frozen=True, kw_only=True):
     num_accepted_tokens: Annotated[int, counter("accepted_tokens", "Drafted tokens that were right.")] = 0
     # Of all adapters in the runtime's process, or that its library never frees.
     adapter_bytes: Annotated[int, gauge("adapter_bytes", "Bytes of LoRA adapters in memory.")] = 0
+    devices: Mapping[str, DeviceState] = {}  # by name
     library: LibraryStats = field(default_factory=LibraryStats)  # not known if the runtime schedules the steps itself
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Protocol, get_type_hints
 
 from msgspec import Struct
 
-from model_repository.contract.output import EngineStats, LibraryStats
+from model_repository.contract.output import DeviceState, EngineStats, LibraryStats
 from model_repository.errors import StageError
 from model_repository.metric_family import MetricFamily
 
@@ -37,6 +38,8 @@ def _declared(message: type[Struct], of: str = "") -> Iterator[tuple[MetricFamil
 
 _PATHS = dict((*_declared(EngineStats), *_declared(LibraryStats, "library.")))
 FAMILIES = tuple(_PATHS)
+_OF_DEVICE = dict(_declared(DeviceState))
+DEVICE_FAMILIES = tuple(_OF_DEVICE)  # for each device of the model
 
 
 def _value(family: MetricFamily, stats: EngineStats) -> float:
@@ -54,11 +57,18 @@ class EngineMetrics:
 
     Args:
         metrics: Triton's, in the order of FAMILIES.
+        of_devices: by device, in the order of DEVICE_FAMILIES.
     """
 
-    def __init__(self, stats: Callable[[], EngineStats], metrics: Sequence[Metric]) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        metrics: Sequence[Metric],
+        of_devices: Mapping[str, Sequence[Metric]] = MappingProxyType({}),
+    ) -> None:
         self._stats = stats
         self._metrics = metrics
+        self._of_devices = of_devices
         self._counted = [0.0] * len(metrics)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
@@ -85,6 +95,9 @@ class EngineMetrics:
                 self._counted[index] = value
             else:
                 metric.set(value)
+        for name, device in stats.devices.items():
+            for path, metric in zip(_OF_DEVICE.values(), self._of_devices[name], strict=True):
+                metric.set(getattr(device, path))
 
     def _run(self) -> None:
         while not self._is_closed.wait(INTERVAL_S):

@@ -30,7 +30,7 @@ from model_repository.contract.tensors import (
 from model_repository.engine.adapter_control import AdapterControl
 from model_repository.engine.inbox import CancelKey, EndStream, FailRunning, FailStreams, OpenStream, Submit
 from model_repository.engine.loader import load_engine
-from model_repository.engine.metrics import FAMILIES, EngineMetrics
+from model_repository.engine.metrics import DEVICE_FAMILIES, FAMILIES, EngineMetrics
 from model_repository.errors import InvalidRequest, KeyRefused, StageError
 from model_repository.model_facts import Task
 
@@ -56,7 +56,11 @@ class TritonPythonModel:
         self.cancel_receiver = CancelReceiver(ensemble, self._hear)
         self.cancel_sender = CancelSender(stage_name(ensemble, "tokenizer"))
         custom = [python_backend.CustomMetric(family, parameters) for family in FAMILIES]
-        self.metrics = EngineMetrics(self.engine.stats, custom)
+        of_devices = {
+            name: [python_backend.CustomMetric(family, parameters, device=name) for family in DEVICE_FAMILIES]
+            for name in parameters.devices
+        }
+        self.metrics = EngineMetrics(self.engine.stats, custom, of_devices)
         self.metrics.start()
         engine_file.note_state(engine_file.READY)
 

@@ -6,15 +6,19 @@ The binding does not tell their memory. The libraries that it loads do, by funct
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from model_repository.contract.output import DeviceState
 from model_repository.engine.llama_cpp.library import llama, load_backends
 from model_repository.engine.runtime import EngineConfig
-from model_repository.system.devices import Device
+from model_repository.system.devices import Device, DeviceUse
 
+_READ_INTERVAL_S = 1.0
 _KINDS = ("GPU", "IGPU")  # llama.cpp computes on integrated ones if there are no others
 
 
@@ -30,6 +34,25 @@ def shares_of(config: EngineConfig) -> list[float]:
     """Return the share of each device, in llama.cpp's order, of the layers that devices compute; without any, empty."""
     sizes = {name: float(use.total_bytes) for name, use in config.devices.items()}
     return [sizes.get(device.name, 0.0) for device in list_devices()] if config.gpu_layers else []
+
+
+class DeviceStates:
+    """The states of the devices of a model, read at most once in a second: each new request needs them."""
+
+    def __init__(self, planned: Mapping[str, DeviceUse]) -> None:
+        self._planned = planned
+        self._read_s, self._states = -math.inf, dict[str, DeviceState]()
+
+    def latest(self) -> dict[str, DeviceState]:
+        """Return the states by name."""
+        if self._planned and time.monotonic() - self._read_s >= _READ_INTERVAL_S:
+            self._states = {
+                device.name: DeviceState(used_bytes=self._planned[device.name].used_bytes, free_bytes=device.free_bytes)
+                for device in _devices()
+                if device.name in self._planned
+            }
+            self._read_s = time.monotonic()
+        return self._states
 
 
 def _devices() -> Iterator[Device]:

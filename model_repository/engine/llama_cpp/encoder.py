@@ -23,6 +23,7 @@ from model_repository.engine.llama_cpp.context import (
     warm_up,
 )
 from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS, num_threads_of
+from model_repository.engine.llama_cpp.devices import DeviceStates
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.weights import load_weights
 from model_repository.engine.queue_order import queue_order_s
@@ -154,6 +155,7 @@ class LlamaCppEncoder(Runtime):
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
         self._failure: EngineFailed | None = None  # of a device, which computes no more
+        self._devices = DeviceStates(config.devices)
         self._has_probabilities = has_probabilities(self._model, config)
         self._vocab_size = self._model.get_vocab().n_vocab
         self._waiting: list[_Queued] = []  # sorted by queue order
@@ -278,6 +280,7 @@ class LlamaCppEncoder(Runtime):
             num_waiting=len(self._waiting),
             num_kv_tokens_used=None,
             max_kv_tokens=None,
+            devices=self._devices.latest(),
         )
 
     def close(self) -> None:

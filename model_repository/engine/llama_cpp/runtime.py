@@ -26,6 +26,7 @@ from model_repository.engine.llama_cpp.context import (
     warm_up,
 )
 from model_repository.engine.llama_cpp.context_count import num_contexts, num_threads_of
+from model_repository.engine.llama_cpp.devices import DeviceStates
 from model_repository.engine.llama_cpp.image_prompts import ImagePrompts
 from model_repository.engine.llama_cpp.library import llama
 from model_repository.engine.llama_cpp.sampler import TokenSampler
@@ -110,6 +111,7 @@ class LlamaCppRuntime(Runtime):
             raise EngineFailed(f"{path}: llama.cpp does not load it: {exc}") from exc
         self._config = config
         self._failure: EngineFailed | None = None  # of a device, which computes no more
+        self._devices = DeviceStates(config.devices)
         self._vocab_size = self._model.get_vocab().n_vocab
         self._constraints = ConstraintCompiler(byte_table, config.eos_token_ids, self._vocab_size, GrammarBudget())
         self._byte_table = byte_table
@@ -416,6 +418,7 @@ class LlamaCppRuntime(Runtime):
             adapters=dict(self._adapters.by_name),
             adapter_bytes=self._adapters.num_bytes,
             images=self._image_counts,
+            devices=self._devices.latest(),
             num_draft_tokens=sum(each.num_draft_tokens for each in schedulers),
             num_accepted_tokens=sum(each.num_accepted_tokens for each in schedulers),
         )

@@ -7,8 +7,8 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from model_repository.contract.output import LibraryStats
-from model_repository.engine.metrics import FAMILIES, EngineMetrics
+from model_repository.contract.output import DeviceState, LibraryStats
+from model_repository.engine.metrics import DEVICE_FAMILIES, FAMILIES, EngineMetrics
 from tests.fakes import stats
 
 
@@ -59,6 +59,19 @@ def test_the_state_of_a_library_is_not_a_number_while_it_is_unknown(is_known: bo
     queued = metrics["conch_engine_library_queued"].value
     assert queued == 3 if is_known else math.isnan(queued)
     assert metrics["conch_engine_library_reused_blocks_total"].value == 5
+
+
+def test_each_device_has_metrics_of_its_own() -> None:
+    states = {"CUDA0": DeviceState(used_bytes=3, free_bytes=4), "CUDA1": DeviceState(used_bytes=5, free_bytes=6)}
+    of_devices = {name: [FakeMetric() for _ in DEVICE_FAMILIES] for name in states}
+    plain = [FakeMetric() for _ in FAMILIES]
+    EngineMetrics(lambda: replace(stats(1), devices=states), plain, of_devices).update()
+    assert [family.name for family in DEVICE_FAMILIES] == [
+        "conch_engine_device_used_bytes",
+        "conch_engine_device_free_bytes",
+    ]
+    values = {name: [metric.value for metric in metrics] for name, metrics in of_devices.items()}
+    assert values == {"CUDA0": [3, 4], "CUDA1": [5, 6]}
 
 
 def test_closing_ends_the_thread() -> None:
