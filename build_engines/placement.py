@@ -15,7 +15,7 @@ from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.memory_fit import ModelDemand, fit, fit_loaded
 from model_repository.engine.runtime import EngineConfig
 from model_repository.model_facts import Task
-from model_repository.system.devices import Device, DeviceUse, size_of
+from model_repository.system.devices import Device, DeviceUse, shown
 from model_repository.system.llama_build import LlamaBuild
 from model_repository.system.model_memory import MODEL_SHARE
 
@@ -224,9 +224,8 @@ def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, m
         )
         for device in candidate.devices
     }
-    shown = " and ".join(f"{name} ({use.description}): {size_of(use)}" for name, use in uses.items())
     num_on_cores = memory.num_layers - gpu_layers
-    text = f"{f'{gpu_layers} of' if num_on_cores else 'all'} {memory.num_layers} layers on {shown}"
+    text = f"{f'{gpu_layers} of' if num_on_cores else 'all'} {memory.num_layers} layers on {shown(uses)}"
     if num_on_cores:
         size = sum(memory.weight_bytes[:num_on_cores]) / 1e9
         price = f"the cores compute {num_on_cores} layers, and read {size:.1f} GB of weights for each token"

@@ -92,7 +92,7 @@ def serve(
             launcher.start()
             with loading:
                 model_ids = launcher.wait_until_ready()
-            for text in launcher.unserved:
+            for text in (*launcher.on_devices, *launcher.unserved):
                 launcher.report(text)
             if talk is not None:
                 status_of_signal = 0

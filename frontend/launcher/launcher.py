@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -174,6 +174,7 @@ class Launcher:
         self._cleanup = ExitStack()
         self._is_stopping = False
         self.on_demand: list[str] = []  # ids of models that are loaded at their first request
+        self.on_devices: Sequence[str] = ()  # once ready: a text for each model with layers on devices
         self.unserved: list[str] = []  # once ready: a sentence for each model that could not be loaded
 
     def __enter__(self) -> Self:
@@ -271,6 +272,7 @@ class Launcher:
                     if not self.unserved:
                         self.triton.command = self._complete_command  # all models must load again after a crash
                     self.on_demand = list(self._starting.later)
+                    self.on_devices = self._starting.on_devices
                     return [*model_ids, *self.on_demand]
 
     def watch(self) -> None:

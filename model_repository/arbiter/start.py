@@ -9,6 +9,7 @@ from model_repository.arbiter.catalog import Catalog
 from model_repository.arbiter.types import total_of
 from model_repository.contract.tensors import ARBITER, LOADERS, stage_name
 from model_repository.model_parameters import Load
+from model_repository.system.devices import shown
 from model_repository.system.model_memory import model_memory_bytes
 
 
@@ -21,6 +22,7 @@ class Start:
     presets: tuple[str, ...]  # of all models, by name
     names: tuple[str, ...]  # what Triton loads at the start, by its names
     total_bytes: int  # bound on the RAM of all models together
+    on_devices: tuple[str, ...]  # a text for each loaded model with layers on devices
 
     @classmethod
     def of(cls, repository: Path, memory_bytes: int | None = None) -> Start:
@@ -49,4 +51,10 @@ class Start:
                 ]
         later = tuple(name for name in in_order if name not in loaded)
         presets = tuple(preset for name in in_order for preset in firsts[name].presets)
-        return cls(tuple(name for name in in_order if name in loaded), later, presets, tuple(names), total_bytes)
+        in_order = [name for name in in_order if name in loaded]
+        on_devices = tuple(
+            f"{name}: {firsts[name].gpu_layers} layers on {shown(offered[name].devices)}"
+            for name in in_order
+            if offered[name].devices
+        )
+        return cls(tuple(in_order), later, presets, tuple(names), total_bytes, on_devices)

@@ -271,9 +271,11 @@ class DeviceState(Struct, frozen=True, kw_only=True):
     """The memory of a device that computes layers of the model."""
 
     used_bytes: Annotated[
-        int, gauge("device_used_bytes", "Memory of the label `device` that the model takes, as planned.")
+        int, gauge("device_used_bytes", "Memory that the model takes of the graphics card `device`, as planned.")
     ]
-    free_bytes: Annotated[int, gauge("device_free_bytes", "Memory of the label `device` that no program takes.")]
+    free_bytes: Annotated[
+        int, gauge("device_free_bytes", "Memory of the graphics card `device` that no program takes.")
+    ]
 
 
 _UNKNOWN = "; NaN if the runtime does not know it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -32,9 +33,12 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     total_bytes: int
 
 
-def size_of(use: DeviceUse) -> str:
-    """Return the used part of a device for people."""
-    return f"{use.used_bytes / 1e9:.1f} of {use.total_bytes / 1e9:.1f} GB"
+def shown(devices: Mapping[str, DeviceUse]) -> str:
+    """Return the used parts of devices for people."""
+    return " and ".join(
+        f"{name} ({use.description}): {use.used_bytes / 1e9:.1f} of {use.total_bytes / 1e9:.1f} GB"
+        for name, use in devices.items()
+    )
 
 
 class NoDevices(RuntimeError):

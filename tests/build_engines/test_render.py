@@ -242,6 +242,20 @@ def test_only_a_runtime_that_can_draft_gets_the_option() -> None:
             render(replace(MANIFEST, runtime=runtime), Path("/artifacts/demo"), options, "1")
 
 
+def test_only_a_runtime_with_devices_gets_layers_for_them() -> None:
+    given: dict[str, dict[str, Any]] = {
+        "--gpu-layers all": {"gpu_layers": "all"},
+        "--device CUDA0,CUDA1": {"devices": ("CUDA0", "CUDA1")},
+    }
+    for runtime in RUNTIMES.keys() - {"llama_cpp"}:
+        for text, options in given.items():
+            with pytest.raises(BuildError, match=f"{text}: the runtime {runtime} has no such devices"):
+                dataclasses.replace(OPTIONS, **options).check_runtime(runtime)
+    for text in ("some", "-1", ""):
+        with pytest.raises(BuildError, match=f"--gpu-layers {text}: expected auto, all or a number of layers"):
+            ServeOptions(gpu_layers=text)
+
+
 def test_more_contexts_than_sequences_are_refused() -> None:
     """The engine did not load."""
     manifest = replace(MANIFEST, options={"contexts": "9"})

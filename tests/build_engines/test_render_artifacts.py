@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -14,10 +16,15 @@ from msgspec.structs import replace
 from build_engines import artifact
 from build_engines.__main__ import main
 from build_engines.errors import ArtifactInvalid, BuildError
+from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.render import ServeOptions, render, render_artifacts, write_repository
+from build_engines.rendered import rendered_again
 from build_engines.serving import Loading, Serving
 from model_repository.contract.tensors import ARBITER, LOADERS
-from model_repository.model_parameters import Load
+from model_repository.engine.runtime import EngineConfig
+from model_repository.model_parameters import Load, ModelParameters
+from model_repository.system.devices import Device, DeviceUse, NoDevices
+from model_repository.system.llama_build import BuildsCollide
 from tests.build_engines import test_render
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
 
@@ -77,6 +84,76 @@ def test_a_name_that_means_two_things_is_refused(
     ]
     with pytest.raises(BuildError, match=message):
         render_artifacts(dict.fromkeys(folders, OPTIONS))
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    """The devices of the machine, on which any model has two layers of 1 GB."""
+    devices = [Device(name="CUDA0", description="NVIDIA A", free_bytes=8 * 10**9, total_bytes=10 * 10**9)]
+
+    def layer_memory(name: str, config: EngineConfig) -> LayerMemory:
+        num = min(config.gpu_layers, 2)
+        names = ("CPU",) * (2 - num) + ("CUDA0",) * num
+        return LayerMemory(devices=names, weight_bytes=(10**9, 10**9), cache_bytes=(0, 0), buffer_bytes={"CPU": 5})
+
+    monkeypatch.setattr("build_engines.render.read_devices", lambda: devices)
+    monkeypatch.setattr("build_engines.render.layer_memory", layer_memory)
+    return devices
+
+
+def on_device(artifact_dir: Path, **options: Any) -> ModelParameters:
+    files = render_artifacts({artifact_dir: ServeOptions(**options)})
+    return test_render.parameters_in(files["one/config.pbtxt"])
+
+
+def test_layers_on_devices_are_rendered_and_change_the_fingerprint(
+    cards: list[Device], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact_dir = write_artifact(tmp_path / "one", "one")
+    with caplog.at_level(logging.INFO):
+        whole = on_device(artifact_dir)
+    assert "layers      one: all 2 layers on CUDA0 (NVIDIA A): 2.0 of 10.0 GB" in caplog.messages
+    assert whole.gpu_layers == 2
+    assert whole.devices["CUDA0"] == DeviceUse(description="NVIDIA A", used_bytes=2 * 10**9, total_bytes=10**10)
+    part, none = on_device(artifact_dir, gpu_layers="1"), on_device(artifact_dir, gpu_layers="0")
+    assert (part.gpu_layers, part.wanted_layers) == (1, "1")
+    assert (none.gpu_layers, none.devices) == (0, {})
+    cards[0] = replace(cards[0], description="NVIDIA B")
+    other = on_device(artifact_dir)
+    assert len({each.fingerprint for each in (whole, part, none, other)}) == 4
+    cards.clear()
+    assert on_device(artifact_dir) == replace(none, wanted_layers="auto")
+
+
+def test_a_repository_is_rendered_again_with_the_options_for_devices(cards: list[Device], tmp_path: Path) -> None:
+    artifact_dir = write_artifact(tmp_path / "one", "one")
+    options = ServeOptions(gpu_layers="1", devices=("CUDA0",))
+    files = render_artifacts({artifact_dir: options})
+    write_repository(files, tmp_path / "models")
+    assert rendered_again(tmp_path / "models") == files
+
+
+def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_devices() -> list[Device]:
+        raise NoDevices("cyllama-vulkan: no driver")
+
+    monkeypatch.setattr("build_engines.render.read_devices", read_devices)
+    artifact_dir = write_artifact(tmp_path / "one", "one")
+    assert on_device(artifact_dir).gpu_layers == 0
+    assert "warning: cyllama-vulkan: no driver: the cores compute all layers" in caplog.messages
+    with pytest.raises(BuildError, match=r"^cyllama-vulkan: no driver$"):
+        on_device(artifact_dir, gpu_layers="all")
+
+
+def test_two_builds_of_llama_cpp_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed_build() -> None:
+        raise BuildsCollide("cyllama and cyllama-vulkan are installed")
+
+    monkeypatch.setattr("build_engines.render.installed_build", installed_build)
+    with pytest.raises(BuildError, match="cyllama and cyllama-vulkan are installed"):
+        on_device(write_artifact(tmp_path / "one", "one"))
 
 
 def write_gpu_artifact(folder: Path, model_id: str, num_gpus: int) -> Path:

@@ -24,7 +24,7 @@ from frontend.settings import Settings
 from frontend.telemetry.definitions import METRICS
 from frontend.telemetry.log_lines import REQUEST_LOGGER, JsonFormatter
 from frontend.telemetry.observer import Observer
-from model_repository.contract.output import GenerationChunk
+from model_repository.contract.output import DeviceState, GenerationChunk
 from tests.fakes import FakeTriton, chunks, served_model, stats
 from tests.frontend.conftest import Serve
 from tests.frontend.launcher.test_workers import two_workers
@@ -202,6 +202,17 @@ def test_an_unknown_use_of_the_kv_cache_is_not_a_number() -> None:
         observer.note_engine("a:1", "demo", known)
     text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
     assert 'conch_kv_cache_usage_ratio{model="demo",triton="a:1"} NaN' in text.decode()
+
+
+def test_the_memory_of_each_device_is_shown_until_the_engine_is_gone() -> None:
+    observer = Observer(Settings())
+    states = {"CUDA0": DeviceState(used_bytes=3, free_bytes=4)}
+    labels = '{device="CUDA0",model="demo",triton="a:1"}'
+    for seen, used, free in ((replace(stats(1, 0), devices=states), "3.0", "4.0"), (EngineFailed(), "0.0", "NaN")):
+        observer.note_engine("a:1", "demo", seen)
+        text, _ = observer.metrics.exposition("text/plain", has_vllm_names=False)
+        assert f"conch_device_used_bytes{labels} {used}" in text.decode()
+        assert f"conch_device_free_bytes{labels} {free}" in text.decode()
 
 
 def test_an_engine_that_goes_down_has_the_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

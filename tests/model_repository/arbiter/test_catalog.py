@@ -108,6 +108,8 @@ def test_models_that_fit_on_a_device_together_are_loaded_at_the_start(tmp_path: 
     for position, (name, used_bytes) in enumerate({"first": 5, "large": 5, "small": 4}.items()):
         parameters = parameters_of(name, position=position, memory_bytes=1, gpu_layers=3, devices=devices(used_bytes))
         write_model(tmp_path, parameters)
-    assert Start.of(tmp_path, 10).loaded == ("first", "small")
+    start = Start.of(tmp_path, 10)
+    assert start.loaded == ("first", "small")
+    assert start.on_devices[0] == "first: 3 layers on CUDA0 (NVIDIA): 0.0 of 0.0 GB"
     write_model(tmp_path, parameters_of("first", replica=2, gpu_layers=3, devices=devices(1)))
     assert Catalog.read(tmp_path).entries["first"].devices == devices(6)
