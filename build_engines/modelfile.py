@@ -30,6 +30,7 @@ _PARAMETERS = {
 _BY_THE_CLIENT = "clients set it in a request"
 _OTHER_PARAMETERS = {
     "num_ctx": "`conch build MODEL --context-window N` sets it for a model",
+    "num_gpu": "`conch build MODEL --gpu-layers N` sets it for a model",
     "num_thread": "`conch build MODEL --num-threads N` sets it for a model",
     "mirostat": _BY_THE_CLIENT,
     "mirostat_eta": _BY_THE_CLIENT,
