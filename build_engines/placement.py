@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from msgspec.structs import replace
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.memory_fit import ModelDemand, fit, fit_loaded
+from build_engines.progress import size_text
 from model_repository.engine.runtime import EngineConfig
 from model_repository.model_facts import Task
 from model_repository.system.devices import Device, DeviceUse, shown
 from model_repository.system.llama_build import LlamaBuild
 from model_repository.system.model_memory import MODEL_SHARE
+
+logger = logging.getLogger(__name__)
 
 AUTO, ALL = "auto", "all"  # numbers of layers on devices: those that fit; all of them, or an error
 _ALL_LAYERS = 1 << 30  # llama.cpp takes as many as there are
@@ -91,8 +95,8 @@ def fit_on_devices(candidates: Mapping[Path, Candidate], trial: Trial) -> dict[P
     for folder in sorted(candidates, key=lambda folder: _order(candidates[folder].demand)):
         each = candidates[folder]
         group = groups.setdefault(tuple(each.names), {})
-        memory = trial(each.name, _config(each, each.demand.least, _ALL_LAYERS))
-        if each.layers == AUTO or each.num_wanted >= memory.num_layers:
+        memory = _tried(each, each.demand.least, _ALL_LAYERS, trial)
+        if memory is not None and (each.layers == AUTO or each.num_wanted >= memory.num_layers):
             demand = _on_devices(each, memory)
             beside = [other for other in group.values() if other.is_pinned or not _is_later(demand)]
             least_bytes = sum(other.num_replicas * other.least_bytes for other in (demand, *beside))
@@ -145,17 +149,6 @@ def _rooms(devices: Iterable[Device]) -> Rooms:
     return {device.name: int(MODEL_SHARE * device.free_bytes) for device in devices}
 
 
-def _config(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int) -> EngineConfig:
-    uses = {
-        device.name: DeviceUse(description=device.description, used_bytes=0, total_bytes=device.total_bytes)
-        for device in candidate.devices
-    }
-    num_sequences, window = fitted
-    return replace(
-        candidate.config, max_sequences=num_sequences, context_window=window, gpu_layers=gpu_layers, devices=uses
-    )
-
-
 def _on_devices(candidate: Candidate, memory: LayerMemory) -> ModelDemand:
     """Return the demand of a model for devices alone. The process of a projector counts as a further replica."""
     demand, fixed_bytes = candidate.demand, sum(memory.weight_bytes) + sum(memory.projector_bytes.values())
@@ -170,12 +163,37 @@ def _on_devices(candidate: Candidate, memory: LayerMemory) -> ModelDemand:
     )
 
 
+def _tried(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, trial: Trial) -> LayerMemory | None:
+    """Return the memory of a model; None: it does not load on devices, and need not be there.
+
+    Raises:
+        BuildError: it does not load.
+    """
+    num_sequences, window = fitted
+    uses = {
+        device.name: DeviceUse(description=device.description, used_bytes=0, total_bytes=device.total_bytes)
+        for device in candidate.devices
+    }
+    config = replace(
+        candidate.config, max_sequences=num_sequences, context_window=window, gpu_layers=gpu_layers, devices=uses
+    )
+    try:
+        return trial(candidate.name, config)
+    except BuildError as exc:
+        if candidate.layers != AUTO:
+            raise
+        logger.warning("warning: devices: %s", exc)
+        return None
+
+
 def _placed(
     candidate: Candidate, fitted: tuple[int, int], rooms: Rooms, trial: Trial, *, can_shrink: bool
 ) -> tuple[tuple[int, int], Placement]:
     gpu_layers = candidate.num_wanted
     while gpu_layers > 0:
-        memory = trial(candidate.name, _config(candidate, fitted, gpu_layers))
+        memory = _tried(candidate, fitted, gpu_layers, trial)
+        if memory is None:
+            break
         gpu_layers = min(gpu_layers, memory.num_layers)
         used = {name: candidate.demand.num_replicas * memory.used_bytes[name] for name in candidate.names}
         lacking = {name: size - rooms[name] for name, size in used.items() if size > rooms[name]}
@@ -227,8 +245,8 @@ def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, m
     num_on_cores = memory.num_layers - gpu_layers
     text = f"{f'{gpu_layers} of' if num_on_cores else 'all'} {memory.num_layers} layers on {shown(uses)}"
     if num_on_cores:
-        size = sum(memory.weight_bytes[:num_on_cores]) / 1e9
-        price = f"the cores compute {num_on_cores} layers, and read {size:.1f} GB of weights for each token"
+        size = size_text(sum(memory.weight_bytes[:num_on_cores]))
+        price = f"the cores compute {num_on_cores} layers, and read {size} of weights for each token"
         text += f"; {price} (--gpu-layers, --max-sequences or a smaller --context-window changes it)"
     replica = candidate.demand.replica
     memory_bytes = 0 if replica is None else replica.bytes_beside(memory, gpu_layers, candidate.names, fitted[0])

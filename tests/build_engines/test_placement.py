@@ -14,6 +14,7 @@ from build_engines.errors import BuildError
 from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.memory_fit import ModelDemand
 from build_engines.placement import ALL, AUTO, Candidate, Placement, chosen_devices, fit_on_devices, place
+from build_engines.progress import size_text
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.runtime import EngineConfig
@@ -39,6 +40,8 @@ def card(number: int, total_gb: float, free_gb: float | None = None) -> Device:
 def trial(name: str, config: EngineConfig) -> LayerMemory:
     """Return the memory of a model of as many GB as its name says, with layers by llama.cpp's rule."""
     num_on_devices = min(config.gpu_layers, NUM_LAYERS)
+    if name == "0":
+        raise BuildError("0: llama.cpp does not load it: no")
     sizes = [use.total_bytes for use in config.devices.values()]
     devices = ["CPU"] * (NUM_LAYERS - num_on_devices)
     for position in range(num_on_devices):
@@ -112,7 +115,7 @@ def test_the_layers_of_a_larger_model_that_do_not_fit_stay_on_the_cores_with_the
     layer_bytes = 12 * GB // NUM_LAYERS + 4 * 2048 * TOKEN_BYTES // 32
     assert 0.9 * 8 * GB - layer_bytes < used(placement)["CUDA0"] <= 0.9 * 8 * GB
     num = NUM_LAYERS - placement.gpu_layers
-    size = f"{num * 12 / NUM_LAYERS:.1f} GB"
+    size = size_text(num * int(12 * GB / NUM_LAYERS))
     assert f"{placement.gpu_layers} of 33 layers on CUDA0" in placement.text
     assert f"; the cores compute {num} layers, and read {size} of weights for each token" in placement.text
 
@@ -173,6 +176,16 @@ def test_a_number_of_layers_is_kept_or_refused() -> None:
         message = rf"^12: --gpu-layers {layers}: needs 1\d\.\d GB of CUDA0, of which models may have 7\.2 GB"
         with pytest.raises(BuildError, match=message):
             placed(model(12, [card(0, 8)], layers))
+
+
+def test_a_model_that_devices_do_not_load_stays_on_the_cores_unless_it_is_wanted_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    [(placement, *fitted)] = placed(model(0, [card(0, 8)]))
+    assert (placement.gpu_layers, placement.devices, fitted) == (0, {}, [4, 2048])
+    assert "warning: devices: 0: llama.cpp does not load it: no" in caplog.messages
+    with pytest.raises(BuildError, match=r"^0: llama\.cpp does not load it: no$"):
+        placed(model(0, [card(0, 8)], ALL))
 
 
 def test_sequences_that_the_user_chose_are_kept() -> None:
