@@ -216,8 +216,9 @@ def _smaller(
     candidate: Candidate, fitted: tuple[int, int], memory: LayerMemory, used: Rooms, rooms: Rooms
 ) -> tuple[int, int]:
     """Return sequences and window that fit where all devices have the same part of their use free."""
-    num_sequences, window = fitted
-    demand = dataclasses.replace(_on_devices(candidate, memory), num_sequences=num_sequences, window=window)
+    demand = _on_devices(candidate, memory)
+    if demand.can_shrink:
+        demand = dataclasses.replace(demand, num_sequences=fitted[0], window=fitted[1])
     share = min(rooms[name] / size for name, size in used.items() if size)
     pool_bytes = int(max(0.0, share) * sum(used.values()) / MODEL_SHARE)
     return fit([demand] * demand.num_replicas, pool_bytes, _NUM_CORES)[0]

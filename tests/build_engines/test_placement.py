@@ -194,6 +194,14 @@ def test_sequences_that_the_user_chose_are_kept() -> None:
     assert 0 < placement.gpu_layers <= NUM_LAYERS
 
 
+def test_spare_sequences_are_those_that_fit_on_each_device() -> None:
+    cards = [card(0, 24, free_gb=5), card(1, 24)]
+    [(placement, num_sequences, _)] = placed(model(4, cards, is_fixed=True, num_sequences=1, num_spare=9, window=8192))
+    assert placement.gpu_layers == NUM_LAYERS
+    assert 1 < num_sequences < 10
+    assert used(placement)["CUDA0"] <= 0.9 * 5 * GB
+
+
 def test_a_device_that_is_not_there_is_refused() -> None:
     vulkan, cpu = LlamaBuild("cyllama-vulkan", "1"), LlamaBuild("cyllama", "1")
     cards = [card(0, 8), card(1, 8)]
