@@ -93,8 +93,8 @@ def test_no_limit_is_the_rest_of_the_window(number: int) -> None:
         ("FROM a\nPARAMETER mirostat 2", "line 2: PARAMETER mirostat 2: clients set it in a request"),
         ("FROM a\nPARAMETER repeat_last_n 64", "line 2: PARAMETER repeat_last_n 64: the penalty counts all tokens of"),
         (
-            "FROM a\nPARAMETER num_gpu 1",
-            "line 2: PARAMETER num_gpu 1: expected one of temperature, top_k, top_p, min_p",
+            "FROM a\nPARAMETER main_gpu 1",
+            "line 2: PARAMETER main_gpu 1: expected one of temperature, top_k, top_p, min_p",
         ),
         ("FROM a\nPARAMETER", "line 2: PARAMETER: expected one of temperature, "),
         ("FROM a\nPARAMETER temperature", "line 2: PARAMETER temperature: must be a number, at least 0, at most 2"),

@@ -24,7 +24,7 @@ from model_repository.contract.tensors import ARBITER, LOADERS
 from model_repository.engine.runtime import EngineConfig
 from model_repository.model_parameters import Load, ModelParameters
 from model_repository.system.devices import Device, DeviceUse, NoDevices
-from model_repository.system.llama_build import BuildsCollide
+from model_repository.system.llama_build import BuildsCollide, LlamaBuild
 from tests.build_engines import test_render
 from tests.build_engines.tensorrt_llm.builder import BIN, H100
 
@@ -144,6 +144,16 @@ def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
     assert on_device(artifact_dir).gpu_layers == 0
     assert "warning: cyllama-vulkan: no driver: the cores compute all layers" in caplog.messages
     with pytest.raises(BuildError, match=r"^cyllama-vulkan: no driver$"):
+        on_device(artifact_dir, gpu_layers="all")
+
+
+def test_a_build_for_cores_alone_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("build_engines.render.installed_build", lambda: LlamaBuild("cyllama", "1"))
+    monkeypatch.setattr("model_repository.system.devices.installed_build", lambda: LlamaBuild("cyllama", "1"))
+    monkeypatch.delattr("subprocess.run")
+    artifact_dir = write_artifact(tmp_path / "one", "one")
+    assert on_device(artifact_dir).gpu_layers == 0
+    with pytest.raises(BuildError, match=r"^--gpu-layers all: this llama\.cpp computes on the cores alone"):
         on_device(artifact_dir, gpu_layers="all")
 
 
