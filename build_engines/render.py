@@ -451,8 +451,8 @@ def _fitted(
     machine_bytes, num_cores = round(model_memory_bytes(model_memory) / MODEL_SHARE), num_physical_cores()
     candidates = _candidates(manifests, options, demands)
     on_devices = fit_on_devices(candidates, layer_memory)
-    on_cores = {folder: model for folder, model in demands.items() if folder not in on_devices}
-    fits = fit_loaded(on_cores, machine_bytes, num_cores) | on_devices
+    in_ram = {folder: model.processes if folder in on_devices else model for folder, model in demands.items()}
+    fits = fit_loaded(in_ram, machine_bytes, num_cores) | on_devices
     placements = place(candidates, fits, on_devices, layer_memory)
     for folder, model in demands.items():
         (num_sequences, window), own = fits[folder], options[folder]
