@@ -364,6 +364,7 @@ class PlayedArbiter:
         self.held: Mapping[str, HeldLease] = {}  # by the last client
         self.wished: list[str] = []  # each wish when it was first seen
         self.refusals: dict[str, LoadRefusal] = {}  # of orders and wishes
+        self.device_bytes: dict[str, int] = {}  # of each model
         self.cause = ""  # of each load's failure; empty: loads succeed
         self.orders: list[str] = []
         self._next: dict[str, str] = {}
@@ -388,7 +389,10 @@ class PlayedArbiter:
             if not self.is_holding:
                 refused = {model_id: each for model_id, each in self.refusals.items() if model_id in request.wishes}
                 self.states |= dict.fromkeys(request.wishes.keys() - refused.keys(), "loaded")
-        statuses = {model_id: ModelStatus(state, 1000, cause=self.cause) for model_id, state in self.states.items()}
+        statuses = {
+            model_id: ModelStatus(state, 1000, cause=self.cause, device_bytes=self.device_bytes)
+            for model_id, state in self.states.items()
+        }
         loaded = [model_id for model_id, state in self.states.items() if state == "loaded"]
         leases = {model_id: GivenLease(1, is_recalled=model_id in self.recalled) for model_id in loaded}
         models = {model_id: (msgspec.Raw(config_of(model)),) for model_id, model in self.catalog.items()}

@@ -213,6 +213,14 @@ async def test_lists_show_unloaded_models_and_wish_for_nothing(serve: Serve) -> 
     assert arbiter.wished == []
 
 
+async def test_lists_show_the_memory_of_devices(serve: Serve) -> None:
+    triton, arbiter = unloaded(DEMO)
+    arbiter.device_bytes = {"CUDA0": 7}
+    http = await serve(triton)
+    [card, *_] = (await (await http.get("/v1/models")).json())["data"]
+    assert card["status"] == {"value": "unloaded", "memory_bytes": 1000, "device_bytes": {"CUDA0": 7}}
+
+
 async def test_checks_and_tokenizations_leave_the_time_that_their_model_stays(serve: Serve) -> None:
     """They set it back to the model's own."""
     triton, arbiter = unloaded(DEMO)

@@ -18,6 +18,7 @@ from model_repository.arbiter.clients import GONE_S
 from model_repository.arbiter.driver import MAX_MISSES, Driver, LoadError
 from model_repository.contract.arbiter import ArbiterAnswer, ArbiterRequest, HeldLease, LoadRefusal, Wish
 from model_repository.contract.engine_file import is_stopped
+from model_repository.system.devices import DeviceUse
 from tests.model_repository.arbiter.repository import parameters_of, write_model
 from tests.model_repository.arbiter.test_arbiter import Clock
 
@@ -287,8 +288,10 @@ def test_a_new_model_of_the_repository_is_known(stage: Stage) -> None:
 
 def test_a_model_that_is_rendered_in_its_place_has_its_new_size(stage: Stage) -> None:
     """The arbiter looked only at the time of the repository's folder, which such a change does not touch."""
-    write_model(stage.repository, parameters_of("a", memory_bytes=3))
-    assert stage.look().statuses["a"].memory_bytes == 3
+    devices = {"CUDA0": DeviceUse(description="NVIDIA", used_bytes=4, total_bytes=10)}
+    write_model(stage.repository, parameters_of("a", memory_bytes=3, gpu_layers=1, devices=devices))
+    status = stage.look().statuses["a"]
+    assert (status.memory_bytes, status.device_bytes) == (3, {"CUDA0": 4})
 
 
 def test_a_model_that_left_the_repository_is_not_known_any_more_and_its_wishes_are_refused(stage: Stage) -> None:
