@@ -46,13 +46,8 @@ function modelView({ id, state, runtime, aliases = [], adapters = [] }, found, s
     const value = mean(found, name, { model: id });
     if (value !== undefined) tiles.push(tile(label, milliseconds(value * 1000)));
   }
-  return element(
-    "section",
-    { className: "model" },
-    head,
-    element("p", { className: "muted", textContent: names.filter(Boolean).join(" · ") }),
-    element("div", { className: "cards" }, ...tiles),
-  );
+  const about = element("p", { className: "muted", textContent: names.filter(Boolean).join(" · ") });
+  return element("section", { className: "model" }, head, about, element("div", { className: "cards" }, ...tiles));
 }
 
 /** Rows of what is down and of errors: what, how often, since when. */
