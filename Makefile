@@ -1,6 +1,7 @@
 # What a person runs; the help text is in the comments after ##.
 VENV := .venv
-SERVE_PINS := helm/images/triton-cpu.txt
+LOCAL_PINS := helm/images/local.txt
+SERVE_PINS := $(LOCAL_PINS) helm/images/cpu.txt
 TEST_PINS := tests/requirements.txt
 LOWEST_PINS := tests/lowest.txt
 PYTHON_IN_VENV := $(VENV)/bin/python
@@ -23,27 +24,40 @@ Then run make again, or name it: make PYTHON=/path/to/python3.12
 endef
 export NO_PYTHON
 
+# llama.cpp computes on cores (cpu), or on graphics cards.
+DEVICES := cpu cuda12 rocm vulkan
+DEVICE ?= cpu
+ifeq ($(filter $(DEVICE),$(DEVICES)),)
+$(error DEVICE=$(DEVICE): must be one of $(DEVICES))
+endif
+DEVICE_PINS := $(DEVICES:%=helm/images/%.txt)
+CARDS := $(filter-out cpu,$(DEVICES))
+SERVING := $(VENV)$(patsubst %,/%,$(filter $(DEVICE),$(CARDS)))
+
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test lowest faults workshop agents check lint format pins sbom audit bench docs version images \
+.PHONY: help serve quick test lowest faults vulkan workshop agents check lint format pins sbom audit bench docs version images \
 	wheel chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-serve: $(VENV)/serve.stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options
-	@exec $(VENV)/bin/conch serve demo $(ARGS)
+serve: $(VENV)/$(DEVICE:cpu=serve).stamp  ## set up, build the demo model and serve it until Ctrl-C; ARGS="--port 9000" passes options, DEVICE=vulkan takes a graphics card
+	@exec $(SERVING)/bin/conch serve demo $(ARGS)
 
+ELSEWHERE := --ignore=tests/workshop/agents --ignore=tests/vulkan  # each in an environment of its own
+PYTHON_WITH_VULKAN := $(VENV)/vulkan/bin/python
 # Groups of tests run beside each other, one for each core; those that measure time run after them.
 IN_GROUPS := -n auto --maxprocesses 8 --dist loadgroup
 DURATIONS = $(if $(RESULTS),--durations=50 --junitxml=$(RESULTS)/$(1).xml)
 OR_NONE = $(if $(ARGS),|| [ $$? = 5 ])# -k may pick tests of one kind alone
 
 quick: lint  ## before each commit: formatting, lint, types, and every test that starts no server
-	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration --ignore=tests/workshop/agents $(IN_GROUPS) $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration $(ELSEWHERE) $(IN_GROUPS) $(ARGS)
 
-test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
-	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" --ignore=tests/workshop/agents $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
-	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
+test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp $(VENV)/vulkan.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
+	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(ELSEWHERE) $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
+	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(ELSEWHERE) $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
+	$(PYTHON_WITH_VULKAN) -m pytest -m "not faults" tests/vulkan $(call DURATIONS,vulkan) $(ARGS) $(OR_NONE)
 
 # Folders that meet the libraries most, and take half a minute.
 LOWEST_TESTS := $(addprefix tests/,test_imports.py test_private_names.py build_engines/test_hub.py \
@@ -53,7 +67,10 @@ lowest: $(VENV)/lowest.stamp  ## the lowest versions that pyproject.toml allows:
 	$(VENV)/lowest/bin/python -m pytest -m "not server and not alone and not faults" $(IN_GROUPS) $(LOWEST_TESTS) $(ARGS)
 
 faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at the other moments of a request, some minutes
-	$(PYTHON_IN_VENV) -m pytest -m faults $(ARGS)
+	$(PYTHON_IN_VENV) -m pytest -m faults $(ELSEWHERE) $(ARGS)
+
+vulkan: $(VENV)/test.stamp $(VENV)/vulkan.stamp  ## all tests on devices, also those that `make test` leaves out; some minutes
+	$(PYTHON_WITH_VULKAN) -m pytest -m "faults or not faults" tests/vulkan $(ARGS)
 
 workshop: $(VENV)/test.stamp $(VENV)/gpu-images.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
 	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
@@ -83,7 +100,11 @@ UV_COMPILE = $(VENV)/bin/uv pip compile --quiet \
 
 pins: $(VENV)/bin/uv  ## pin what pyproject.toml asks for, with hashes; ARGS="--upgrade" takes newer versions
 	@$(BUILD_TOOL) | $(UV_COMPILE) $(TEST_PINS) --extra cpu --extra test --extra bench
-	@$(BUILD_TOOL) | $(UV_COMPILE) $(SERVE_PINS) --extra cpu --constraint $(TEST_PINS)
+	@$(BUILD_TOOL) | $(UV_COMPILE) $(LOCAL_PINS) --extra local --constraint $(TEST_PINS)
+	@set -e; for device in $(DEVICES); do \
+		$(UV_COMPILE) helm/images/$$device.txt --extra $$device --constraint $(TEST_PINS) \
+			$$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' $(LOCAL_PINS)) < /dev/null; \
+	done
 	@$(BUILD_TOOL) | $(UV_COMPILE) docs/site/requirements.txt --extra docs --constraint $(TEST_PINS)
 	@$(BUILD_TOOL) | $(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
 	@{ $(BUILD_TOOL); sed -n 's/^\(pytest\|pytest-asyncio\|pytest-xdist\|hypothesis\|jsonschema\)\(==[^ ]*\) .*/\1\2/p' $(TEST_PINS); } | \
@@ -93,7 +114,8 @@ sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled
 	@$(PYTHON_IN_VENV) -m tests.sbom && echo sbom.json
 
 audit: $(VENV)/test.stamp  ## known vulnerabilities in what is pinned; asks a public advisory database, so it needs the network
-	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --requirement $(TEST_PINS) --disable-pip \
+	@$(PYTHON_IN_VENV) -m pip_audit --strict --progress-spinner off --disable-pip \
+		--requirement $(TEST_PINS) $(CARDS:%=--requirement helm/images/%.txt) \
 		|| { echo "audit: not passed: a vulnerability is named above, or why the database could not be asked" >&2; exit 1; }
 
 bench: $(VENV)/test.stamp $(VENV)/model.stamp  ## what serving costs around the engine, into bench-results/; ARGS="--help" lists the options
@@ -124,7 +146,7 @@ wheel: $(VENV)/serve.stamp  ## build a wheel into dist/, and the tested versions
 	@rm -rf build  # or files that are gone would be in the wheel
 	@$(PYTHON_IN_VENV) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
 	@rm -rf build *.egg-info
-	@sed -n 's/ *\\$$//; /==/p' $(SERVE_PINS) > $(DIST)/conch-$(VERSION)-constraints.txt
+	@sed -n 's/ *\\$$//; /==/p' $(LOCAL_PINS) $(DEVICE_PINS) > $(DIST)/conch-$(VERSION)-constraints.txt
 	@ls $(DIST)/conch-$(VERSION)-*
 
 chart: $(VENV)/test.stamp  ## package the chart into dist/, with an example for each model of the catalog and GPU
@@ -145,8 +167,19 @@ $(VENV)/test.stamp: private PINS = $(TEST_PINS)
 $(VENV)/test.stamp: $(VENV)/serve.stamp
 $(VENV)/serve.stamp $(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml $(SERVE_PINS) $(TEST_PINS)
 	@echo "Installing $(PINS) into $(VENV) (a minute or two the first time)"
-	@$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)
+	@$(PIP_INSTALL) --require-hashes --no-deps $(PINS:%=-r %)
 	@$(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# A build for graphics cards is the same folder as that for cores. Its environment comes before $(VENV), which has the rest.
+$(CARDS:%=$(VENV)/%.stamp): $(VENV)/%.stamp: $(VENV)/serve.stamp helm/images/%.txt
+	@echo "Installing helm/images/$*.txt into $(VENV)/$*"
+	@$(PYTHON_IN_VENV) -m venv --clear $(VENV)/$*
+	@echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.12/site-packages')" \
+		> $(VENV)/$*/lib/python3.12/site-packages/below.pth
+	@$(subst $(VENV),$(VENV)/$*,$(PIP_INSTALL)) --require-hashes --no-deps -r helm/images/$*.txt
+	@sed '1s|.*|#!$(abspath $(VENV))/$*/bin/python|' $(VENV)/bin/conch > $(VENV)/$*/bin/conch
+	@chmod +x $(VENV)/$*/bin/conch
 	@touch $@
 
 $(VENV)/bin/uv: $(VENV)/python.stamp

@@ -32,13 +32,13 @@ def quantize(source: Path, target: Path, precision: str) -> None:
         BuildError: llama.cpp is not installed, or refuses.
     """
     try:
-        from cyllama.llama import llama_cpp as llama
+        from model_repository.engine.llama_cpp.library import llama, load_backends
     except ImportError as exc:
         raise BuildError(f"{precision}: llama.cpp quantizes, and cyllama is not installed") from exc
     params = llama.LlamaModelQuantizeParams()
     params.ftype = int(FILE_TYPES[precision])
     params.nthread = num_physical_cores()
-    llama.disable_logging()
+    load_backends()
     failures: list[Exception] = []
 
     def run() -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from model_repository.engine.llama_cpp.cuda_libraries import open_cuda_libraries
+from model_repository.system.llama_build import usable_build
+
 # The number of times that OpenMP's threads poll for work before they sleep, read as the library loads. The threads wait
 # for each other a hundred times in a step, for microseconds: to wake up takes longer than to compute. But polling uses
 # up a thread's fair part of its core. Once another process is busy, the kernel then lets the thread wait for a
 # millisecond, a hundred times in a step. This number is 25 to 50 microseconds; the usual one is 300 times as large.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+if (build := usable_build()) is not None and build.devices == "CUDA":
+    open_cuda_libraries()
 
 from cyllama.llama import llama_cpp as llama
 
