@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from build_engines.errors import BuildError
 from model_repository.system.command_parser import CommandParser
+from model_repository.system.llama_build import UnusableBuild
 from model_repository.system.process_start import prepare_process
 from model_repository.system.terminal_text import escape_output
 
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except (BuildError, OSError) as exc:
+    except (BuildError, UnusableBuild, OSError) as exc:
         text = " ".join(str(exc).splitlines())  # one line, whatever a file names
         print(f"error: {text:.4000}", file=sys.stderr)
         return 1

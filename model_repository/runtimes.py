@@ -42,7 +42,7 @@ class RuntimeEntry:
     lost: str = ""  # empty: no model lacks one
     unsure: frozenset[Capability] = frozenset()  # capabilities that some models lack: requests for them are hints
     speculative: frozenset[str] = frozenset()  # ways to draft tokens
-    library: str = ""  # the Python package that computes
+    library: str = ""  # the Python package that computes; llama_cpp has several (system/llama_build.py)
     has_weights: bool = True  # a step takes time
     prepare: str = ""  # sets variables of the environment before the library is imported
     needs_gpus: bool = False  # each model has its own; builds choose the runtime if its library is installed
@@ -64,7 +64,6 @@ RUNTIMES = {
         encoder="model_repository.engine.llama_cpp.encoder:LlamaCppEncoder",
         options={"contexts": (r"0*[1-9]\d*", "a whole number from 1")},
         speculative=frozenset({NGRAM}),
-        library="cyllama",
         reads_gguf=True,
         adapter_file=ADAPTER_FILE,
         adapter_writer="build_engines.llama_cpp.lora:write_served",

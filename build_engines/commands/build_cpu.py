@@ -19,6 +19,7 @@ from build_engines.llama_cpp.gguf_tokenizer import write_tokenizer
 from build_engines.model_source import check_converted, find_source, gguf_source
 from build_engines.serving import check_id
 from model_repository.runtimes import RUNTIMES
+from model_repository.system.llama_build import usable_build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class CpuBuild(Builder):
 
     def __post_init__(self) -> None:
         options = self.options
+        if RUNTIMES[options.runtime].reads_gguf:
+            usable_build()  # before a download
         build_tensorrt_llm.check_unused(options)
         if options.checkpoint is not None and options.gguf is not None:
             raise BuildError("--gguf: not together with --checkpoint: write one of them")

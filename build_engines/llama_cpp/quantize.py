@@ -11,6 +11,7 @@ import gguf
 from build_engines.errors import BuildError
 from build_engines.progress import Progress, following
 from model_repository.system.cores import num_physical_cores
+from model_repository.system.llama_build import usable_build
 
 _TYPES = (  # those that need no statistics of activations
     *("Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_0", "Q4_1", "Q4_K_S", "Q4_K_M"),
@@ -30,11 +31,12 @@ def quantize(source: Path, target: Path, precision: str) -> None:
 
     Raises:
         BuildError: llama.cpp is not installed, or refuses.
+        UnusableBuild: see usable_build.
     """
-    try:
-        from model_repository.engine.llama_cpp.library import llama, load_backends
-    except ImportError as exc:
-        raise BuildError(f"{precision}: llama.cpp quantizes, and cyllama is not installed") from exc
+    if usable_build() is None:
+        raise BuildError(f"{precision}: llama.cpp quantizes, and is not installed")
+    from model_repository.engine.llama_cpp.library import llama, load_backends
+
     params = llama.LlamaModelQuantizeParams()
     params.ftype = int(FILE_TYPES[precision])
     params.nthread = num_physical_cores()

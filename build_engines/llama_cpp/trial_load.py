@@ -7,7 +7,6 @@ memory of a sequence, or with a POOLING that of the steps, in JSON.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from build_engines.errors import BuildError
 from build_engines.sequence_memory import SequenceMemory
 from model_repository.engine.llama_cpp.context_count import MAX_STEP_TOKENS
 from model_repository.engine.runtime import EngineConfig
+from model_repository.system.llama_build import installed_build
 
 _ERROR = 4  # ggml.h: enum ggml_log_level
 _LOGIT_BYTES = 4
@@ -49,7 +49,7 @@ def check_loads(
     Raises:
         BuildError: it does not; with llama.cpp's reason.
     """
-    if importlib.util.find_spec("cyllama") is None:
+    if installed_build() is None:
         return None
     precision, projectors = "f32" if is_f32 else "f16", [] if projector is None else [str(projector)]
     arguments = (precision, str(model), pooling, str(window), *projectors)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from frontend.launcher.errors import LaunchError
 from frontend.settings import SettingsError
 from model_repository.contract.tensors import ARBITER, LOADERS, ensemble_of_stage
+from model_repository.system.llama_build import UnusableBuild, usable_build
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -106,6 +107,18 @@ def check_machine() -> None:
             f"{SHARED_MEMORY} has {free_bytes // 2**20} MiB free: Triton's Python backend needs more than "
             f"{_MIN_SHM_BYTES // 2**20} MiB (docker run --shm-size=1g; Kubernetes: an emptyDir of medium Memory)"
         )
+
+
+def check_llama_build() -> None:
+    """Check that the engine stages can import llama.cpp, if it is installed.
+
+    Raises:
+        LaunchError: two builds are installed, or a library of a graphics card's driver is missing.
+    """
+    try:
+        usable_build()
+    except UnusableBuild as exc:
+        raise LaunchError(str(exc)) from exc
 
 
 @contextmanager

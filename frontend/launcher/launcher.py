@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
+from frontend.launcher.checks import PortChoice, check_llama_build, check_machine, check_repository, free_ports
 from frontend.launcher.child import Child, json_line, text_line
 from frontend.launcher.errors import LaunchError
 from frontend.launcher.guard import MARK, free_shared_memory, guarded, shm_prefix
@@ -186,6 +186,7 @@ class Launcher:
         """
         with ExitStack() as stack:
             check_machine()
+            check_llama_build()
             check_repository(self._settings.repository)
             self._choose_ports()
             self._starting = Start.of(self._settings.repository, self._settings.memory_bytes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontend.connections.certificates import Certificates
-from frontend.launcher.checks import check_home, check_machine, check_repository
+from frontend.launcher.checks import check_home, check_llama_build, check_machine, check_repository
 from frontend.launcher.state_lock import server_lock
 from frontend.launcher.triton_server import GrpcTls, TritonOptions, find_triton, triton_command, triton_folder
 from frontend.settings import Settings, SettingsError
@@ -50,6 +50,7 @@ def become_triton(
     _check(options)
     check_home(home)
     check_machine()
+    check_llama_build()
     check_repository(repository)
     with server_lock(home, "triton", is_shared=True) as lock:
         os.set_inheritable(lock.fileno(), True)  # the server holds it

@@ -21,6 +21,7 @@ from model_repository.model_parameters import Load, ModelParameters, Preset
 from tests.build_engines.test_render import parameters_in
 from tests.build_engines.tiny_adapter import random_pairs, tensors_of, write_adapter
 from tests.build_engines.tiny_checkpoint import random_weights
+from tests.llama_packages import install_build
 
 
 def read_ensemble(repository: Path, ensemble: str) -> ModelParameters:
@@ -528,3 +529,23 @@ def test_an_interrupt_during_the_imports_leaves_no_traceback(tmp_path: Path) -> 
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_fingerprint_holds_the_build_of_llama_cpp(checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    """Builds for graphics cards are packages of other names: the fingerprint lacked their version."""
+    arguments = ["build", "tiny", "--runtime", "synthetic", "--checkpoint", str(checkpoint), "--home", str(tmp_path)]
+    fingerprints = []
+    for package in ("cyllama", "cyllama-vulkan"):
+        (tmp_path / package).mkdir()
+        install_build(tmp_path / package, package, monkeypatch)
+        assert main(arguments) == 0
+        fingerprints.append(read_ensemble(tmp_path / "repository", "tiny").fingerprint)
+    assert fingerprints[0] != fingerprints[1]
+
+
+def test_two_builds_of_llama_cpp_end_a_build_before_a_download(tmp_path: Path, monkeypatch, capsys) -> None:
+    install_build(tmp_path, "cyllama", monkeypatch)
+    install_build(tmp_path, "cyllama-vulkan", monkeypatch)
+    assert main(["build", "org/model", "--home", str(tmp_path)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cyllama and cyllama-vulkan are installed, and share the folder cyllama: ")

@@ -1,4 +1,4 @@
-"""The findings of `doctor` about GPUs and TensorRT-LLM."""
+"""The findings of `doctor` about GPUs, TensorRT-LLM, and the build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from frontend.cli import doctor
 from frontend.cli.doctor import findings
+from model_repository.system import llama_build
+from model_repository.system.devices import Device, NoDevices
+from model_repository.system.graphics_cards import RenderNode
+from tests.llama_packages import install_build
 
 NVIDIA_SMI = Path(__file__).parents[2] / "doubles" / "bin"
 H100 = "NVIDIA H100 80GB HBM3, 81559, 9.0"
-ON_CPU = "not installed: models run on the CPU, with llama.cpp"
+ON_CPU = "not installed: llama.cpp serves the models"
 OLD = (
     "1.2.1 has engines, the PyTorch backend; "
     "it lacks seeds on it, raw log probabilities on it, CUDA graphs beside adapters on it"
@@ -57,3 +62,110 @@ def test_gpus_and_the_features_of_the_release_are_named(
     assert (found["GPU"].is_well, found["TensorRT-LLM"].is_well) == (is_well, True)
     assert found["TensorRT-LLM"].text.startswith(tensorrt_llm)
     assert ("not tested" in found["TensorRT-LLM"].text) == (version == "1.4.0rc1")
+
+
+RTX = "NVIDIA GeForce RTX 4090"
+CARD = Device(name="CUDA0", description=RTX, free_bytes=20_000_000_000, total_bytes=25_000_000_000)
+SOFTWARE = Device(name="Vulkan0", description="llvmpipe (LLVM 15)", free_bytes=2 << 30, total_bytes=2 << 30)
+NODE = RenderNode(Path("/dev/dri/renderD128"), "AMD", True)
+CLOSED = RenderNode(Path("/dev/dri/renderD128"), "AMD", False)
+
+
+def of_llama(home: Path) -> dict[str, tuple[bool, str]]:
+    """Return the findings about llama.cpp and its devices: whether all is well, and the text."""
+    all_found = {finding.subject: (finding.is_well, finding.text) for finding in findings(home)}
+    return {name: found for name, found in all_found.items() if name in ("llama.cpp", "devices", "CUDA0", "Vulkan0")}
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with the libraries of all drivers, and without a card."""
+    monkeypatch.setenv("PATH", f"{NVIDIA_SMI}:{os.environ['PATH']}")
+    monkeypatch.setattr(llama_build, "_OF_SYSTEM", {name: {} for name in llama_build.PACKAGES.values()})
+    monkeypatch.setattr(llama_build, "_OPENMP", {})
+    monkeypatch.setattr(doctor, "render_nodes", list)
+    monkeypatch.setattr(doctor, "read_devices", list)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "hint"),
+    [
+        ("", [], ""),
+        (
+            f"{RTX}, 24564, 8.9",
+            [NODE],
+            f"conch[cuda12] in place of conch[cpu], or make serve DEVICE=cuda12, would use {RTX} ",
+        ),
+        (
+            "",
+            [NODE, CLOSED],
+            "conch[vulkan] in place of conch[cpu], or make serve DEVICE=vulkan, would use the card of AMD ",
+        ),
+    ],
+)
+def test_a_build_for_cores_names_the_extra_for_the_cards_of_the_machine(
+    machine, monkeypatch, gpus, nodes, hint
+) -> None:
+    monkeypatch.setenv("CONCH_DOUBLE_GPUS", gpus)
+    monkeypatch.setattr(doctor, "render_nodes", lambda: nodes)
+    install_build(machine, "cyllama", monkeypatch)
+    text = "cyllama 0.7.0 (b1) computes on cores"
+    assert of_llama(machine / "home") == {"llama.cpp": (True, f"{text}; {hint}(docs/cards.md)" if hint else text)}
+
+
+def test_devices_are_listed_with_their_memory_and_the_code_that_is_compiled(machine, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "read_devices", lambda: [CARD])
+    install_build(machine, "cyllama-cuda12", monkeypatch, "75")
+    compiled = "compiled for sm_75: newer cards compile it at their first load, older ones need conch[vulkan]"
+    assert of_llama(machine / "home") == {
+        "llama.cpp": (True, f"cyllama-cuda12 0.7.0 (b1) computes on devices of CUDA, {compiled}"),
+        "CUDA0": (True, f"{RTX}, 20.0 of 25.0 GB free"),
+    }
+
+
+def test_a_device_that_is_software_is_named_so(machine, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "read_devices", lambda: [SOFTWARE])
+    install_build(machine, "cyllama-vulkan", monkeypatch)
+    is_well, text = of_llama(machine / "home")["Vulkan0"]
+    assert (is_well, text) == (
+        True,
+        "llvmpipe (LLVM 15), 2.1 of 2.1 GB free; software on cores, slower than conch[cpu]",
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "nodes", "reason"),
+    [
+        ("cyllama-vulkan", [], "none: this machine has no graphics card"),
+        (
+            "cyllama-vulkan",
+            [NODE],
+            "none: the card's driver is missing: Debian's and Ubuntu's package mesa-vulkan-drivers",
+        ),
+        ("cyllama-vulkan", [CLOSED], "none: /dev/dri/renderD128 (AMD) cannot be opened: add yourself to the group "),
+        ("cyllama-cuda12", [], "none: CUDA_VISIBLE_DEVICES='' hides every GPU"),
+    ],
+)
+def test_the_reason_for_no_device_is_named(machine, monkeypatch, package, nodes, reason) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(doctor, "render_nodes", lambda: nodes)
+    install_build(machine, package, monkeypatch)
+    is_well, text = of_llama(machine / "home")["devices"]
+    assert not is_well and text.startswith(reason)
+
+
+def test_a_driver_that_fails_and_two_builds_are_problems(machine, monkeypatch) -> None:
+    def fail() -> list[Device]:
+        raise NoDevices("cyllama-rocm: status -11")
+
+    monkeypatch.setattr(doctor, "read_devices", fail)
+    install_build(machine, "cyllama-rocm", monkeypatch, "gfx90a;gfx1100")
+    found = of_llama(machine / "home")
+    assert found["llama.cpp"][1].endswith(
+        "devices of ROCm, compiled for gfx90a, gfx1100: other cards need conch[vulkan]"
+    )
+    assert found["devices"] == (False, "cyllama-rocm: status -11")
+    install_build(machine, "cyllama", monkeypatch)
+    is_well, text = of_llama(machine / "home")["llama.cpp"]
+    assert not is_well and text.startswith("cyllama and cyllama-rocm are installed, and share the folder cyllama: ")
