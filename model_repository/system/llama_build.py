@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -82,7 +82,7 @@ def installed_build() -> LlamaBuild | None:
     Raises:
         BuildsCollide: names both.
     """
-    spec = importlib.util.find_spec("cyllama")
+    spec = PathFinder.find_spec("cyllama")
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(spec.submodule_search_locations[0])
