@@ -128,7 +128,7 @@ docs: $(VENV)/docs.stamp  ## a website of the documentation, into dist/docs; a b
 # An image has the name that the chart asks for: REGISTRY is its global.imageRegistry, the tag is its appVersion.
 DOCKER ?= docker
 REGISTRY ?=
-IMAGES ?= frontend tensorrt-llm triton-cpu triton-gpu
+IMAGES ?= frontend tensorrt-llm triton-cpu triton-cuda triton-gpu
 DIST ?= dist
 VERSION = $(shell sed -n 's/^appVersion: \([^ ]*\).*/\1/p' helm/Chart.yaml)
 

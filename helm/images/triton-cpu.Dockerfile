@@ -7,8 +7,8 @@ RUN apt-get update && apt-get upgrade --yes && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 65532 conch \
     && useradd --no-log-init --uid 65532 --gid 65532 --create-home conch
 WORKDIR /opt/conch
-COPY helm/images/triton-cpu.txt ./
-RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps -r triton-cpu.txt
+COPY helm/images/local.txt helm/images/cpu.txt ./
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --require-hashes --no-deps -r local.txt -r cpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY model_repository model_repository
 COPY frontend frontend

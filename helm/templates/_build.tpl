@@ -173,13 +173,19 @@ volumeMounts:
 {{- end -}}
 
 {{- /*
-Those of the model for a build. A download needs neither its GPUs nor as much memory. It has a limit where the model has one,
+Those of the model for a build. A download needs neither its GPUs nor as much memory; but llama.cpp, which tries the model,
+needs the driver of its GPUs, and these are the pod's in any case. It has a limit where the model has one,
 as a quota may require: the model's, or its own request if that is larger.
 */ -}}
 {{- define "conch.build.resources" -}}
 {{- $resources := deepCopy .model.resources -}}
 {{- if not .model.hasEngine -}}
 {{- $resources = dict "requests" (mergeOverwrite (dict "cpu" "2" "memory" "8Gi") (.model.build.resources.requests | default dict)) "limits" dict -}}
+{{- if eq .model.engine.runtime "llama_cpp" -}}
+{{- range $name, $number := include "conch.model.gpuResource" .model | fromYaml -}}
+{{- range $part := list $resources.requests $resources.limits }}{{ $_ := set $part $name $number }}{{ end -}}
+{{- end -}}
+{{- end -}}
 {{- range $name, $request := $resources.requests -}}
 {{- with index ($.model.resources.limits | default dict) $name -}}
 {{- $isLarger := gt (include "conch.quantity" . | float64) (include "conch.quantity" $request | float64) -}}

@@ -144,8 +144,12 @@
 {{- if and .model.isBuilt (eq .model.engine.backend "pytorch") (not .model.profile.gpu) -}}
 {{- fail (printf "%s: resourceProfiles.%s.gpu: a download cannot detect the GPU: write h100, h200, b200, a100 or l40s" .where .model.gpus.profile) -}}
 {{- end -}}
-{{- else if or $perNode (gt $numGpus 1) -}}
-{{- fail (printf "%s: %s and gpus.perNode %d: %s runs on CPUs: write 1, 1 and 0, or engine.runtime: tensorrt_llm" .where $parallelism $perNode .model.engine.runtime) -}}
+{{- else if gt $numGpus 1 -}}
+{{- fail (printf "%s: %s: for tensorrt_llm: write 1 and 1, and gpus.perNode for llama_cpp" .where $parallelism) -}}
+{{- else if and $perNode (ne .model.engine.runtime "llama_cpp") -}}
+{{- fail (printf "%s: gpus.perNode %d: %s runs on CPUs: write 0" .where $perNode .model.engine.runtime) -}}
+{{- else if and $perNode (gt (int .model.serving.replicasPerPod) 1) -}}
+{{- fail (printf "%s: serving.replicasPerPod %d: llama_cpp takes all GPUs of its pod: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.serving.replicasPerPod)) -}}
 {{- end -}}
 {{- if and (gt (int .model.numNodes) 1) (gt (int .model.serving.replicasPerPod) 1) -}}
 {{- fail (printf "%s: serving.replicasPerPod %d: the model spans %d nodes, and the replicas of a pod share one: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.numNodes) (int .model.serving.replicasPerPod)) -}}

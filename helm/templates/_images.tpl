@@ -13,6 +13,8 @@
 {{- define "conch.model.image" -}}
 {{- if eq .model.engine.runtime "tensorrt_llm" -}}
 {{ toYaml (index .root.Values.images (.model.image | default "tritonGpu")) }}
+{{- else if int .model.gpus.perNode -}}
+{{ toYaml .root.Values.images.tritonCuda }}
 {{- else -}}
 {{ toYaml .root.Values.images.tritonCpu }}
 {{- end -}}

@@ -15,7 +15,7 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- $model := mergeOverwrite (deepCopy $root.Values.modelDefaults) (deepCopy $own) -}}
 {{- $numGpus := mul (int $model.parallelism.tensor) (int $model.parallelism.pipeline) -}}
 {{- $numNodes := 1 -}}
-{{- if gt (int $model.gpus.perNode) 0 -}}{{- $numNodes = div $numGpus (int $model.gpus.perNode) -}}{{- end -}}
+{{- if and (eq $model.engine.runtime "tensorrt_llm") (gt (int $model.gpus.perNode) 0) -}}{{- $numNodes = div $numGpus (int $model.gpus.perNode) -}}{{- end -}}
 {{- $profile := index $root.Values.resourceProfiles $model.gpus.profile | default dict -}}
 {{- $isGpu := eq $model.engine.runtime "tensorrt_llm" -}}
 {{- $isBuilt := and (or $isGpu (ne $model.source.huggingface.repo "")) (not $model.source.artifact) -}}
@@ -49,8 +49,7 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- $_ := set $requests $name (printf "%d%s" (mul (int $number) $numGpus) (trimPrefix $number .)) -}}
 {{- end -}}
 {{- end -}}
-{{- $resource := hasKey .model.profile "gpuResource" | ternary .model.profile.gpuResource "nvidia.com/gpu" -}}
-{{- $gpus := empty $resource | ternary dict (dict $resource (toString $numGpus)) -}}
+{{- $gpus := include "conch.model.gpuResource" .model | fromYaml -}}
 {{- $resources := mergeOverwrite (dict "requests" $requests "limits" dict) (deepCopy (.own.resources | default dict)) -}}
 {{- $_ := mergeOverwrite $resources.limits $gpus -}}
 {{- $_ := mergeOverwrite $resources.requests $gpus -}}
@@ -58,6 +57,12 @@ download the artifact into the cache), and hasEngine (a compiled engine of Tenso
 {{- else -}}
 {{- toYaml .model.resources -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* The resource of a pod's GPUs, and their number; nothing without one. Takes a model. */ -}}
+{{- define "conch.model.gpuResource" -}}
+{{- $resource := hasKey .profile "gpuResource" | ternary .profile.gpuResource "nvidia.com/gpu" -}}
+{{- if and $resource (int .numPodGpus) }}{{ toYaml (dict $resource (toString .numPodGpus)) }}{{ end -}}
 {{- end -}}
 
 {{- /*
@@ -72,7 +77,7 @@ folders. Values for the rendered repository (llmOptions), images, node labels an
     "model" .model.servedName "source" (set $source "huggingface" $hub)
     "engine" (pick .model.engine "runtime" "backend" "precision" "maxSeqLen" "maxBatchSize" "maxNumTokens" "options")
     "parallelism" (pick .model.parallelism "tensor" "pipeline")
-    "perNode" .model.gpus.perNode "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
+    "perNode" (eq .model.engine.runtime "tensorrt_llm" | ternary .model.gpus.perNode 0) "gpu" (.model.profile.gpu | default .model.profile.gpuProduct)
     "version" ((include "conch.model.image" . | fromYaml).tensorrtLlmVersion | default "") "extraArgs" .model.build.extraArgs) -}}
 {{- end -}}
 

@@ -12,7 +12,7 @@ import pytest
 
 from frontend.launcher.triton_server import FULL_TRITON
 from tests.gpu_image import instructions
-from tests.helm.cases import with_gpu_model
+from tests.helm.cases import values_of, with_gpu_model
 from tests.helm.chart import CHART, default_values, metadata, pods, render
 
 IMAGES = sorted((CHART / "images").glob("*.Dockerfile"))
@@ -63,11 +63,12 @@ def test_the_images_are_those_that_the_chart_names() -> None:
 
 def test_cpu_images_are_installed_as_make_installs() -> None:
     makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
-    assert "$(PIP_INSTALL) --require-hashes --no-deps -r $(PINS)" in makefile
+    assert "$(PIP_INSTALL) --require-hashes --no-deps $(PINS:%=-r %)" in makefile
     assert "$(PIP_INSTALL) --no-deps --no-build-isolation -e ." in makefile
-    for image in ("triton-cpu", "frontend"):
+    pins = {"triton-cpu": ["local", "cpu"], "triton-cuda": ["local", "cuda12"], "frontend": ["frontend"]}
+    for image, names in pins.items():
         [pinned, own] = [line for line in instructions(image) if "pip install" in line]
-        assert f"--require-hashes --no-deps -r {image}.txt" in pinned
+        assert pinned.endswith(f"--require-hashes --no-deps {' '.join(f'-r {name}.txt' for name in names)}")
         assert "--no-deps --no-build-isolation . " in own
 
 
@@ -127,4 +128,5 @@ def test_make_images_pushes_the_images_that_the_chart_asks_for(registry: str, tm
     values = with_gpu_model() | {"global": {"imageRegistry": registry}}
     newer = with_gpu_model(engine={"runtime": "tensorrt_llm", "backend": "pytorch"}, build={}, image="tensorrtLlm")
     values["models"] += [{"name": "demo"}, *({**model, "name": "b", "servedName": "b"} for model in newer["models"])]
+    values["models"] += values_of("cuda")["models"][:1]
     assert {container["image"] for pod in pods(render(values)) for container in pod.containers} == set(tags)
