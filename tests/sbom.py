@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -12,9 +11,12 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
+from model_repository.system.llama_build import PACKAGES, installed_build
+
 PROJECT = Path(__file__).parents[1]
-TESTED = ("tests/requirements.txt", "tests/real_model.txt")
-SERVED = ("helm/images/frontend.txt", "helm/images/triton-cpu.txt")  # the other packages are for tests
+_CARDS = tuple(f"helm/images/{device}.txt" for device in ("cuda12", "rocm", "vulkan"))
+LISTED = ("tests/requirements.txt", "tests/real_model.txt", *_CARDS)
+SERVED = ("helm/images/frontend.txt", "helm/images/local.txt", "helm/images/cpu.txt", *_CARDS)  # not for tests alone
 TRITON_VERSION, TRITON_RELEASE = (
     "2.51.0",
     "24.10",
@@ -25,13 +27,14 @@ def sbom() -> Bom:
     """Return the bill of materials."""
     served = {name for file in SERVED for name, _ in _pins(file)}
     conch = Component(name="conch", version=metadata.version("conch"), type=ComponentType.APPLICATION)
-    parts = {name: _package(name, version, name in served) for file in TESTED for name, version in _pins(file)}
+    parts = {name: _package(name, version, name in served) for file in LISTED for name, version in _pins(file)}
     triton, llama_cpp = _triton(), _llama_cpp()
     bom = Bom(components=[*parts.values(), triton, llama_cpp])
     bom.metadata.component = conch
     bom.register_dependency(conch, parts.values())
     bom.register_dependency(parts["nvidia-pytriton"], [triton])
-    bom.register_dependency(parts["cyllama"], [llama_cpp])
+    for package in PACKAGES.keys() & parts.keys():
+        bom.register_dependency(parts[package], [llama_cpp])
     return bom
 
 
@@ -59,10 +62,10 @@ def _triton() -> Component:
 
 
 def _llama_cpp() -> Component:
-    record = Path(str(metadata.distribution("cyllama").locate_file("cyllama/build_config.json")))
-    version = json.loads(record.read_text(encoding="utf-8"))["versions"]["llama_cpp_version"]
-    purl = PackageURL("github", "ggml-org", "llama.cpp", version)
-    return Component(name="llama.cpp", version=version, purl=purl, bom_ref=str(purl))
+    build = installed_build()  # the others have the same version, and the same llama.cpp
+    assert build is not None
+    purl = PackageURL("github", "ggml-org", "llama.cpp", build.llama_cpp_version)
+    return Component(name="llama.cpp", version=build.llama_cpp_version, purl=purl, bom_ref=str(purl))
 
 
 if __name__ == "__main__":

@@ -12,18 +12,21 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from model_repository.system.llama_build import PACKAGES
 from tests.gpu_image import required
 
 PROJECT = Path(__file__).parents[1]
 PROJECT_FILE = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT_FILE["project"]["optional-dependencies"]
-CPU_PINS = "helm/images/triton-cpu.txt"
+LOCAL_PINS = "helm/images/local.txt"
+# What each build of llama.cpp adds to these.
+DEVICE_PINS = {device: f"helm/images/{device}.txt" for device in ("cpu", "cuda12", "rocm", "vulkan")}
 TEST_PINS = "tests/requirements.txt"
 LOWEST_PINS = "tests/lowest.txt"
 # A file of pins to the extras that it is for, as `make pins` writes it.
 PINNED_EXTRAS = {
     "helm/images/frontend.txt": ["frontend", "traces"],
-    CPU_PINS: ["cpu"],
+    LOCAL_PINS: ["local"],
     TEST_PINS: ["cpu", "test", "bench"],
     "docs/site/requirements.txt": ["docs"],
 }
@@ -36,7 +39,7 @@ def pins(name: str) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", line.partition("==")[0]).lower(): " ".join(line.split()) for line in lines}
 
 
-@pytest.mark.parametrize("name", PINNED_EXTRAS)
+@pytest.mark.parametrize("name", [*PINNED_EXTRAS, *DEVICE_PINS.values()])
 def test_every_pin_is_a_version_with_hashes_and_no_address(name: str) -> None:
     for package, pin in pins(name).items():
         assert re.fullmatch(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", pin), pin
@@ -58,14 +61,29 @@ def test_the_pins_meet_the_projects_requirements(name: str, extras: list[str]) -
 
 def test_the_extra_cpu_needs_every_package_that_is_pinned_for_it() -> None:
     """A wheel brings no pins: a package that only they name would be missing."""
-    assert required("conch[cpu]") == {"conch", *pins(CPU_PINS)} - {"setuptools"}
+    assert required("conch[cpu]") == {"conch", *pins(LOCAL_PINS), *pins(DEVICE_PINS["cpu"])} - {"setuptools"}
+
+
+@pytest.mark.parametrize("device", DEVICE_PINS)
+def test_each_extra_of_a_device_adds_one_build_of_llama_cpp_and_its_libraries(device: str) -> None:
+    local, *added = map(Requirement, EXTRAS[device])
+    assert str(local) == "conch[local]"
+    found = pins(DEVICE_PINS[device])
+    for requirement in added:
+        assert requirement.specifier.contains(found[requirement.name].split()[0].partition("==")[2]), "run: make pins"
+    [build] = [name for name in found if name in PACKAGES]
+    versions = {pin.split()[0].partition("==")[2] for pin in (found[build], pins(TEST_PINS)["cyllama"])}
+    assert build == added[0].name and len(versions) == 1
+    assert not found.keys() & pins(LOCAL_PINS).keys()
+    others = {"nvidia-cuda-nvrtc-cu12"} if device == "cuda12" else set()  # cublas needs it
+    assert found.keys() == {requirement.name for requirement in added} | others
 
 
 def test_a_file_with_other_bytes_is_not_installed(tmp_path) -> None:
     """A version alone does not fix the bytes: the package index could send other code."""
     _stub_wheel(tmp_path, "sniffio", pins(TEST_PINS)["sniffio"].split()[0].partition("==")[2])
     (tmp_path / "pins.txt").write_text(pins(TEST_PINS)["sniffio"])
-    [flags] = re.findall(r"PIP_INSTALL\) (.*) -r \$\(PINS\)", (PROJECT / "Makefile").read_text(encoding="utf-8"))
+    [flags] = re.findall(r"PIP_INSTALL\) (.*) \$\(PINS:%=-r %\)", (PROJECT / "Makefile").read_text(encoding="utf-8"))
     offline = ["--no-index", "--find-links", str(tmp_path), "--target", str(tmp_path / "site")]
     command = [sys.executable, "-m", "pip", "install", *flags.split(), *offline, "-r", str(tmp_path / "pins.txt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -82,6 +100,19 @@ def test_make_uses_the_named_python_or_none(tmp_path: Path) -> None:
     assert done.returncode != 0 and done.stderr.startswith("No usable Python 3.12 was found")
     [line] = done.stdout.splitlines()
     assert line.startswith("not usable: ") and "/nope: " in line
+
+
+def test_make_serve_takes_the_environment_of_the_device() -> None:
+    def made(*variables: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--no-print-directory", "--just-print", "serve", *variables]
+        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert made("VENV=/nope").stdout.endswith("exec /nope/bin/conch serve demo \n")
+    card = made("VENV=/nope", "DEVICE=vulkan").stdout
+    assert "--no-deps -r helm/images/vulkan.txt\n" in card and "/nope/vulkan/bin/python -m pip install" in card
+    assert card.endswith("exec /nope/vulkan/bin/conch serve demo \n")
+    refused = made("DEVICE=metal")
+    assert refused.returncode and "DEVICE=metal: must be one of cpu cuda12 rocm vulkan." in refused.stderr
 
 
 def _stub_wheel(index: Path, name: str, version: str) -> None:
