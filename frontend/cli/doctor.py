@@ -123,9 +123,7 @@ def _compiled_for(build: LlamaBuild) -> str:
     names = ", ".join(build.architectures)
     match build.devices:
         case "CUDA":
-            return (
-                f", compiled for sm_{names}: newer cards compile it at their first load, older ones need conch[vulkan]"
-            )
+            return f", compiled for sm_{names}: newer cards compile it at their first load, by a driver from 550 on"
         case "ROCm":
             return f", compiled for {names}: other cards need conch[vulkan]"
     return ""

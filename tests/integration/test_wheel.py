@@ -13,11 +13,11 @@ import pytest
 from tests.gpu_image import environment
 from tests.launching import FREE_PORTS
 from tests.raw_model import real_model
-from tests.test_install import CPU_PINS, PROJECT, pins
+from tests.test_install import DEVICE_PINS, LOCAL_PINS, PROJECT, pins
 from tests.waiting import DEADLINE_S
 
 PACKAGES = ("frontend", "model_repository", "build_engines")
-NEEDED = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "helm/Chart.yaml", CPU_PINS)
+NEEDED = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "helm/Chart.yaml", LOCAL_PINS, *DEVICE_PINS.values())
 QUESTION = "What is the capital of France?"
 
 
@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stamp = f"{sys.prefix}/serve.stamp"
     _run("make", "wheel", f"--old-file={stamp}", f"VENV={sys.prefix}", f"DIST={dist}", folder=checkout)
     shutil.rmtree(checkout)
-    for name in pins(CPU_PINS):
+    for name in pins(LOCAL_PINS) | pins(DEVICE_PINS["cpu"]):
         found = distribution(name)
         for top in {path.parts[0] for path in found.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():

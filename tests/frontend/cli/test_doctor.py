@@ -117,7 +117,7 @@ def test_a_build_for_cores_names_the_extra_for_the_cards_of_the_machine(
 def test_devices_are_listed_with_their_memory_and_the_code_that_is_compiled(machine, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "read_devices", lambda: [CARD])
     install_build(machine, "cyllama-cuda12", monkeypatch, "75")
-    compiled = "compiled for sm_75: newer cards compile it at their first load, older ones need conch[vulkan]"
+    compiled = "compiled for sm_75: newer cards compile it at their first load, by a driver from 550 on"
     assert of_llama(machine / "home") == {
         "llama.cpp": (True, f"cyllama-cuda12 0.7.0 (b1) computes on devices of CUDA, {compiled}"),
         "CUDA0": (True, f"{RTX}, 20.0 of 25.0 GB free"),
