@@ -13,6 +13,7 @@ import pytest
 from frontend.__main__ import main
 from frontend.launcher.checks import PortChoice, check_machine, check_repository, free_ports
 from frontend.launcher.errors import LaunchError
+from tests.llama_packages import install_build
 
 HOST = "127.0.0.1"
 
@@ -107,3 +108,13 @@ def test_a_port_that_lingers_after_a_connection_counts_as_free():
 def test_an_address_that_is_not_this_machines_is_refused():
     with pytest.raises(LaunchError, match="--a chooses another port"):
         free_ports([PortChoice("--a", "192.0.2.1", 0)])
+
+
+@pytest.mark.parametrize("command", ["serve", "triton"])
+def test_two_builds_of_llama_cpp_end_the_start(command: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    """Each engine stage failed with an import error, or computed with the files of the other build."""
+    for package in ("cyllama", "cyllama-vulkan"):
+        install_build(tmp_path, package, monkeypatch)
+    assert main([command, f"--repository={tmp_path}/none", f"--home={tmp_path}/home"]) == 1
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: cyllama and cyllama-vulkan are installed, and share the folder cyllama: ")
