@@ -35,8 +35,8 @@ CARDS := $(filter-out cpu,$(DEVICES))
 SERVING := $(VENV)$(patsubst %,/%,$(filter $(DEVICE),$(CARDS)))
 
 .DELETE_ON_ERROR:
-.PHONY: help serve quick test lowest faults vulkan workshop agents check lint format pins sbom audit bench docs version images \
-	wheel chart clean
+.PHONY: help serve quick test lowest faults vulkan workshop agents check lint format pins sbom audit bench docs version \
+	images wheel chart clean
 
 help:  ## this text
 	@sed -n 's/^\([a-z]*\):.*##\(.*\)/make \1\t\2/p' Makefile | expand -t 16
