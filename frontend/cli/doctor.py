@@ -148,8 +148,12 @@ def _why_no_device(build: LlamaBuild, machine: Machine) -> str:
         if not node.is_open:
             rule = "add yourself to the group of this file, or start the container with --device /dev/dri"
             return f"none: {node.path} ({node.vendor}) cannot be opened: {rule}"
+    if not nodes:
+        return "none: this machine has no graphics card"
+    if build.devices != "Vulkan":
+        return f"none: {build.devices} finds no card that it has code for"
     drivers = "Debian's and Ubuntu's package mesa-vulkan-drivers for AMD and Intel, NVIDIA's own driver for NVIDIA"
-    return f"none: the card's driver is missing: {drivers}" if nodes else "none: this machine has no graphics card"
+    return f"none: the card's driver is missing: {drivers}"
 
 
 def _triton() -> str:

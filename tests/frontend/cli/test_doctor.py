@@ -144,6 +144,7 @@ def test_a_device_that_is_software_is_named_so(machine, monkeypatch) -> None:
             "none: the card's driver is missing: Debian's and Ubuntu's package mesa-vulkan-drivers",
         ),
         ("cyllama-vulkan", [CLOSED], "none: /dev/dri/renderD128 (AMD) cannot be opened: add yourself to the group "),
+        ("cyllama-rocm", [NODE], "none: ROCm finds no card that it has code for"),
         ("cyllama-cuda12", [], "none: CUDA_VISIBLE_DEVICES='' hides every GPU"),
     ],
 )
