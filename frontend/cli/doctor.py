@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from model_repository.system.llama_build import LlamaBuild, UnusableBuild, usabl
 from model_repository.system.machine import Machine, read_machine
 from model_repository.system.running_servers import running_servers
 
+_OLDEST_OF_CUDA = 75  # sm_75, the only architecture that the build for CUDA has code for
 _SOFTWARE = "llvmpipe"  # a driver of Vulkan
 _MIN_DISK_BYTES = 5 << 30  # a small model, with its download
 
@@ -132,7 +134,9 @@ def _compiled_for(build: LlamaBuild) -> str:
 def _unused_cards(machine: Machine) -> str:
     """Return the extra for the cards of this machine, for a build that uses none of them."""
     if machine.gpu_names:
-        cards, extra = " and ".join(sorted(set(machine.gpu_names))), "cuda12"
+        cards = " and ".join(sorted(set(machine.gpu_names)))
+        architectures = re.findall(r"sm(\d+)", machine.gpu_architecture or "")
+        extra = "cuda12" if all(int(number) >= _OLDEST_OF_CUDA for number in architectures) else "vulkan"
     elif vendors := sorted({node.vendor for node in render_nodes()}):
         cards, extra = f"the card of {' and '.join(vendors)}", "vulkan"
     else:

@@ -98,6 +98,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             f"conch[cuda12] in place of conch[cpu], or make serve DEVICE=cuda12, would use {RTX} ",
         ),
         (
+            "NVIDIA GeForce GTX 1080, 8192, 6.1",
+            [],
+            "conch[vulkan] in place of conch[cpu], or make serve DEVICE=vulkan, would use NVIDIA GeForce GTX 1080 ",
+        ),
+        (
             "",
             [NODE, CLOSED],
             "conch[vulkan] in place of conch[cpu], or make serve DEVICE=vulkan, would use the card of AMD ",
