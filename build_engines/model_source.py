@@ -54,7 +54,7 @@ _TAKEN = "gguf_repository"  # file in the cache of an unconverted checkpoint: la
 _BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?(?P<name>[\w.-]+/[\w.-]+)\s*$", re.MULTILINE)
 _KV_CACHE = ("f16", "f32")
 _BITS = {"f16": 16, "q8_0": 8.5, "q4_k_m": 4.9}  # of a weight, about
-_CONVERTED = (*ARCHITECTURES, *ENCODERS, *CLASSIFIERS, *IMAGE_ARCHITECTURES)
+CONVERTED = (*ARCHITECTURES, *ENCODERS, *CLASSIFIERS, *IMAGE_ARCHITECTURES)
 _F16 = re.compile(r"(?<![a-z0-9])f16", re.IGNORECASE)  # and not bf16
 
 
@@ -119,7 +119,7 @@ def find_source(model: str, precision: str | None, digests: Digests) -> ModelSou
 def _of_entry(model: str, entry: ModelEntry, precision: str | None, digests: Digests) -> ModelSource:
     reference = HubReference.find(entry.gguf or entry.model_id)
     assert reference is not None
-    if entry.gguf is None and entry.architecture.class_name not in _CONVERTED:
+    if entry.gguf is None and entry.architecture.class_name not in CONVERTED:
         reason = f"{entry.architecture.class_name} is not converted"
         return _of_quantized(model, reference, reason, precision, digests)
     return _of_hub(model, reference, precision, digests)
@@ -324,7 +324,7 @@ def _why_not_converted(folder: Path, names: Collection[str]) -> str | None:
     """
     config, whole = read_config(folder)
     architecture = class_of(whole)
-    if architecture not in _CONVERTED:
+    if architecture not in CONVERTED:
         return f"{architecture} is not converted"
     if "tokenizer.json" not in names:
         return "no tokenizer.json, and no other kind of tokenizer is converted"
@@ -376,7 +376,7 @@ def on_this_cpu(entry: ModelEntry) -> str | None:
         variant = entry.gguf.rpartition(":")[2]
         return f"GGUF {variant}" if _BITS.get(variant.lower(), _BITS["q4_k_m"]) <= most_bits else None
     precision = next((name for name, num_bits in _BITS.items() if num_bits <= most_bits), None)
-    if precision is None or entry.architecture.class_name not in _CONVERTED:
+    if precision is None or entry.architecture.class_name not in CONVERTED:
         return None if precision is None else "GGUF of the hub"
     return f"converted, {precision}"
 

@@ -1,4 +1,4 @@
-"""`plan`: the memory of a model, and the GPUs that it fits."""
+"""`plan`: the memory of a model, and the GPUs and graphics cards that it fits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from build_engines.catalog import Catalog
 from build_engines.checkpoint_entry import find_entry
 from build_engines.errors import BuildError, DoesNotFit
 from build_engines.gpus import GPUS
+from build_engines.graphics_cards.cards import CARDS
+from build_engines.graphics_cards.fit import fit_card, quantizations
+from build_engines.graphics_cards.report import card_lines, fit_object
 from build_engines.model_entry import ModelEntry, Precision
 from build_engines.planner.overview import HEADER, Outcome, outcomes, page, row
 from build_engines.planner.plan import DEFAULT_MAX_BATCH_SIZE, plan
@@ -28,8 +31,10 @@ examples:
   conch plan Qwen/Qwen3-14B --gpu h100                     a model of the hub, by its config.json; or a folder
   conch plan                                               every model on every GPU
   conch plan my-model --catalog models.yaml --gpu a100     a model of a file
+  conch plan qwen3:8b --gpu rtx4060ti-16gb                 the weights that fit a graphics card, with llama.cpp
 
 The error for a model that does not fit names layouts that do. Weights are exact; workspace and runtime are estimates.
+On a graphics card all sizes are estimates, and --max-batch-size is the number of sequences, --max-seq-len their window.
 """
 
 
@@ -38,14 +43,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command = commands.add_parser(
         "plan",
         help="compute the memory of a model, its GPUs and its number of sequences",
-        description="Plan TensorRT-LLM for a model of the catalog or of the hub. It needs no GPU.",
+        description="Plan TensorRT-LLM for a model of the catalog or of the hub, or llama.cpp on a graphics card. It "
+        f"needs no GPU. The GPUs: {', '.join(GPUS)}. The graphics cards: {', '.join(CARDS)}.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = command.add_argument
     add("model", nargs="?", metavar="MODEL", help="name of the catalog (see `list`), OWNER/NAME of the hub, or FOLDER")
     add("--all", action="store_true", help="every model (as without MODEL)")
-    add("--gpu", choices=GPUS, help="kind of GPU; without it, a table of all kinds")
+    add("--gpu", choices=[*GPUS, *CARDS], metavar="KIND", help="GPU or graphics card; without it, a table of all GPUs")
     add_layout_options(command)
     add("--precision", choices=[*map(str, Precision)], help="of the matrices (the model's 16-bit format)")
     add("--max-seq-len", type=int, metavar="N", help="tokens of prompt and completion together (the model's maximum)")
@@ -96,6 +102,9 @@ def _plan(options: argparse.Namespace) -> None:
         print(page(Catalog.load()), end="")
         return
     catalog = Catalog.load(*options.catalog)
+    if options.gpu in CARDS:
+        _plan_card(catalog, options)
+        return
     if options.model is not None and options.gpu is not None:
         found = plan(_entry(catalog, options.model), GPUS[options.gpu], **settings)
         if options.json:
@@ -113,6 +122,19 @@ def _plan(options: argparse.Namespace) -> None:
         print(json.dumps([_outcome_object(outcome) for outcome in table], indent=2))
     else:
         _print_table(table)
+
+
+def _plan_card(catalog: Catalog, options: argparse.Namespace) -> None:
+    card, given = CARDS[options.gpu], vars(options)
+    for name in ("gpus", "nodes", "tensor", "precision"):
+        if given[name] is not None:
+            raise BuildError(f"--{name} {given[name]}: goes with the GPUs of TensorRT-LLM, not with --gpu {card.key}")
+    entries = catalog if options.model is None else [find_entry(catalog, options.model, None)]
+    limits = {"max_window": options.max_seq_len, "max_sequences": options.max_batch_size}
+    fits = [fit_card(entry, name, card, **limits) for entry in entries for name in quantizations(entry)]
+    print(
+        json.dumps([fit_object(fit) for fit in fits], indent=2) if options.json else "\n".join(card_lines(card, fits))
+    )
 
 
 def _entry(catalog: Catalog, model: str) -> ModelEntry:
