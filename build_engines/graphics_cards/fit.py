@@ -39,9 +39,12 @@ _BITS: Mapping[str, _Bits] = {
     "f16": _Bits(16, 16, 16, 16),
     "q8_0": _Bits(8.5, 8.5, 8.5, 8.5),
     "q4_k_m": _Bits(4.8, 4.8, 6.5625, 4.5),
+    "q6_k": _Bits(6.5625, 6.5625, 6.5625, 6.5625),
+    "q5_k_m": _Bits(5.7, 5.7, 6.5625, 5.5),
     "mxfp4": _Bits(8.5, 4.25, 8.5, 8.5),
 }
 _USUAL = "q4_k_m"  # the variant of a GGUF file that is taken where none is named
+_UNKNOWN = "q8_0"  # the sizes of a variant that is not listed: at least its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,7 @@ def served_quantizations(entry: ModelEntry) -> Sequence[str]:
     """Return the quantizations that `serve` takes for the name of a model, the most precise first."""
     if entry.gguf is not None:
         variant = entry.gguf.rpartition(":")[2].lower()
-        return (next(name for name in _BITS if variant.endswith(name)),)
+        return (next((name for name in _BITS if variant.endswith(name)), _UNKNOWN),)
     return ("f16", "q8_0", "q4_k_m") if entry.architecture.class_name in CONVERTED else (_USUAL,)
 
 

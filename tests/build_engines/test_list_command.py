@@ -66,6 +66,18 @@ def test_the_list_says_where_a_model_runs(
     assert "|".join(filter(None, (part.strip() for part in row.split("  ")))).endswith(f"|{columns}")
 
 
+def test_the_list_says_which_models_fit_a_graphics_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, today, _ = run(capsys, tmp_path, "--all", "--gpu", "rtx4060ti-16gb").split("\n\n")
+    _, header, *rows = today.splitlines()
+    place = header.index("on GeForce RTX 4060 Ti 16GB")
+    cells = {row.split()[0]: row[place:].split("  ")[0] for row in rows}
+    assert (cells["Qwen/Qwen3-8B"], cells["Qwen/Qwen3-30B-A3B"]) == ("q4_k_m", "q4_k_m, 29 of 49 layers")
+    are_split = ["layers" in cell for cell in cells.values()]
+    assert are_split == sorted(are_split)
+    models = json.loads(run(capsys, tmp_path, "--json", "--gpu", "rtx3060-8gb"))["models"]
+    assert {model["on_card"]["gpu"] for model in models} == {"rtx3060-8gb"}
+
+
 def test_the_store_is_first_with_names_values_and_the_server(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,26 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
     assert "me/my-model on 2 x H100: TP2, bf16" in run(capsys, "my-model", "--gpu", "h100", "--catalog", str(path))
 
 
+def test_a_graphics_card_has_a_table_of_weights_with_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "qwen3:8b", "--gpu", "rtx4060ti-16gb").splitlines()
+    assert lines[0].startswith("GeForce RTX 4060 Ti 16GB: 17.2 GB as sold, ")
+    assert [row.split()[:5] for row in lines[3:6]] == [
+        ["qwen3:8b", "f16", "25", "of", "37"],
+        ["qwen3:8b", "q8_0", "37", "of", "37"],
+        ["qwen3:8b", "q4_k_m", "37", "of", "37"],
+    ]
+    assert lines[5].endswith("4 x 7168  conch serve qwen3:8b")
+    assert lines[-1] == "Install: pip install 'conch[cuda12]'"
+
+
+def test_limits_reach_the_plan_of_a_graphics_card(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--max-seq-len", "2048", "--max-batch-size", "2"]
+    fits = json.loads(run(capsys, "bge-m3", "--gpu", "arcb580", *limits, "--json"))
+    fits += json.loads(run(capsys, "qwen3:8b", "--gpu", "arcb580", *limits, "--json"))
+    assert {(fit["gpu"], fit["num_sequences"], fit["max_seq_len"]) for fit in fits} == {("arcb580", 2, 2048)}
+    assert len(run(capsys, "--gpu", "rx9070xt").splitlines()) > 2 * len(Catalog.load())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -109,6 +129,10 @@ def test_a_model_of_the_users_catalog_is_planned(capsys: pytest.CaptureFixture[s
         (["--markdown"], "error: --markdown: goes with --all and nothing else"),
         (["--all", "--markdown", "--tensor", "2"], "error: --markdown: goes with --all and nothing else"),
         (["--gpus", "0", "--json"], "error: --gpus 0: expected at least 1 (and 8 more, of other GPUs, models and"),
+        (
+            ["qwen3:8b", "--gpu", "rtx5090", "--tensor", "2"],
+            "error: --tensor 2: goes with the GPUs of TensorRT-LLM, not with --gpu rtx5090",
+        ),
         (["--catalog", "none.yaml"], "error: none.yaml: No such file or directory"),
     ],
 )
