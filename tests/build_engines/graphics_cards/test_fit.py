@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -19,7 +20,7 @@ from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.llama_cpp.quantize import quantize
 from build_engines.llama_cpp.trial_load import check_loads
 from build_engines.memory_fit import SHARE
-from build_engines.model_entry import ModelEntry
+from build_engines.model_entry import ModelEntry, Precision
 from tests.build_engines.llama_cpp.test_trial_load import ARCHITECTURES
 from tests.build_engines.tiny_checkpoint import write_checkpoint
 from tests.model_repository.engine.tiny_models import write_model
@@ -29,12 +30,12 @@ CATALOG = Catalog.load()
 SIXTEEN = CARDS["rtx4060ti-16gb"]
 SMALL = Card(key="small", name="Small", memory_bytes=60 << 20, extra="vulkan")
 # Rows of 256 values, the blocks of Q4_K_M, and enough layers that half of some matrices have more bits.
-SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16, "head_dim": 64}
+SHAPE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16, "head_dim": 64}
 
 
 def entry_of(architecture: Architecture, window: int = 16384) -> ModelEntry:
     return ModelEntry(
-        model_id="me/tiny", architecture=architecture, context_window=window, license="MIT", precisions=["f16"]
+        model_id="me/tiny", architecture=architecture, context_window=window, license="MIT", precisions=(Precision.F16,)
     )
 
 

@@ -1,4 +1,4 @@
-"""The report of a GPU acceptance run, in Markdown. It is written after each step, so a crash loses only one step."""
+"""The report of a run on a machine of others, in Markdown. It is written after each step: a crash loses one step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
-
-from tests.workshop.gpu_acceptance.subject import Subject
 
 _URL_USER = re.compile(r"(\w+://)[^/\s@]+@")
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(^|_)(KEY|PAT|PASS|AUTH)$", re.IGNORECASE)
@@ -79,6 +75,7 @@ class Report:
     environment: Mapping[str, str]  # values whose names are those of secrets are left out of the report
     steps: list[Step] = field(default_factory=list)
     estimate: str = ""  # of the time
+    title: str = "GPU acceptance"
 
     @property
     def has_failed(self) -> bool:
@@ -117,7 +114,7 @@ class Report:
 
     def _lines(self) -> Iterator[str]:
         failed = [step.name for step in self.steps if step.has_failed]
-        yield from ("# GPU acceptance", "", f"**{self.headline}**", "")
+        yield from (f"# {self.title}", "", f"**{self.headline}**", "")
         yield f"Failed: {', '.join(failed)}." if failed else "Everything that ran passed."
         yield f"Seconds: {sum(step.duration_s for step in self.steps):,.0f}; the estimate was {self.estimate}."
         yield from ("", "| step | what it does | outcome | seconds |", "| --- | --- | --- | ---: |")
@@ -158,38 +155,6 @@ def without_secrets(text: str, environment: Mapping[str, str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):  # a secret may be the beginning of another one
         text = text.replace(secret, "[left out]")
     return _URL_USER.sub(r"\1[left out]@", text)
-
-
-class Recorder:
-    """A plugin of pytest that gives the tests their subject, and puts the outcome of each test into a step."""
-
-    def __init__(self, step: Step, subject: Subject) -> None:
-        self._step, self._subject = step, subject
-        self._names: dict[str, str] = {}
-
-    @pytest.fixture(scope="session")
-    def subject(self) -> Subject:
-        """The served model."""
-        return self._subject
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
-        """Name tests by their docstring, which is a claim, or by their own name."""
-        self._names = {item.nodeid: item.function.__doc__ or item.name for item in items}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the call of a test, and a failed or skipped set-up."""
-        if report.when != "call" and report.passed:
-            return
-        if report.passed:
-            detail = str(dict(report.user_properties).get("detail", ""))
-        else:
-            detail = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext.splitlines()[-1]
-        self._step.checks.append(Check(self._names[report.nodeid], report.outcome, detail, report.duration))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record files that cannot be imported, for example without a library."""
-        if report.failed:
-            self._step.checks.append(Check(report.nodeid, "failed", report.longreprtext.splitlines()[-1], 0.0))
 
 
 def _cell(text: str) -> str:

@@ -40,8 +40,9 @@ from tests.workshop.gpu_acceptance.measuring import (
     show_first_requests,
 )
 from tests.workshop.gpu_acceptance.preparation import checked, needs
+from tests.workshop.gpu_acceptance.recorder import Recorder
 from tests.workshop.gpu_acceptance.reference import TOLERANCE, Case, lacks
-from tests.workshop.gpu_acceptance.report import Check, LeftOut, Recorder, Step, UnmetNeeds
+from tests.workshop.gpu_acceptance.report import Check, LeftOut, Step, UnmetNeeds
 from tests.workshop.gpu_acceptance.servers import ALIAS, Host, Served, Variant
 from tests.workshop.gpu_acceptance.subject import MAX_SEQUENCES
 from tests.workshop.load.load import Target
