@@ -302,13 +302,9 @@ def _loading_of(manifest: Manifest, options: ServeOptions) -> Loading:
 
 def _versions() -> str:
     """Return the versions of Conch and of the installed libraries that compute answers."""
-    build = _llama_build()
-    libraries = [
-        build.package if build and entry.takes_devices else entry.library
-        for entry in RUNTIMES.values()
-        if entry.library
-    ]
-    names = ("conch", *libraries, "llguidance", "tokenizers", "jinja2")
+    llama_cpp = [build.package] if (build := _llama_build()) is not None else []
+    libraries = [entry.library for entry in RUNTIMES.values() if entry.library]
+    names = ("conch", *llama_cpp, *libraries, "llguidance", "tokenizers", "jinja2")
     return ", ".join(f"{name} {version}" for name in names if (version := installed_version(name)))
 
 

@@ -76,6 +76,8 @@ def test_the_list_says_which_models_fit_a_graphics_card(tmp_path: Path, capsys: 
     assert are_split == sorted(are_split)
     models = json.loads(run(capsys, tmp_path, "--json", "--gpu", "rtx3060-8gb"))["models"]
     assert {model["on_card"]["gpu"] for model in models} == {"rtx3060-8gb"}
+    assert main(["list", "--gpu", "rtx5090"]) == 1
+    assert capsys.readouterr().err == "error: --gpu rtx5090: goes with --all or --json\n"
 
 
 def test_the_store_is_first_with_names_values_and_the_server(

@@ -85,7 +85,7 @@ def test_without_a_package_and_a_compiler_the_reasons_end_the_run(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     step = Step("build", "")
-    with pytest.raises(UnmetNeeds, match="^no package: make: no network; not compiled: nvcc is not installed$"):
+    with pytest.raises(UnmetNeeds, match=r"^no package: make: no network; not compiled: nvcc is not installed$"):
         find(step, "cuda12", None, tmp_path)
     assert step.has_failed
 
