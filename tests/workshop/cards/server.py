@@ -23,7 +23,6 @@ WINDOW = 2048  # tokens of a prompt and its completion
 _READY_S = 600.0  # a first use may compile code for the card
 _ANSWER_S = 300.0
 _STOP_S = 60.0
-_NUM_LINES = 20  # of a log, in the report
 _ENGINE = re.compile(rb"triton_python_backend_stub.*engine")
 
 
@@ -110,7 +109,7 @@ def serving(python: Path, model: str, home: Path, log: Path, *options: str) -> I
         try:
             while "\nReady: " not in (text := log.read_text(errors="replace")):
                 if process.poll() is not None or time.monotonic() - began_s > _READY_S:
-                    raise RuntimeError(f"{model} is not served: {' | '.join(text.splitlines()[-_NUM_LINES:])}")
+                    raise RuntimeError(f"{model} is not served: {text.splitlines()[-1:]}; see {log.name}")
                 time.sleep(0.1)
             [url] = re.findall(r"listens on ([^\s\"]+)", text)[:1]
             with urllib.request.urlopen(f"{url}/v1/models", timeout=_ANSWER_S) as answer:
