@@ -49,7 +49,7 @@ from model_repository.model_parameters import Load, ModelParameters, Preset
 from model_repository.runtimes import RUNTIMES
 from model_repository.system.cores import num_physical_cores
 from model_repository.system.devices import Device, NoDevices, read_devices
-from model_repository.system.llama_build import BuildsCollide, LlamaBuild, installed_build
+from model_repository.system.llama_build import installed_build
 from model_repository.system.machine import installed_version, read_machine
 from model_repository.system.model_memory import MODEL_SHARE, model_memory_bytes
 from model_repository.system.running_servers import ARTIFACT_FILE
@@ -302,17 +302,10 @@ def _loading_of(manifest: Manifest, options: ServeOptions) -> Loading:
 
 def _versions() -> str:
     """Return the versions of Conch and of the installed libraries that compute answers."""
-    llama_cpp = [build.package] if (build := _llama_build()) is not None else []
+    llama_cpp = [build.package] if (build := installed_build()) is not None else []
     libraries = [entry.library for entry in RUNTIMES.values() if entry.library]
     names = ("conch", *llama_cpp, *libraries, "llguidance", "tokenizers", "jinja2")
     return ", ".join(f"{name} {version}" for name in names if (version := installed_version(name)))
-
-
-def _llama_build() -> LlamaBuild | None:
-    try:
-        return installed_build()
-    except BuildsCollide as exc:
-        raise BuildError(str(exc)) from exc
 
 
 def _fingerprint(manifest: Manifest, options: ServeOptions, version: str, placement: Placement) -> str:
@@ -485,7 +478,7 @@ def _candidates(
         if not RUNTIMES[manifest.runtime].takes_devices or own.gpu_layers == "0":
             continue
         devices = _devices(is_needed=own.gpu_layers != AUTO) if devices is None else devices
-        if chosen := chosen_devices(own.gpu_layers, own.devices, devices, _llama_build()):
+        if chosen := chosen_devices(own.gpu_layers, own.devices, devices, installed_build()):
             config = EngineConfig(
                 **manifest.facts(),
                 runtime=manifest.runtime,
@@ -501,7 +494,7 @@ def _candidates(
 
 def _devices(*, is_needed: bool) -> Sequence[Device]:
     """Return the devices of this machine. Without them the cores compute everything, unless the user wants devices."""
-    build = _llama_build()
+    build = installed_build()
     try:
         devices = read_devices()
     except NoDevices as exc:

@@ -153,7 +153,7 @@ def _tokens(server: Server, prompt: str, num_tokens: int) -> list[int]:
 def texts(run: Run, step: Step) -> None:
     """Compare greedy texts beside other requests with those alone, use prefixes again, and kill the engine."""
     with run.serving("texts", run.model, "--precision=f32", *run.on_card) as server:
-        step.lines += [line for line in server.lines if run.model.stem in line or "layers" in line]
+        step.lines += [line for line in server.lines if line.startswith("layers")]
         step.lines.append(f"ready after {server.ready_s:.1f} s")
         began_s = time.monotonic()
         alone = dict(zip(run.prompts, server.texts(run.prompts, run.num_tokens, 1), strict=True))

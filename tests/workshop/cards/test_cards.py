@@ -13,6 +13,9 @@ from typing import Any
 import cyllama
 import pytest
 
+from build_engines.checkpoint import Checkpoint
+from build_engines.llama_cpp.gguf_file import write_gguf
+from build_engines.model_source import DEMO
 from tests.raw_model import real_model
 from tests.workshop.cards import build as cards_build
 from tests.workshop.cards import steps
@@ -44,7 +47,9 @@ def run_of(folder: Path, **fields: Any) -> Run:
 
 @pytest.mark.parametrize("device", ["cpu", "vulkan"])
 def test_a_run_passes_on_the_cores_and_on_a_software_device(device: str, tmp_path: Path) -> None:
-    places = ["--home", str(tmp_path / "home"), "--report", str(tmp_path / "report")]
+    model = tmp_path / "small.gguf"
+    write_gguf(Checkpoint.load(DEMO / "checkpoint"), model, "f16")
+    places = ["--gguf", str(model), "--home", str(tmp_path / "home"), "--report", str(tmp_path / "report")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.workshop.cards", "--device", device, *TRIAL, *places],
         cwd=ROOT,
