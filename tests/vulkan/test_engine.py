@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,10 +22,11 @@ from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from model_repository.runtimes import NGRAM
 from model_repository.system.devices import DeviceUse
+from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG, write_checkpoint
 from tests.build_engines.tiny_embedders import write_embedder
-from tests.build_engines.tiny_smolvlm import write_smolvlm
-from tests.model_repository.engine.llama_cpp import embedding, test_image_prompts
+from tests.model_repository.engine.llama_cpp import embedding
+from tests.model_repository.engine.llama_cpp.test_image_prompts import NUM_TOKENS
 from tests.model_repository.engine.llama_cpp.test_kv_caches import (
     VOCAB_SIZE,
     Sent,
@@ -33,6 +37,7 @@ from tests.model_repository.engine.llama_cpp.test_kv_caches import (
 )
 from tests.model_repository.engine.tiny_adapter import write_adapter
 from tests.model_repository.engine.tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, write_model
+from tests.waiting import DEADLINE_S
 
 MAX_ERROR = 0.02  # of a log probability in f32
 PROMPT = range(40)  # longer than the window of SLIDING_WINDOW
@@ -90,7 +95,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     checkpoint = write_checkpoint(folder / "checkpoint")
     artifact = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, precision="f32"), folder)
     for seed, name in enumerate(("a", "b")):
-        write_adapter(artifact / f"{name}.gguf", seed)
+        # A smaller rank corrupts the memory of a process on Mesa's software device.
+        write_adapter(artifact / f"{name}.gguf", seed, rank=32)
     return EngineConfig(
         runtime="llama_cpp",
         artifact_dir=artifact,
@@ -147,11 +153,15 @@ def test_vectors_are_those_of_the_cores(placement: Mapping[str, Any], tmp_path: 
     np.testing.assert_allclose(found[0], found[1], atol=1e-3)
 
 
-def test_the_answer_to_an_image_is_that_of_the_cores(placement: Mapping[str, Any], tmp_path: Path) -> None:
-    checkpoint = write_smolvlm(tmp_path / "checkpoint")
-    artifact = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, precision="f32"), tmp_path)
-    found = []
-    for placed in ({}, placement):
-        with closing(test_image_prompts.started(artifact, adapters={}, **placed)) as runtime:
-            found.append(test_image_prompts.answer(runtime, test_image_prompts.request())[0])
-    assert found[0] == found[1]
+def test_the_answer_to_an_image_is_that_of_transformers() -> None:
+    """In a process of its own: a fork of one that has computed on a device is wrong or hangs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.vulkan.image_answer"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, json.loads(done.stdout or "0")) == (0, ImageReference.load().greedy[:NUM_TOKENS]), (
+        done.stderr
+    )
