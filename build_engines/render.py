@@ -458,11 +458,11 @@ def _fitted(
             reduced = f"windows of {model.window:,} tokens are reduced for {memory / 1e9:.1f} GB of {name}"
             rule = "--max-sequences, or a build with a smaller --context-window, changes it"
             logger.warning("memory      %s: %s; %s", manifest.model_id, reduced, rule)
+        each = f"each of {own.replicas} replicas: " if own.replicas > 1 else ""
         if text := model.text(num_sequences, window):
-            each = f"each of {own.replicas} replicas: " if own.replicas > 1 else ""
             logger.info("memory      %s: %s%s", manifest.model_id, each, text)
         if placement.text:
-            logger.info("layers      %s: %s", manifest.model_id, placement.text)
+            logger.info("layers      %s: %s%s", manifest.model_id, each, placement.text)
         num_bytes = manifest.gpu_bytes if model.replica is None else model.replica.num_bytes(num_sequences, window)
         fitted[folder] = (manifest, own, placement.memory_bytes or num_bytes, placement)
     return fitted

@@ -6,6 +6,7 @@ a LayerMemory, in JSON.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections import Counter
@@ -63,8 +64,12 @@ def layer_memory(name: str, config: EngineConfig) -> LayerMemory:
     Raises:
         BuildError: llama.cpp does not load it.
     """
-    output = output_of(__name__, name, written=msgspec.json.encode(config, enc_hook=str).decode())
-    return msgspec.json.decode(output, type=LayerMemory)
+    return _memory(name, msgspec.json.encode(config, enc_hook=str).decode())
+
+
+@functools.cache  # a model that cannot get smaller is tried twice with the same sizes
+def _memory(name: str, config: str) -> LayerMemory:
+    return msgspec.json.decode(output_of(__name__, name, written=config), type=LayerMemory)
 
 
 def _load(config: EngineConfig) -> LayerMemory:
