@@ -72,7 +72,7 @@ faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at 
 vulkan: $(VENV)/test.stamp $(VENV)/vulkan.stamp  ## all tests on devices, also those that `make test` leaves out; some minutes
 	$(PYTHON_WITH_VULKAN) -m pytest -m "faults or not faults" tests/vulkan $(ARGS)
 
-workshop: $(VENV)/test.stamp $(VENV)/gpu-images.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
+workshop: $(VENV)/test.stamp $(VENV)/gpu-images.stamp $(VENV)/vulkan.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
 	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
 
 agents: $(VENV)/agents.stamp  ## agents and SDKs do tasks (Claude Code, Codex, LangChain and others); needs npm, installs 2 GB
