@@ -16,7 +16,6 @@ import pytest
 from build_engines.checkpoint import Checkpoint
 from build_engines.llama_cpp.gguf_file import write_gguf
 from build_engines.model_source import DEMO
-from tests.raw_model import real_model
 from tests.workshop.cards import build as cards_build
 from tests.workshop.cards import steps
 from tests.workshop.cards.build import LLAMA_CPP, ROOT, Programs, find
@@ -41,7 +40,7 @@ def outcomes(page: str) -> dict[str, str]:
 
 
 def run_of(folder: Path, **fields: Any) -> Run:
-    values: dict[str, Any] = {"device": "cuda12", "gguf": real_model(), "sources": None, "home": folder} | fields
+    values: dict[str, Any] = {"device": "cuda12", "gguf": Path("model.gguf"), "sources": None, "home": folder} | fields
     return Run(folder=folder, num_prompts=4, num_tokens=6, on_card=(), on_cores=(), **values)
 
 
