@@ -16,6 +16,7 @@ import msgspec
 from model_repository.contract.output import DeviceState
 from model_repository.engine.llama_cpp.library import llama, load_backends
 from model_repository.engine.runtime import EngineConfig
+from model_repository.errors import EngineFailed
 from model_repository.system.devices import Device, DeviceUse
 
 _READ_INTERVAL_S = 1.0
@@ -31,9 +32,19 @@ def list_devices() -> list[Device]:
 
 
 def shares_of(config: EngineConfig) -> list[float]:
-    """Return the share of each device, in llama.cpp's order, of the layers that devices compute; without any, empty."""
-    sizes = {name: float(use.total_bytes) for name, use in config.devices.items()}
-    return [sizes.get(device.name, 0.0) for device in list_devices()] if config.gpu_layers else []
+    """Return the share of each device, in llama.cpp's order, of the layers that devices compute; without any, empty.
+
+    Raises:
+        EngineFailed: a device of the plan is not there.
+    """
+    if not config.gpu_layers:
+        return []
+    planned, found = config.devices, [device.name for device in list_devices()]
+    if missing := sorted(planned.keys() - set(found)):
+        has = f"has {', '.join(found)}" if found else "has no device"
+        remedy = "start the server again, so that the model is planned for this machine"
+        raise EngineFailed(f"planned for {', '.join(missing)}, llama.cpp {has} here: {remedy}")
+    return [float(planned[name].total_bytes) if name in planned else 0.0 for name in found]
 
 
 class DeviceStates:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from model_repository.contract.engine_file import note_share
-from model_repository.engine.llama_cpp.devices import list_devices
+from model_repository.engine.llama_cpp.devices import shares_of
 from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
 from model_repository.engine.runtime import EngineConfig
-from model_repository.errors import EngineFailed
-from model_repository.system.devices import DeviceUse
 
 logger = logging.getLogger(__name__)
 
@@ -37,23 +34,9 @@ def load_weights(path: Path, config: EngineConfig) -> llama.LlamaModel:
         if config.precision == "f32":
             os.environ.update(_EXACT)
     load_backends()
-    params = model_params(config.gpu_layers, _shares(config.devices) if config.gpu_layers else ())
+    params = model_params(config.gpu_layers, shares_of(config))
     params.progress_callback = note_share
     model = llama.LlamaModel(str(path), params)
     if config.gpu_layers:  # the first time, a driver takes up to minutes for the kernels
         logger.info("%d layers are on %s; kernels are compiled now", config.gpu_layers, ", ".join(config.devices))
     return model
-
-
-def _shares(planned: Mapping[str, DeviceUse]) -> list[float]:
-    """Return the weight of each device of this machine: 0 for one that the plan does not name.
-
-    Raises:
-        EngineFailed: a device of the plan is not there.
-    """
-    found = [device.name for device in list_devices()]
-    if missing := sorted(planned.keys() - set(found)):
-        has = f"has {', '.join(found)}" if found else "has no device"
-        remedy = "start the server again, so that the model is planned for this machine"
-        raise EngineFailed(f"planned for {', '.join(missing)}, llama.cpp {has} here: {remedy}")
-    return [float(planned[name].total_bytes) if name in planned else 0.0 for name in found]
