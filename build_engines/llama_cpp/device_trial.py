@@ -99,7 +99,7 @@ def _load(config: EngineConfig) -> LayerMemory:
     from model_repository.engine.llama_cpp.image_prompts import load_projector
 
     logged.clear()
-    load_projector(projector, model, 1)
+    load_projector(projector, model, 1, is_on_device=True)
     used = {name: projector.stat().st_size for name in _PROJECTOR.findall("".join(logged))}
     return msgspec.structs.replace(memory, num_copies=2, projector_bytes=Counter(used) + _buffers("".join(logged)))
 
