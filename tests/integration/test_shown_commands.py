@@ -69,6 +69,6 @@ def test_the_blocks_of_a_page_run(page: str, language: str, shown_server: Stack,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert OUTPUTS[page, language] in done.stdout
-    shown = [line for block in blocks(page) if block.language == "text" for line in block.text.splitlines()]
+    shown = [line for block in run_blocks(page, "text") for line in block.text.splitlines()]
     if language == "sh":
         assert [line for line in shown if line != "..." and line not in done.stdout] == []
