@@ -10,7 +10,7 @@ import pytest
 
 from model_repository.contract import engine_file
 from model_repository.contract.engine_file import begin_load, share_of_load, stop_engine
-from model_repository.engine.llama_cpp import weights
+from model_repository.engine.llama_cpp import devices as llama_devices
 from model_repository.engine.llama_cpp.weights import load_weights
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
@@ -62,7 +62,7 @@ def test_a_device_of_the_plan_that_is_not_there_is_named(
     model: Path, monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], expected: str
 ) -> None:
     devices = [Device(name=name, description="", free_bytes=0, total_bytes=1) for name in found]
-    monkeypatch.setattr(weights, "list_devices", lambda: devices)
+    monkeypatch.setattr(llama_devices, "list_devices", lambda: devices)
     with pytest.raises(EngineFailed, match=expected):
         load_weights(model, config_of(model, 1, CUDA0=1, CUDA2=1))
 
@@ -71,8 +71,8 @@ def test_devices_share_the_layers_by_their_memory_and_others_get_none(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = [Device(name=f"CUDA{number}", description="", free_bytes=0, total_bytes=9) for number in range(3)]
-    monkeypatch.setattr(weights, "list_devices", lambda: devices)
-    assert weights._shares(config_of(model, 1, CUDA2=24, CUDA0=8).devices) == [8, 0, 24]
+    monkeypatch.setattr(llama_devices, "list_devices", lambda: devices)
+    assert llama_devices.shares_of(config_of(model, 1, CUDA2=24, CUDA0=8)) == [8, 0, 24]
 
 
 @pytest.mark.parametrize(
