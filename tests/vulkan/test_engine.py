@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from model_repository.contract.request import EngineRequest, Params, SamplingPar
 from model_repository.engine.llama_cpp import runtime as runtime_module
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
-from model_repository.runtimes import NGRAM
+from model_repository.runtimes import NGRAM, PROJECTOR
 from model_repository.system.devices import DeviceUse
 from tests.build_engines.llama_cpp.reference import ImageReference
 from tests.build_engines.tiny_checkpoint import CONFIG, write_checkpoint
 from tests.build_engines.tiny_embedders import write_embedder
+from tests.exactness.mix import SYSTEMS, Cases, build_demo
 from tests.model_repository.engine.llama_cpp import embedding
 from tests.model_repository.engine.llama_cpp.test_image_prompts import NUM_TOKENS
 from tests.model_repository.engine.llama_cpp.test_kv_caches import (
@@ -165,3 +166,50 @@ def test_the_answer_to_an_image_is_that_of_transformers() -> None:
     assert (done.returncode, json.loads(done.stdout or "0")) == (0, ImageReference.load().greedy[:NUM_TOKENS]), (
         done.stderr
     )
+
+
+# --- many texts -------------------------------------------------------------------------------------------------------
+NUM_PROMPTS = 200
+
+
+@pytest.mark.wide
+def test_greedy_texts_beside_others_are_those_that_the_cores_make_alone(
+    placement: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """The demo model, in some minutes. A text differs where rounding decides between two tokens."""
+    artifact = build_demo(tmp_path)
+    (artifact / PROJECTOR).unlink()
+    config = EngineConfig(
+        runtime="llama_cpp",
+        artifact_dir=artifact,
+        context_window=128,
+        eos_token_ids=frozenset(),
+        max_sequences=4,
+        num_threads=1,
+        precision="f32",
+        options={"contexts": "1"},
+    )
+    cases = Cases(artifact)
+    prompts = [
+        cases.encode(SYSTEMS[number % 3], f"What is {number} and {cases.random.randrange(100)}?")
+        for number in range(NUM_PROMPTS)
+    ]
+    alone = [greedy(config, [prompt])[0] for prompt in prompts]
+    together = greedy(replace(config, **placement), prompts)
+    num_equal = sum(found == expected for found, expected in zip(together, alone, strict=True))
+    assert num_equal >= 0.99 * NUM_PROMPTS
+
+
+def greedy(config: EngineConfig, prompts: Sequence[Sequence[int]]) -> list[list[int | None]]:
+    """Return eight tokens behind each prompt, from an empty KV cache."""
+    tokens: list[list[int | None]] = [[] for _ in prompts]
+    with closing(LlamaCppRuntime(config, load_byte_table(config.artifact_dir / FILE_NAME))) as runtime:
+        for number, prompt in enumerate(prompts):
+            params = Params(sampling=SamplingParams(temperature=0.0))
+            runtime.submit(number, EngineRequest(prompt_token_ids=tuple(prompt), max_tokens=8, params=params))
+        while runtime.has_work:
+            for output in runtime.step():
+                tokens[output.sequence].append(output.token_id)
+                if len(tokens[output.sequence]) == 8:
+                    runtime.free(output.sequence)
+    return tokens

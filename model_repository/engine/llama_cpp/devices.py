@@ -35,7 +35,7 @@ def shares_of(config: EngineConfig) -> list[float]:
     """Return the share of each device, in llama.cpp's order, of the layers that devices compute; without any, empty.
 
     Raises:
-        EngineFailed: a device of the plan is not there.
+        EngineFailed: a device of the plan is not there, or the plan has several, and there are others.
     """
     if not config.gpu_layers:
         return []
@@ -44,6 +44,9 @@ def shares_of(config: EngineConfig) -> list[float]:
         has = f"has {', '.join(found)}" if found else "has no device"
         remedy = "start the server again, so that the model is planned for this machine"
         raise EngineFailed(f"planned for {', '.join(missing)}, llama.cpp {has} here: {remedy}")
+    if 1 < len(planned) < len(found):  # beside the others, a device without layers made wrong numbers
+        remedy = "show llama.cpp no others (GGML_VK_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES)"
+        raise EngineFailed(f"planned for {', '.join(planned)} of {', '.join(found)}: {remedy}")
     return [float(planned[name].total_bytes) if name in planned else 0.0 for name in found]
 
 

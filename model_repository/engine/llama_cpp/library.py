@@ -32,7 +32,7 @@ def load_backends() -> None:
 
 
 def model_params(gpu_layers: int = 0, shares: Sequence[float] = ()) -> llama.LlamaModelParams:
-    """Return the parameters of a load.
+    """Return the parameters of a load. If one device has all shares, llama.cpp does not use the others at all.
 
     Args:
         gpu_layers: the number of layers, from the last one, that devices compute.
@@ -40,8 +40,9 @@ def model_params(gpu_layers: int = 0, shares: Sequence[float] = ()) -> llama.Lla
     """
     params = llama.LlamaModelParams()
     params.n_gpu_layers = gpu_layers
-    params.split_mode = _SPLIT_LAYERS if gpu_layers else _SPLIT_NONE
-    params.main_gpu = 0 if gpu_layers else -1  # -1: no device, not even for buffers
-    if shares:
+    sharing = [number for number, share in enumerate(shares) if share]
+    params.split_mode = _SPLIT_LAYERS if gpu_layers and len(sharing) != 1 else _SPLIT_NONE
+    params.main_gpu = (sharing or [0])[0] if gpu_layers else -1  # -1: no device, not even for buffers
+    if len(sharing) > 1:
         params.tensor_split = list(shares)
     return params

@@ -26,7 +26,7 @@ def load_weights(path: Path, config: EngineConfig) -> llama.LlamaModel:
     """Load a GGUF file, or a split one by its first part, and tell the progress.
 
     Raises:
-        EngineFailed: a device of the plan is not there.
+        EngineFailed: the devices of the plan are not there, or are some of several.
         OSError, RuntimeError, ValueError or MemoryError: it does not load, or the load was stopped.
     """
     if config.gpu_layers:

@@ -11,6 +11,7 @@ import pytest
 from model_repository.contract import engine_file
 from model_repository.contract.engine_file import begin_load, share_of_load, stop_engine
 from model_repository.engine.llama_cpp import devices as llama_devices
+from model_repository.engine.llama_cpp.library import model_params
 from model_repository.engine.llama_cpp.weights import load_weights
 from model_repository.engine.runtime import EngineConfig
 from model_repository.errors import EngineFailed
@@ -67,12 +68,17 @@ def test_a_device_of_the_plan_that_is_not_there_is_named(
         load_weights(model, config_of(model, 1, CUDA0=1, CUDA2=1))
 
 
-def test_devices_share_the_layers_by_their_memory_and_others_get_none(
+def test_devices_share_the_layers_by_their_memory_and_one_of_several_has_all(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Beside a device without layers, llama.cpp made wrong numbers."""
     devices = [Device(name=f"CUDA{number}", description="", free_bytes=0, total_bytes=9) for number in range(3)]
     monkeypatch.setattr(llama_devices, "list_devices", lambda: devices)
-    assert llama_devices.shares_of(config_of(model, 1, CUDA2=24, CUDA0=8)) == [8, 0, 24]
+    assert llama_devices.shares_of(config_of(model, 1, CUDA2=24, CUDA0=8, CUDA1=9)) == [8, 9, 24]
+    one = model_params(1, llama_devices.shares_of(config_of(model, 1, CUDA2=24)))
+    assert (one.split_mode, one.main_gpu) == (0, 2)
+    with pytest.raises(EngineFailed, match="planned for CUDA2, CUDA0 of CUDA0, CUDA1, CUDA2"):
+        llama_devices.shares_of(config_of(model, 1, CUDA2=24, CUDA0=8))
 
 
 @pytest.mark.parametrize(
