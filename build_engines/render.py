@@ -477,6 +477,11 @@ def _candidates(
         own = options[folder]
         if not RUNTIMES[manifest.runtime].takes_devices or own.gpu_layers == "0":
             continue
+        if manifest.adapters or own.adapter_root is not None:
+            rule = "a model with adapters stays on the cores: on devices, changes of adapters have corrupted memory"
+            if own.gpu_layers != AUTO:
+                raise BuildError(f"{manifest.model_id}: --gpu-layers {own.gpu_layers}: {rule}")
+            continue
         devices = _devices(is_needed=own.gpu_layers != AUTO) if devices is None else devices
         if chosen := chosen_devices(own.gpu_layers, own.devices, devices, installed_build()):
             config = EngineConfig(

@@ -147,6 +147,13 @@ def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
         on_device(artifact_dir, gpu_layers="all")
 
 
+def test_a_model_with_adapters_stays_on_the_cores(cards: list[Device], tmp_path: Path) -> None:
+    artifact_dir = write_artifact(tmp_path / "one", "one")
+    assert on_device(artifact_dir, adapter_root=tmp_path).gpu_layers == 0
+    with pytest.raises(BuildError, match=r"^one: --gpu-layers all: a model with adapters stays on the cores"):
+        on_device(artifact_dir, adapter_root=tmp_path, gpu_layers="all")
+
+
 def test_a_build_for_cores_alone_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("build_engines.render.installed_build", lambda: LlamaBuild("cyllama", "1"))
     monkeypatch.setattr("model_repository.system.devices.installed_build", lambda: LlamaBuild("cyllama", "1"))
@@ -162,7 +169,7 @@ def test_two_builds_of_llama_cpp_are_refused(tmp_path: Path, monkeypatch: pytest
         raise BuildsCollide("cyllama and cyllama-vulkan are installed")
 
     monkeypatch.setattr("build_engines.render.installed_build", installed_build)
-    with pytest.raises(BuildError, match="cyllama and cyllama-vulkan are installed"):
+    with pytest.raises(BuildsCollide, match="cyllama and cyllama-vulkan are installed"):
         on_device(write_artifact(tmp_path / "one", "one"))
 
 

@@ -18,13 +18,11 @@ from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
 from model_repository.byte_table import FILE_NAME, load_byte_table
 from model_repository.contract.request import EngineRequest, Params, SamplingParams
-from model_repository.engine.llama_cpp import runtime as runtime_module
 from model_repository.engine.llama_cpp.runtime import LlamaCppRuntime
 from model_repository.engine.runtime import EngineConfig
 from model_repository.runtimes import NGRAM, PROJECTOR
 from model_repository.system.devices import DeviceUse
 from tests.build_engines.llama_cpp.reference import ImageReference
-from tests.build_engines.tiny_checkpoint import CONFIG, write_checkpoint
 from tests.build_engines.tiny_embedders import write_embedder
 from tests.exactness.mix import SYSTEMS, Cases, build_demo
 from tests.model_repository.engine.llama_cpp import embedding
@@ -37,7 +35,6 @@ from tests.model_repository.engine.llama_cpp.test_kv_caches import (
     complete_mix,
     config_of,
 )
-from tests.model_repository.engine.tiny_adapter import write_adapter
 from tests.model_repository.engine.tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, write_model
 from tests.waiting import DEADLINE_S
 
@@ -85,58 +82,6 @@ def test_answers_in_a_mix_are_those_of_the_cores(
     with closing(LlamaCppRuntime(replace(config_of(tmp_path, NGRAM), **placement), [b"a"] * VOCAB_SIZE)) as runtime:
         finished = complete_mix(runtime, 12)
     check(model, finished, MAX_ERROR)
-
-
-# --- adapters ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    """A tiny Llama with an adapter, on the cores."""
-    folder = tmp_path_factory.mktemp("tiny")
-    checkpoint = write_checkpoint(folder / "checkpoint")
-    artifact = build(CpuSpec(model_id="tiny", checkpoint=checkpoint, precision="f32"), folder)
-    write_adapter(artifact / "a.gguf", 0)
-    return EngineConfig(
-        runtime="llama_cpp",
-        artifact_dir=artifact,
-        context_window=CONFIG["max_position_embeddings"],
-        eos_token_ids=frozenset(),
-        max_sequences=3,
-        num_threads=1,
-        precision="f32",
-        adapters={"a": "a.gguf"},
-        options={"contexts": "1"},
-    )
-
-
-def answers(config: EngineConfig, *names: str) -> dict[str, list[tuple[int | None, float]]]:
-    """Return the tokens and log probabilities of one prompt, by adapter."""
-    found: dict[str, list[tuple[int | None, float]]] = {name: [] for name in names}
-    with closing(LlamaCppRuntime(config, load_byte_table(config.artifact_dir / FILE_NAME))) as runtime:
-        for number, name in enumerate(names):
-            params = Params(sampling=SamplingParams(temperature=0.0), has_logprobs=True, lora_name=name)
-            request = EngineRequest(prompt_token_ids=tuple(PROMPT), max_tokens=20, params=params)
-            runtime.submit(number, request)
-        while runtime.has_work:
-            for output in runtime.step():
-                tokens = found[names[output.sequence]]
-                assert output.logprob is not None and output.logprob.logprob is not None
-                tokens.append((output.token_id, output.logprob.logprob))
-                if len(tokens) == 8:
-                    runtime.free(output.sequence)
-    return found
-
-
-def test_an_adapter_computes_on_the_device_as_on_the_cores(
-    adapted: EngineConfig, placement: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another adapter, or none, in an earlier step corrupts the memory of a process on Mesa's software device."""
-    monkeypatch.setattr(runtime_module, "warm_up", lambda *_: None)
-    [found], [alone] = (answers(config, "a").values() for config in (replace(adapted, **placement), adapted))
-    assert [token_id for token_id, _ in found] == [token_id for token_id, _ in alone]
-    np.testing.assert_allclose([each for _, each in found], [each for _, each in alone], atol=MAX_ERROR)
-    assert found[0] != answers(adapted, "")[""][0]  # it makes a difference
 
 
 # --- embedders and images ---------------------------------------------------------------------------------------------
