@@ -34,6 +34,7 @@ def main() -> int:
         folder=options.report.resolve(),
         num_prompts=options.prompts,
         num_tokens=options.tokens,
+        precision=options.precision,
         on_card=(_LAYERS, "all") if has_card else (),
         on_cores=(_LAYERS, "0") if has_card else (),
     )
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--gguf", type=Path, metavar="FILE", help="another model than SmolLM2")
     add("--prompts", type=int, default=200, metavar="N", help="compared texts (%(default)s)")
     add("--tokens", type=int, default=32, metavar="N", help="of each completion (%(default)s)")
+    add("--precision", choices=("f16", "f32"), default="f16", help="of the KV cache, for `speed` (%(default)s)")
     add("--llama-cpp", type=Path, metavar="DIR", help="sources of llama.cpp, to compile without the network")
     add("--home", type=Path, default=Path(".conch/cards"), metavar="DIR", help="(%(default)s)")
     add("--report", type=Path, default=Path("cards-report"), metavar="DIR", help="(%(default)s)")

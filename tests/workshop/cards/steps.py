@@ -49,6 +49,7 @@ class Run:
     num_tokens: int  # of each completion
     on_card: tuple[str, ...]  # options of `serve`
     on_cores: tuple[str, ...]
+    precision: str = "f16"  # of the KV cache while the speed is measured
     build: Path | Programs | None = None
     _alone: dict[str, str] = field(default_factory=dict)  # texts by prompt
 
@@ -222,9 +223,9 @@ def _kill_engine(run: Run, step: Step, server: Server) -> None:
 
 
 def speed(run: Run, step: Step) -> None:
-    """Measure tokens/s of Conch, and of the same library's bare decode loop, in f16."""
+    """Measure tokens/s of Conch, and of the same library's bare decode loop."""
     ours: dict[int, list[float]] = {}
-    with run.serving("speed", run.model, *run.on_card) as server:
+    with run.serving("speed", run.model, f"--precision={run.precision}", *run.on_card) as server:
         for number in (1, MAX_SEQUENCES):
             prompts = [f"{_BARE_PROMPT} {each}" for each in range(number)]
             rates = []
@@ -236,7 +237,16 @@ def speed(run: Run, step: Step) -> None:
     layers = "0" if run.device == "cpu" else "999"
     for number, rates in ours.items():
         words = [str(run.python), "-m", "tests.workshop.cards.bare_loop", str(run.model), "--gpu-layers", layers]
-        words += ["--sequences", str(number), "--tokens", str(run.num_tokens), "--repeats", str(_NUM_SPEED_REPEATS)]
+        words += [
+            "--precision",
+            run.precision,
+            "--sequences",
+            str(number),
+            "--tokens",
+            str(run.num_tokens),
+            "--repeats",
+            str(_NUM_SPEED_REPEATS),
+        ]
         bare = json.loads(command(step, words, 240, PYTHONPATH=str(ROOT)).splitlines()[-1])["tokens_per_s"]
         conch, loop = statistics.median(rates), statistics.median(bare)
         step.lines.append(
