@@ -57,7 +57,7 @@ quick: lint  ## before each commit: formatting, lint, types, and every test that
 test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp $(VENV)/vulkan.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
 	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(ELSEWHERE) $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
 	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(ELSEWHERE) $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
-	$(PYTHON_WITH_VULKAN) -m pytest -m "not faults" tests/vulkan $(call DURATIONS,vulkan) $(ARGS) $(OR_NONE)
+	$(PYTHON_WITH_VULKAN) -m pytest -m "not wide" tests/vulkan $(call DURATIONS,vulkan) $(ARGS) $(OR_NONE)
 
 # Folders that meet the libraries most, and take half a minute.
 LOWEST_TESTS := $(addprefix tests/,test_imports.py test_private_names.py build_engines/test_hub.py \
@@ -70,7 +70,7 @@ faults: $(VENV)/test.stamp  ## what `make test` leaves out: the other faults at 
 	$(PYTHON_IN_VENV) -m pytest -m faults $(ELSEWHERE) $(ARGS)
 
 vulkan: $(VENV)/test.stamp $(VENV)/vulkan.stamp  ## all tests on devices, also those that `make test` leaves out; some minutes
-	$(PYTHON_WITH_VULKAN) -m pytest -m "faults or not faults" tests/vulkan $(ARGS)
+	$(PYTHON_WITH_VULKAN) -m pytest -m "wide or not wide" tests/vulkan $(ARGS)
 
 workshop: $(VENV)/test.stamp $(VENV)/gpu-images.stamp $(VENV)/vulkan.stamp  ## tests of the tools beside the product: demo training, GPU acceptance kit, load generator
 	$(PYTHON_IN_VENV) -m pytest tests/workshop $(ARGS)
