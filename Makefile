@@ -106,9 +106,9 @@ pins: $(VENV)/bin/uv  ## pin what pyproject.toml asks for, with hashes; ARGS="--
 			$$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' $(LOCAL_PINS)) < /dev/null; \
 	done
 	@$(BUILD_TOOL) | $(UV_COMPILE) docs/site/requirements.txt --extra docs --constraint $(TEST_PINS)
-	@$(BUILD_TOOL) | $(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra traces --constraint $(TEST_PINS)
+	@$(BUILD_TOOL) | $(UV_COMPILE) helm/images/frontend.txt --extra frontend --extra postgres --extra traces --constraint $(TEST_PINS)
 	@{ $(BUILD_TOOL); sed -n 's/^\(pytest\|pytest-asyncio\|pytest-xdist\|hypothesis\|jsonschema\)\(==[^ ]*\) .*/\1\2/p' $(TEST_PINS); } | \
-		$(UV_COMPILE) $(LOWEST_PINS) --extra cpu --extra traces --resolution lowest-direct --no-emit-package nvidia-pytriton
+		$(UV_COMPILE) $(LOWEST_PINS) --extra cpu --extra postgres --extra traces --resolution lowest-direct --no-emit-package nvidia-pytriton
 
 sbom: $(VENV)/test.stamp  ## sbom.json: what is pinned, and the servers compiled into it, in CycloneDX's format
 	@$(PYTHON_IN_VENV) -m tests.sbom && echo sbom.json

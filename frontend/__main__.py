@@ -714,7 +714,7 @@ def _settings_of_one_endpoint(options: argparse.Namespace) -> Settings:
 
 
 def _check(settings: Settings) -> None:
-    """Check endpoints, limits, the URL of Redis, and the files of keys and certificates before a process is started.
+    """Check endpoints, limits, URLs of databases, and the files of the settings before a process is started.
 
     Raises:
         SettingsError: a text breaks a rule, or a file cannot be read.
@@ -728,6 +728,10 @@ def _check(settings: Settings) -> None:
         from frontend.gateway.key_file import read_keys
 
         read_keys(Path(settings.key_file))
+    if settings.store:
+        from frontend.store.place import check_place
+
+        check_place(settings)
     if settings.triton_tls_ca:
         from frontend.triton.channel import triton_credentials
 

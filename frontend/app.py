@@ -19,14 +19,18 @@ from frontend.connections.refusals import SERVER, refusal
 from frontend.endpoints import ENDPOINTS
 from frontend.errors import APIError, InvalidRequest, MethodNotAllowed, NotFound, RequestTooLarge
 from frontend.gateway.install import install_gateway
+from frontend.handlers.background import background_lifetime
 from frontend.handlers.bodies import LARGE_BODIES, MAX_LARGEST, LargeBodies
 from frontend.handlers.documents import DOCUMENT_TURNS, DocumentTurns
 from frontend.handlers.fetching import fetcher
-from frontend.handlers.large_answers import LARGE_ANSWERS, LargeAnswers
+from frontend.handlers.large_answers import LARGE_ANSWERS, LargeAnswers, release_memory
 from frontend.handlers.models import is_for_anthropic
+from frontend.handlers.stored import store_lifetime
+from frontend.handlers.summaries import SUMMARIES, Summaries
 from frontend.reference.openapi import openapi
 from frontend.request_context import (
     CLIENT_CLOSED,
+    CLIENT_CLOSED_REQUEST,
     FACTS,
     GATE,
     IS_PUBLIC,
@@ -37,7 +41,6 @@ from frontend.request_context import (
     RequestFacts,
     is_draining,
     json_response,
-    sender_of,
     unexpected,
 )
 from frontend.settings import Settings
@@ -53,14 +56,11 @@ from frontend.triton.models import ModelDirectory
 from frontend.triton.pool import ReplicaPool
 from frontend.triton.replica import Replica
 
-CLIENT_CLOSED_REQUEST = 499  # the client is gone, so only the log and metrics have it
-
 _CALLERS = {"organization": "OpenAI-Organization", "project": "OpenAI-Project"}
 _HEADER_WORD = re.compile(r"[!-~]{1,128}")  # printable ASCII
-# Paths of other APIs, those of OpenAI's store and Ollama's, to what to use.
+# Paths of other APIs to what to use.
 _OTHER_APIS = (
     (re.compile("/v1(/v1)+/.*"), "a base URL with one /v1"),
-    (re.compile("(|/v1)/(responses|conversations)(/.*)?"), "/v1/responses with the whole conversation, none is stored"),
     (re.compile("/api/(chat|generate)"), "/v1/chat/completions"),
     (re.compile("/api/(tags|ps|show)"), "/v1/models"),
     (re.compile("/api/version"), "/version"),
@@ -86,6 +86,7 @@ def create_app(
     app[LARGE_BODIES] = LargeBodies(MAX_LARGEST * settings.max_body_bytes, settings.max_body_bytes)
     app[LARGE_ANSWERS] = LargeAnswers()
     app[DOCUMENT_TURNS] = DocumentTurns()
+    app[SUMMARIES] = Summaries()
 
     async def replicas_lifetime(app: web.Application) -> AsyncIterator[None]:
         observer, credentials, key = app[OBSERVER], triton_credentials(settings), settings.triton_key
@@ -118,9 +119,10 @@ def create_app(
             yield
         await pool.close()
 
-    app.cleanup_ctx.extend([_observer_lifetime, replicas_lifetime, fetcher])
+    app.cleanup_ctx.extend([_observer_lifetime, store_lifetime, replicas_lifetime, fetcher])
     app.on_response_prepare.extend([leave_packed_body, name_request])
     install_gateway(app, tell_others)
+    app.cleanup_ctx.append(background_lifetime)
     for endpoint in ENDPOINTS:
         app.router.add_routes(endpoint.routes(settings.root_paths))
     app.router.add_get("/openapi.json", openapi)
@@ -161,10 +163,7 @@ async def serve_request(request: web.Request, handler: Handler) -> web.StreamRes
     finally:
         if status == CLIENT_CLOSED_REQUEST:
             facts.error_code = CLIENT_CLOSED
-        if facts.num_reserved_bytes:
-            app[LARGE_BODIES].release(sender_of(request), facts.num_reserved_bytes)
-        if facts.num_answer_bytes:
-            app[LARGE_ANSWERS].release(sender_of(request), facts.num_answer_bytes)
+        release_memory(request)
         observer.end_request(request, status)
 
 

@@ -24,6 +24,7 @@ class Caller:
 
     name: str
     id: str  # the first digits of the key's hash
+    owner: str  # of what is stored for the key: it belongs to no later key of the same name
     role: KeyRole = KeyRole.USER
     models: tuple[str, ...] = ()  # names or patterns with *; empty: all
     organization: str = ""  # this request's; checked if the key has organizations
@@ -47,7 +48,7 @@ class Caller:
         return {requested: name for requested, name in names.items() if self.may_use(name)}
 
 
-ANONYMOUS = Caller(name="anonymous", id="anonymous")
+ANONYMOUS = Caller(name="anonymous", id="anonymous", owner="anonymous")
 
 
 @functools.lru_cache(maxsize=1024)

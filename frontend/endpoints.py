@@ -10,17 +10,18 @@ from typing import Any
 
 from aiohttp import web
 
-from frontend.handlers import completions, messages, models, pages, responses, tokenization
+from frontend.handlers import completions, conversations, messages, models, pages, responses, stored_chats, tokenization
 from frontend.handlers.bodies import expect_later
 from frontend.handlers.call import Call, answer_call
 from frontend.handlers.encoders import encoding
 from frontend.protocol import answers, response_objects
-from frontend.protocol.body import ModelBody
+from frontend.protocol.body import Body, ModelBody
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.completion import CompletionRequest
+from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
 from frontend.protocol.embeddings import EmbeddingRequest
 from frontend.protocol.messages import CountTokensRequest, MessagesRequest
-from frontend.protocol.responses import InputTokensRequest, ResponsesRequest
+from frontend.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from frontend.protocol.scores import ClassifyRequest, RerankRequest, ScoreRequest
 from frontend.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from frontend.translate.embeddings import EmbeddingReply, embedding_to_requests
@@ -50,6 +51,7 @@ class Endpoint:
     Args:
         path: with the names of its parts in braces. A path for keys exists with and without /v1, below each root path.
         other_path: the same endpoint at another version.
+        verb: the method; empty: POST with a body, else GET.
         ask: answers a question.
         call: answers a call.
         tasks: of the models that may be called; empty: any.
@@ -65,10 +67,11 @@ class Endpoint:
     other_path: str = ""
     access: Access = Access.KEY
     cost: Cost = Cost.NOTHING
+    verb: str = ""
     ask: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     call: Callable[[Call[Any]], Awaitable[web.StreamResponse]] | None = None
     tasks: Collection[Task] = ()
-    body: type[ModelBody] | None = None
+    body: type[Body] | None = None
     answer: Any = None
     event: Any = None
     has_names: bool = False
@@ -77,7 +80,7 @@ class Endpoint:
 
     @property
     def method(self) -> str:
-        return "GET" if self.body is None else "POST"
+        return self.verb or ("GET" if self.body is None else "POST")
 
     @property
     def parts(self) -> list[str]:
@@ -91,18 +94,20 @@ class Endpoint:
 
     def routes(self, root_paths: Iterable[str]) -> list[web.RouteDef]:
         """Return a route for each path of the endpoint."""
-        path = re.sub(r"{(\w+)}", r"{\1:.+}", self.path)
+        path = self.path.replace("{id}", "{id:.+}")  # a model's id may have slashes
         paths = [path]
         if self.access is Access.KEY:
             short = path.removeprefix("/v1")
             paths = [f"{root}{version}{short}" for root in ("", *root_paths) for version in ("/v1", "")]
             paths += [f"{root}{self.other_path}" for root in ("", *root_paths) if self.other_path]
-        if self.ask is not None:
+        if self.ask is None:
+            return [web.post(each, self._answer_call, expect_handler=expect_later) for each in paths]
+        if self.method == "GET":  # HEAD too
             return [web.get(each, self.ask) for each in paths]
-        return [web.post(each, self._answer_call, expect_handler=expect_later) for each in paths]
+        return [web.route(self.method, each, self.ask, expect_handler=expect_later) for each in paths]
 
     async def _answer_call(self, request: web.Request) -> web.StreamResponse:
-        assert self.body is not None and self.call is not None
+        assert self.body is not None and issubclass(self.body, ModelBody) and self.call is not None
         return await answer_call(request, self.body, self.call, tasks=self.tasks, is_counted=self.cost is Cost.REQUEST)
 
 
@@ -119,6 +124,35 @@ ENDPOINTS = (
         answer=answers.ChatCompletion,
         event=answers.ChatCompletionChunk,
         example={"model": "demo", "messages": [{"role": "user", "content": "Count from 1 to 9."}]},
+    ),
+    Endpoint(
+        path="/v1/chat/completions", summary="The stored chats", ask=stored_chats.list_chats, answer=answers.ChatList
+    ),
+    Endpoint(
+        path="/v1/chat/completions/{completion_id}/messages",
+        summary="The messages of a stored chat",
+        ask=stored_chats.list_messages,
+        answer=answers.MessageList,
+    ),
+    Endpoint(
+        path="/v1/chat/completions/{completion_id}",
+        summary="A stored chat",
+        ask=stored_chats.get_chat,
+        answer=answers.StoredChat,
+    ),
+    Endpoint(
+        path="/v1/chat/completions/{completion_id}",
+        summary="Change the metadata of a stored chat",
+        ask=stored_chats.update_chat,
+        body=MetadataRequest,
+        answer=answers.StoredChat,
+    ),
+    Endpoint(
+        path="/v1/chat/completions/{completion_id}",
+        verb="DELETE",
+        summary="Delete a stored chat",
+        ask=stored_chats.delete_chat,
+        answer=response_objects.Deleted,
     ),
     Endpoint(
         path="/v1/completions",
@@ -172,6 +206,94 @@ ENDPOINTS = (
         tasks=_GENERATE,
         body=InputTokensRequest,
         answer=response_objects.InputTokens,
+    ),
+    Endpoint(
+        path="/v1/responses/compact",
+        summary="A conversation of items in short",
+        cost=Cost.TOKENS,
+        call=responses.compact,
+        tasks=_GENERATE,
+        body=CompactRequest,
+        answer=response_objects.Compaction,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}/input_items",
+        summary="The input of a stored answer",
+        ask=responses.list_input_items,
+        answer=response_objects.ItemList,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}/cancel",
+        verb="POST",
+        summary="Stop an answer in the background",
+        ask=responses.cancel_response,
+        answer=response_objects.Response,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}",
+        summary="A stored answer",
+        ask=responses.get_response,
+        answer=response_objects.Response,
+    ),
+    Endpoint(
+        path="/v1/responses/{response_id}",
+        verb="DELETE",
+        summary="Delete a stored answer",
+        ask=responses.delete_response,
+        answer=response_objects.Deleted,
+    ),
+    Endpoint(
+        path="/v1/conversations",
+        summary="Store a conversation",
+        ask=conversations.create_conversation,
+        body=ConversationRequest,
+        answer=response_objects.Conversation,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}/items/{item_id}",
+        summary="An item of a stored conversation",
+        ask=conversations.get_item,
+        answer=response_objects.StoredItem,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}/items/{item_id}",
+        verb="DELETE",
+        summary="Delete an item of a stored conversation",
+        ask=conversations.delete_item,
+        answer=response_objects.Conversation,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}/items",
+        summary="The items of a stored conversation",
+        ask=conversations.list_items,
+        answer=response_objects.ItemList,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}/items",
+        summary="Add items to a stored conversation",
+        ask=conversations.add_items,
+        body=NewItemsRequest,
+        answer=response_objects.ItemList,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}",
+        summary="A stored conversation",
+        ask=conversations.get_conversation,
+        answer=response_objects.Conversation,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}",
+        summary="Change the metadata of a stored conversation",
+        ask=conversations.update_conversation,
+        body=MetadataRequest,
+        answer=response_objects.Conversation,
+    ),
+    Endpoint(
+        path="/v1/conversations/{conversation_id}",
+        verb="DELETE",
+        summary="Delete a stored conversation",
+        ask=conversations.delete_conversation,
+        answer=response_objects.Deleted,
     ),
     Endpoint(
         path="/v1/embeddings",

@@ -10,6 +10,7 @@ APIError
 ├── AuthenticationFailed 401     the API key is missing, unknown or expired
 ├── PermissionDenied 403         the API key does not allow this model, organization, project or route
 ├── NotFound 404                 no such route
+│   ├── NotStored                nothing of this id is stored: never, no more, or by another key
 │   └── ModelNotFound            this server does not serve the model
 │       └── AdapterNotFound      the engine has unloaded the LoRA adapter, and this process has not noticed yet
 ├── MethodNotAllowed 405
@@ -33,6 +34,7 @@ APIError
     ├── Draining                 the server is about to stop; another one may take the request, on another connection
     ├── TritonUnreachable        no connection to Triton
     │   └── NotTaken             and the engine does not have the request
+    ├── StoreFailed              the place of stored conversations does not answer
     ├── TritonTimeout            Triton did not answer before the deadline
     ├── QueueFull                a queue for requests, or for the chunks of an answer, is full
     ├── ModelNotReady            the model is known, but not loaded
@@ -160,6 +162,10 @@ class PermissionDenied(APIError):
 class NotFound(APIError):
     status, type, code = 404, "invalid_request_error", "not_found"
     is_over = True
+
+
+class NotStored(NotFound):
+    """Nothing of this id is stored, or another key has stored it."""
 
 
 class ModelNotFound(NotFound):
@@ -310,6 +316,10 @@ class TritonUnreachable(Overloaded):
 
 class NotTaken(TritonUnreachable):
     """The connection broke before the engine confirmed the request."""
+
+
+class StoreFailed(Overloaded):
+    code = "store_unavailable"
 
 
 class TritonTimeout(Overloaded):

@@ -1,7 +1,7 @@
 """Shared by all handlers: the application's keys, and the facts of one request.
 
-`GATE`, `DRAIN`, `KEYS` and `LIMITS` belong to the gateway. An application without a gateway lacks them and serves every
-request.
+`GATE`, `DRAIN`, `NOTE_CALLER`, `KEYS` and `LIMITS` belong to the gateway. An application without a gateway lacks them
+and serves every request.
 """
 
 from __future__ import annotations
@@ -60,6 +60,15 @@ class DrainControl(Protocol):
     def begin(self) -> None:
         """Refuse new requests from now on."""
 
+    def __enter__(self) -> None:
+        """Count work in flight until the end of the block.
+
+        Raises:
+            Draining: the drain has begun.
+        """
+
+    def __exit__(self, *exception: object) -> None: ...
+
     async def finish(self, timeout_s: float, hurry: asyncio.Event, end_all: Callable[[Draining], int]) -> None:
         """Drain, and return once no request is in flight. The timeout or `hurry` ends the rest."""
 
@@ -70,6 +79,10 @@ class KeyControl(Protocol):
     @property
     def num_keys(self) -> int:
         """Number of keys in the file."""
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """The owners of what is stored for the keys, to the names of the keys."""
 
     def reload(self) -> None:
         """Read the file if it has changed.
@@ -118,20 +131,33 @@ class LimitControl(Protocol):
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
         hold: Hold,
+        *,
+        is_background: bool,
     ) -> Admitted:
-        """Admit the completions of a request, and charge their tokens when it ends. It releases the hold."""
+        """Admit the completions of a request, and charge their tokens when it ends. It releases the hold.
+
+        Args:
+            is_background: the first completion waits for its place when its chunks are read, as the others do.
+        """
 
     async def count_request(self, request: web.Request, model: str) -> None:
         """Charge a request without completions."""
 
 
+# Notes the caller of work that another process has begun, by the owner of what it stores; raises AuthenticationFailed.
+type NoteCaller = Callable[[web.Request, str], None]
+
 GATE: web.AppKey[Gate] = web.AppKey("gate")
 DRAIN: web.AppKey[DrainControl] = web.AppKey("drain")
+NOTE_CALLER: web.AppKey[NoteCaller] = web.AppKey("note_caller")
 KEYS: web.AppKey[KeyControl] = web.AppKey("keys")  # missing without a key file
 LIMITS: web.AppKey[LimitControl] = web.AppKey("limits")
-LIMITS_SOCKET = "CONCH_LIMITS_SOCKET"  # variable that workers inherit: the Unix socket of the admission process
+# Variables that workers inherit: the Unix sockets of the admission process.
+LIMITS_SOCKET = "CONCH_LIMITS_SOCKET"
+STORE_SOCKET = "CONCH_STORE_SOCKET"  # missing: what is stored is not in memory
 
 CLIENT_CLOSED = "client_closed"  # error code of a request whose client hung up, for the log and metrics
+CLIENT_CLOSED_REQUEST = 499  # its status
 _MAX_LABEL = 256  # characters of one label in the log
 
 

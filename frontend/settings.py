@@ -354,6 +354,27 @@ class Settings:
         choices=("open", "closed"),
     )
 
+    store: str = setting(
+        "",
+        "Place of conversations and answers that the server keeps for its clients: none, memory, a file, or the URL of "
+        "a PostgreSQL or Redis that several frontends share; empty: memory.",
+        pattern=r"none|memory|/.+|\./.+|(redis|rediss|unix|postgres|postgresql)://.+",
+        form="none, memory, the path of a file (/... or ./...), postgresql://... or redis://...",
+        metavar="PLACE",
+        variable="CONCH_STORE",
+        is_secret=True,
+    )
+    store_age_s: float = setting(
+        0.0, "Seconds that something stays stored after its last use; 0: an hour in memory, else 30 days."
+    )
+    store_bytes: int = setting(
+        0, "Bytes that are stored for all keys together; 0: 64 MiB in memory, else no limit.", high=2**50
+    )
+    store_key_bytes: int = setting(0, "Bytes that are stored for one API key; 0: no limit.", high=2**50)
+    store_key_objects: int = setting(
+        0, "Answers, chats and conversations that are stored for one API key; 0: no limit."
+    )
+
     def __post_init__(self) -> None:
         for name, declared in SETTINGS.items():
             if not declared.allows(getattr(self, name)):
@@ -430,6 +451,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "request_timeout_s", "strict_extra",
         "validation_status",
     ),
+    "stored conversations": ("store", "store_age_s", "store_bytes", "store_key_bytes", "store_key_objects"),
     "logs and metrics": ("log_format", "metrics_compat", "picker_metrics", "metrics_by_key", "otlp_endpoint"),
     "expert": ("workers", "drain_timeout_s", "engine_stall_s"),
 }  # fmt: skip

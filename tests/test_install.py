@@ -25,7 +25,7 @@ TEST_PINS = "tests/requirements.txt"
 LOWEST_PINS = "tests/lowest.txt"
 # A file of pins to the extras that it is for, as `make pins` writes it.
 PINNED_EXTRAS = {
-    "helm/images/frontend.txt": ["frontend", "traces"],
+    "helm/images/frontend.txt": ["frontend", "postgres", "traces"],
     LOCAL_PINS: ["local"],
     TEST_PINS: ["cpu", "test", "bench"],
     "docs/site/requirements.txt": ["docs"],
@@ -46,7 +46,7 @@ def test_every_pin_is_a_version_with_hashes_and_no_address(name: str) -> None:
         assert pins(TEST_PINS).get(package, pin) == pin, "two files differ"
 
 
-@pytest.mark.parametrize(("name", "extras"), [*PINNED_EXTRAS.items(), (LOWEST_PINS, ["cpu", "traces"])])
+@pytest.mark.parametrize(("name", "extras"), [*PINNED_EXTRAS.items(), (LOWEST_PINS, ["cpu", "postgres", "traces"])])
 def test_the_pins_meet_the_projects_requirements(name: str, extras: list[str]) -> None:
     asked = [*PROJECT_FILE["build-system"]["requires"], *PROJECT_FILE["project"]["dependencies"]]
     asked += [text for extra in extras for text in EXTRAS[extra]]

@@ -47,6 +47,18 @@ def check_caller(request: web.Request) -> None:
         _identify(request, ring)
 
 
+def note_caller(request: web.Request, owner: str) -> None:
+    """Note the caller of work that was begun with a key, by the key's owner.
+
+    Raises:
+        AuthenticationFailed: the key is no longer there.
+    """
+    ring = request.app.get(KEY_RING)
+    key = None if ring is None else ring.of_owner(owner)
+    request[KEY_LIMITS] = None if key is None else key.limits
+    request[FACTS].caller = ANONYMOUS if key is None else key.caller()
+
+
 def _identify(request: web.Request, ring: KeyRing | None) -> None:
     facts, key = request[FACTS], None if ring is None else ring.authenticate(_sent_key(request))
     request[KEY_LIMITS] = None if key is None else key.limits

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from frontend.gateway.authentication import KEY_RING, check_caller, key_ring
+from frontend.gateway.authentication import KEY_RING, check_caller, key_ring, note_caller
 from frontend.gateway.cors import allow_origins
 from frontend.gateway.drain import OPEN_PATHS, Drain
 from frontend.gateway.limited import add_limit_headers, limits_lifetime
-from frontend.request_context import DRAIN, GATE, KEYS, SETTINGS, Gate, is_draining
+from frontend.handlers.stored import STORE
+from frontend.request_context import DRAIN, GATE, KEYS, NOTE_CALLER, SETTINGS, Gate, is_draining
+from frontend.store.types import Store, StoreUnavailable
+
+logger = logging.getLogger(__name__)
 
 KEY_INTERVAL_S = 1.0  # pause between checks of the key file for changes
 
@@ -29,7 +35,7 @@ def install_gateway(app: web.Application, tell_others: Callable[[], None] = lamb
         KeyFileError: the key file cannot be read, or breaks a rule.
     """
     drain = app[DRAIN] = Drain(tell_others)
-    app[GATE] = _guard(drain)
+    app[GATE], app[NOTE_CALLER] = _guard(drain), note_caller
     if (keys := key_ring(app[SETTINGS])) is not None:
         app[KEYS] = app[KEY_RING] = keys
         app.cleanup_ctx.append(_keys_lifetime)
@@ -68,8 +74,20 @@ def _guard(counted: contextlib.AbstractContextManager[None]) -> Gate:
 
 
 async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
-    watching = asyncio.create_task(app[KEY_RING].watch(KEY_INTERVAL_S))
+    watching = asyncio.create_task(app[KEY_RING].watch(KEY_INTERVAL_S, partial(_forget, app.get(STORE))))
     yield
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching
+
+
+async def _forget(store: Store | None, owner: str, name: str) -> bool:
+    """Delete what is stored for a removed key; return whether the store answers."""
+    try:
+        dropped = None if store is None else await store.drop(owner)
+    except StoreUnavailable:
+        return False
+    if dropped is not None and dropped.num_objects:  # another worker may have been first
+        numbers = dropped.num_objects, dropped.num_bytes
+        logger.info("the key %s is removed: %d stored objects with %d bytes are deleted", name, *numbers)
+    return True

@@ -51,6 +51,7 @@ class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
     organizations: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default
     projects: tuple[_HeaderValue, ...] = ()  # empty: any; else the first is the default
     limits: KeyLimits = KeyLimits()
+    owner: Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")] = ""  # random; empty, in older files: the key's id
     created_at: _Time | None = None
     expires_at: _Time | None = None
 
@@ -65,7 +66,7 @@ class Key(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
     def caller(self) -> Caller:
         """Return the caller of a request with this key, without organization and project."""
-        return Caller(name=self.name, id=self.id, role=self.role, models=self.models)
+        return Caller(name=self.name, id=self.id, owner=self.owner or self.id, role=self.role, models=self.models)
 
 
 class _Document(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +80,11 @@ class KeyFileError(SettingsError):
 def new_key() -> str:
     """Return a new key: the prefix and 256 random bits."""
     return PREFIX + secrets.token_urlsafe(_NUM_RANDOM_BYTES)
+
+
+def new_owner() -> str:
+    """Return a new owner of what is stored."""
+    return secrets.token_hex(16)
 
 
 def hash_of(text: str) -> str:

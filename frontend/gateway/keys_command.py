@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from frontend.caller import KeyRole
-from frontend.gateway.key_file import Key, KeyFileError, KeyLimits, editing, hash_of, new_key, read_keys
+from frontend.gateway.key_file import Key, KeyFileError, KeyLimits, editing, hash_of, new_key, new_owner, read_keys
 from frontend.gateway.key_ring import utc_now
 
 _LISTS = (
@@ -42,7 +42,8 @@ def add_actions(command: argparse.ArgumentParser) -> None:
         add.add_argument(f"--{limit.replace('_', '-')}", type=int, metavar="N", help="(the server's setting)")
     add.add_argument("--expires-in-days", type=float, metavar="DAYS", help="(never)")
     add_action("list", _list, "show the names and rights of the keys")
-    remove = add_action("remove", _remove, "remove a key; within a second a running server refuses it")
+    text = "remove a key; within a second a running server refuses it, and deletes what it stored for it"
+    remove = add_action("remove", _remove, text)
     remove.add_argument("--name", required=True, metavar="N", help="name of the key")
 
 
@@ -56,6 +57,7 @@ def _add(options: argparse.Namespace) -> None:
         organizations=tuple(options.organization),
         projects=tuple(options.project),
         limits=KeyLimits(**{limit: getattr(options, limit) for limit in KeyLimits.__struct_fields__}),
+        owner=new_owner(),
         created_at=now.replace(microsecond=0),
         expires_at=_expiry(now, options.expires_in_days),
     )
@@ -85,6 +87,8 @@ def _remove(options: argparse.Namespace) -> None:
         if len(left) == len(keys):
             raise KeyFileError(f"--name={options.name}: {options.file} has no key of this name; `keys list` shows them")
         keys[:] = left
+    stored = "Running servers delete what they stored for it; a server that starts later keeps that until it expires"
+    sys.stderr.write(f"The key {options.name} is removed from {options.file}. {stored} (--store-age-s).\n")
 
 
 def _expiry(now: datetime, days: float | None) -> datetime | None:

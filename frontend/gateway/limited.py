@@ -90,6 +90,8 @@ class Limits:
         generations: Sequence[GenerationRequest],
         num_per_prompt: int,
         hold: Hold,
+        *,
+        is_background: bool = False,
     ) -> Limited:
         """Charge a request, and wait for a place for its first completion.
 
@@ -101,6 +103,7 @@ class Limits:
             generations: the completions, grouped by prompt; an image that is still to be fetched is empty.
             num_per_prompt: completions of each prompt.
             hold: on the model.
+            is_background: the first completion too waits for its place when its chunks are read.
 
         Raises:
             APIError: a limit of the key is reached, or the model has no room.
@@ -108,7 +111,7 @@ class Limits:
         facts = request[FACTS]
         first, nums_prompt_tokens = self._estimate(request, body, name, generations, num_per_prompt)
         # A place does not wait for images to be fetched, nor for a model to be loaded.
-        may_begin = hold.is_ready and all(generations[0].images)
+        may_begin = hold.is_ready and all(generations[0].images) and not is_background
         lease = request[_LEASE] = await self.limiter.acquire(first if may_begin else replace(first, model=""))
         if may_begin and hold.requeue():  # its turn has ended while it waited for its place
             self.limiter.leave(lease)

@@ -1,7 +1,7 @@
 """One limiter for several workers: the admission process decides, and each worker has one connection to it.
 
 A completion takes three messages to the process and one back; each is a line of JSON. When a connection is lost, the
-process releases its leases.
+process releases its leases. The process also has the memory in which the workers store conversations.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from frontend.gateway.limiter import LocalLimiter, local_limiter
 from frontend.gateway.outage import LimitsUnavailable, Outage
 from frontend.gateway.types import AdmissionRequest, Lease, Reading
 from frontend.settings import Settings
+from frontend.store.shared import serve_database
+from frontend.store.sqlite import MEMORY, SqliteDatabase
 from frontend.supervision import END_NOW
 from model_repository.system.process_start import ENDING_SIGNALS
 
@@ -191,14 +193,14 @@ async def serve_worker(limiter: LocalLimiter, reader: asyncio.StreamReader, writ
     writer.close()
 
 
-def run(settings: Settings, path: str, *, parent: int, on_listening: Callable[[], None]) -> None:
-    """Serve the workers on a Unix socket until END_NOW, or until their parent's end closes the descriptor `parent`."""
-    os.umask(0o177)  # the socket is for this user only, from its first moment on
+def run(settings: Settings, path: str, store_path: str, *, parent: int, on_listening: Callable[[], None]) -> None:
+    """Serve the workers on Unix sockets until END_NOW, or until their parent's end closes the descriptor `parent`."""
+    os.umask(0o177)  # the sockets are for this user only, from their first moment on
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, path, parent, on_listening))
+        runner.run(_serve(settings, path, store_path, parent, on_listening))
 
 
-async def _serve(settings: Settings, path: str, parent: int, on_listening: Callable[[], None]) -> None:
+async def _serve(settings: Settings, path: str, store_path: str, parent: int, on_listening: Callable[[], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(END_NOW, stop.set)
@@ -206,13 +208,19 @@ async def _serve(settings: Settings, path: str, parent: int, on_listening: Calla
     for number in ENDING_SIGNALS:
         loop.add_signal_handler(number, lambda: None)
     loop.add_reader(parent, stop.set)
-    limiter = local_limiter(settings)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # a killed process left it
-    server = await asyncio.start_unix_server(functools.partial(serve_worker, limiter), path)
+    limiter, database = local_limiter(settings), SqliteDatabase(MEMORY)
+    for each in (path, store_path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(each)  # a killed process left it
+    servers = [
+        await asyncio.start_unix_server(functools.partial(serve_worker, limiter), path),
+        await asyncio.start_unix_server(functools.partial(serve_database, database), store_path),
+    ]
     logger.info("the admission process %d serves %s", os.getpid(), path)
     on_listening()
     await stop.wait()
     loop.remove_reader(parent)
-    server.close()
+    for server in servers:
+        server.close()
     await limiter.close()
+    await database.close()

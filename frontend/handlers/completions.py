@@ -18,6 +18,7 @@ from frontend.handlers.fetching import fetched_images, may_fetch
 from frontend.handlers.generation import Generation, admit
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.large_answers import LARGE_ANSWERS, write
+from frontend.handlers.stored_chats import keep_of
 from frontend.handlers.tokenization import detokenized
 from frontend.json_pieces import sliced
 from frontend.protocol.chat import ChatCompletionRequest
@@ -36,7 +37,7 @@ from frontend.stream_record import server_timing
 from frontend.translate import sse
 from frontend.translate.chat_reply import ChatReply
 from frontend.translate.completion_reply import CompletionReply
-from frontend.translate.reply import Reply
+from frontend.translate.reply import Event, Reply
 from frontend.translate.requests import chat_to_requests, completion_to_requests
 from frontend.triton.chunk_queue import Announced, Resumed
 from frontend.triton.models import ModelName
@@ -57,7 +58,7 @@ _MAX_BODIES = 4  # bytes that one request may send to Triton, in bodies of the l
 
 async def continue_chat(call: Call[ChatCompletionRequest]) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    return await answer_chat(call, ChatReply(call.body, call.name, int(time.time())))
+    return await answer_chat(call, ChatReply(call.body, call.name, int(time.time()), keep_of(call)))
 
 
 async def answer_chat(
@@ -71,8 +72,21 @@ async def answer_chat(
     call = await with_documents(call)
     generations = await chat_generations(call, max_prompt_tokens)
     async with await admit(call, generations, len(generations)) as admitted:
-        await _fetch_images(call, admitted)
+        await fetch_images(call, admitted)
         return await Completion(call, admitted, reply).answer()
+
+
+async def generated(call: Call[ChatCompletionRequest], reply: Reply, max_prompt_tokens: int | None = None) -> Event:
+    """Return the answer to a chat without a stream, for more work in the same request.
+
+    Args:
+        max_prompt_tokens: see ChatPrompt.
+    """
+    call = await with_documents(call)
+    generations = await chat_generations(call, max_prompt_tokens)
+    async with await admit(call, generations, len(generations)) as admitted:
+        await fetch_images(call, admitted)
+        return await Completion(call, admitted, reply).collected()
 
 
 async def chat_generations(
@@ -172,13 +186,15 @@ class Completion(Generation[Reply]):
                     continue
                 assert isinstance(chunk, GenerationChunk), "a vector has no stream"
                 record.add(index, chunk)
-                if self._reply.is_numbered:  # its last event repeats the whole answer
+                if self._reply.has_whole:
                     memory.count(request, self._call.name, chunk)
                 if not has_begun:
                     has_begun = True
                     if waited_s := self._admitted.hold.waited_s:
                         await keepalive.add_headers({"Server-Timing": server_timing(None, load_s=waited_s)})
                     await keepalive.prepare()
+                if chunk.finish_reason is not None:
+                    await self._reply.finish(index, chunk)
                 events = encoder.encode(index, chunk)
                 if isinstance(events, bytes):
                     unwritten += events
@@ -197,7 +213,7 @@ class Completion(Generation[Reply]):
                     unwritten = b""
 
 
-async def _fetch_images(call: Call[ChatCompletionRequest], admitted: Admitted) -> None:
+async def fetch_images(call: Call[ChatCompletionRequest], admitted: Admitted) -> None:
     """Fetch the images that a chat names by URL."""
     images = admitted.generations[0].images
     if all(images):

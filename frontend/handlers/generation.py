@@ -61,10 +61,15 @@ class _Unlimited:
         self.hold.release()
 
 
-async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1) -> Admitted:
+async def admit(
+    call: Call[Any], generations: Sequence[GenerationRequest], num_per_prompt: int = 1, *, is_background: bool = False
+) -> Admitted:
     """Count a request as in flight, also while it waits, and apply the limits of its key and model.
 
     The memory of its answer is reserved first: a place of the model does not wait for readers.
+
+    Args:
+        is_background: see LimitControl.
 
     Raises:
         APIError: the model is full or not ready, or the key has reached a limit.
@@ -80,7 +85,9 @@ async def admit(call: Call[Any], generations: Sequence[GenerationRequest], num_p
             await app[LARGE_ANSWERS].expect(request, call.name, generations)
         if limits is None:
             return _Unlimited(generations, triton, hold)
-        return await limits.admit(request, call.body, call.name, generations, num_per_prompt, hold)
+        return await limits.admit(
+            request, call.body, call.name, generations, num_per_prompt, hold, is_background=is_background
+        )
     except BaseException:
         hold.release()
         raise
@@ -129,11 +136,19 @@ class Generation[Writer: WholeReply[Any]]:
         Raises:
             Overloaded: the answer is larger than expected, and the memory of its sender is full.
         """
-        body = await self._within_time(self._collected())
+        body = await self.collected()
         total_s = time.monotonic() - self._facts.started_at
         timing = server_timing(self._record.slowest, load_s=self._admitted.hold.waited_s, total_s=total_s)
         memory = self._app[LARGE_ANSWERS]
         return await memory.answer(self._request, body, {**self._headers, "Server-Timing": timing})
+
+    async def collected(self) -> Event:
+        """Return the answer without a stream.
+
+        Raises:
+            Overloaded: see `whole`.
+        """
+        return await self._within_time(self._collected())
 
     async def _collected(self) -> Event:
         collected: dict[int, Chunk] = {}
@@ -146,6 +161,8 @@ class Generation[Writer: WholeReply[Any]]:
                         continue
                     self._record.add(index, chunk)
                     memory.count(self._request, self._call.name, chunk)
+                    if chunk.finish_reason is not None:
+                        await self._reply.finish(index, chunk)
                     collected[index] = self._reply.kept(index, chunk)
                     if num_completions > 1:
                         await asyncio.sleep(0)

@@ -24,10 +24,12 @@ class Keepalive:
         request: the request of the stream.
         response: the stream.
         interval_s: 0: no comments.
-        hold: of the request; while it waits, comments come more often and tell about its model.
+        hold: of the request; while it waits, comments come more often and tell about its model. None: it never waits.
     """
 
-    def __init__(self, request: web.Request, response: web.StreamResponse, interval_s: float, hold: Hold) -> None:
+    def __init__(
+        self, request: web.Request, response: web.StreamResponse, interval_s: float, hold: Hold | None
+    ) -> None:
         self._hold = hold
         self._request = request
         self._response = response
@@ -47,6 +49,10 @@ class Keepalive:
             self._comment.cancel()
             with suppress(asyncio.CancelledError, ConnectionError):
                 await self._comment
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._hold is not None and not self._hold.is_ready
 
     async def settled(self) -> None:
         """Wait until no comment is being written."""
@@ -69,7 +75,7 @@ class Keepalive:
 
     def _set_timer(self) -> None:
         if self._interval_s:
-            interval_s = self._interval_s if self._hold.is_ready else min(self._interval_s, _WAITING_INTERVAL_S)
+            interval_s = min(self._interval_s, _WAITING_INTERVAL_S) if self._is_waiting else self._interval_s
             self._timer = asyncio.get_running_loop().call_later(interval_s, self._write_if_silent)
 
     def _write_if_silent(self) -> None:
@@ -85,5 +91,7 @@ class Keepalive:
         with suppress(ConnectionError):  # the handler notices a lost connection by itself
             if not self._response.prepared:
                 await self._response.prepare(self._request)
-            news = f": keepalive: the model is {self._hold.news}\n\n".encode()
-            await self._response.write(COMMENT if self._hold.is_ready else news)
+            if self._hold is None or self._hold.is_ready:
+                await self._response.write(COMMENT)
+            else:
+                await self._response.write(f": keepalive: the model is {self._hold.news}\n\n".encode())

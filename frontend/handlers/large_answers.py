@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from aiohttp import web
 
 from frontend.errors import InvalidRequest
-from frontend.handlers.bodies import LARGE_BYTES
+from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES
 from frontend.handlers.shared_memory import SharedMemory
 from frontend.json_pieces import json_pieces, sliced
 from frontend.request_context import CLIENT_CLOSED, FACTS, lock_of_sender, sender_of
@@ -127,6 +127,15 @@ async def write(response: web.StreamResponse, made: bytes) -> None:
 
 
 LARGE_ANSWERS: web.AppKey[LargeAnswers] = web.AppKey("large_answers")
+
+
+def release_memory(request: web.Request) -> None:
+    """Free the memory of a request's body and answer."""
+    facts, sender = request[FACTS], sender_of(request)
+    if facts.num_reserved_bytes:
+        request.app[LARGE_BODIES].release(sender, facts.num_reserved_bytes)
+    if facts.num_answer_bytes:
+        request.app[LARGE_ANSWERS].release(sender, facts.num_answer_bytes)
 
 
 def _expected_bytes(request: web.Request, name: ModelName, generations: Sequence[GenerationRequest]) -> int:

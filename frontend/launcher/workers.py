@@ -22,7 +22,7 @@ from types import FrameType
 
 from frontend import server
 from frontend.connections.certificates import Certificates
-from frontend.request_context import LIMITS_SOCKET
+from frontend.request_context import LIMITS_SOCKET, STORE_SOCKET
 from frontend.settings import Settings
 from frontend.supervision import BEGIN_DRAIN, END_NOW, RELOAD_KEYS, SUPERVISED
 from frontend.telemetry.log_lines import configure_logging
@@ -52,8 +52,8 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
 
     Args:
         settings: of each worker.
-        run_admission: serves the limits of several workers in a process of its own; its arguments are those of
-            `frontend.gateway.shared_limiter.run`. None: each worker has its own limits.
+        run_admission: serves the limits of several workers, and their store in memory, in a process of its own; its
+            arguments are those of `frontend.gateway.shared_limiter.run`. None: each worker has its own ones.
     """
     count = num_workers(settings)
     if settings.tls_cert:
@@ -75,12 +75,13 @@ def run(settings: Settings, run_admission: Callable[..., None] | None = None) ->
         os.environ["PYTHONSAFEPATH"] = "1"  # else a new Python imports from the current folder
         if run_admission is not None:
             os.environ[LIMITS_SOCKET] = str(folder / "limits.sock")
+            os.environ[STORE_SOCKET] = str(folder / "store.sock")
         return Workers(replace(settings, port=ports[0]), run_admission).run(count)
 
 
 @contextmanager
 def _shared_folder() -> Iterator[Path]:
-    """Make a folder for the metrics of the workers and the socket of the limits.
+    """Make a folder for the metrics of the workers and the sockets of the admission process.
 
     Its path is short: that of a socket has at most 107 bytes. It is not in /dev/shm, since logind removes files
     of a user there at the last logout (RemoveIPC). Tools that remove old temporary files leave a locked folder alone.
@@ -258,13 +259,14 @@ def _admit(
     turned_s: ctypes.c_double,
     run_admission: Callable[..., None],
 ) -> None:
-    """Run the admission process: it keeps the limits of all workers."""
+    """Run the admission process: it keeps the limits of all workers, and what they store in memory."""
 
     def on_listening() -> None:
         has_listened.value = True
 
     configure_logging(settings.log_format)
-    run_admission(settings, os.environ[LIMITS_SOCKET], parent=parent.fileno(), on_listening=on_listening)
+    paths = os.environ[LIMITS_SOCKET], os.environ[STORE_SOCKET]
+    run_admission(settings, *paths, parent=parent.fileno(), on_listening=on_listening)
 
 
 def _reserved(host: str, port: int) -> socket.socket:

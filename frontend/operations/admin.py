@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import Field
 
 from frontend.caller import KeyRole
-from frontend.errors import InvalidRequest, PermissionDenied
+from frontend.errors import InvalidRequest, NotFound, PermissionDenied, shown
 from frontend.handlers.bodies import require_json
 from frontend.handlers.models import status_of
+from frontend.handlers.stored import store_of, stored
 from frontend.operations.adapters import AdapterCommands, Outcomes
 from frontend.operations.models import EndpointsControl
 from frontend.operations.supervisor import Supervisor
@@ -111,6 +113,28 @@ async def unload_adapter(request: web.Request) -> web.Response:
     return _adapter_response(
         model_id, name, outcomes, lambda stats: {"state": "unloaded", "num_unloading": stats.num_unloading}
     )
+
+
+async def list_stored(request: web.Request) -> web.Response:
+    """GET /admin/store: how much is stored for each key; null: the key was removed, or the server has no keys."""
+    _require_admin(request)
+    usage = await stored(store_of(request).usage())
+    keys = request.app.get(KEYS)
+    names = keys.owners if keys is not None else {}
+    owners = [{"owner": owner, "key": names.get(owner), **asdict(usage[owner])} for owner in sorted(usage)]
+    return json_response({"owners": owners})
+
+
+async def delete_stored(request: web.Request) -> web.Response:
+    """DELETE /admin/store/{id}: delete all that is stored for an owner."""
+    _require_admin(request)
+    owner = request.match_info["id"]
+    dropped = await stored(store_of(request).drop(owner))
+    if not dropped.num_objects:
+        raise NotFound(
+            f"owner={shown(owner)}: nothing is stored for it; GET /admin/store has the owners", param="owner"
+        )
+    return json_response({"owner": owner, **asdict(dropped)})
 
 
 async def reload_keys(request: web.Request) -> web.Response:

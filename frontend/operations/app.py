@@ -7,6 +7,7 @@ from aiohttp import web
 from frontend.app import name_request, serve_request
 from frontend.gateway.install import share_gateway
 from frontend.handlers import models, pages
+from frontend.handlers.stored import STORE
 from frontend.operations import admin
 from frontend.operations.adapters import AdapterCommands
 from frontend.operations.admin import ADAPTERS, CONTROL, SUPERVISOR
@@ -31,6 +32,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
     app[MODELS], app[OBSERVER] = public[MODELS], public[OBSERVER]
     app[IS_PUBLIC] = False
     share_gateway(public, app)
+    if STORE in public:
+        app[STORE] = public[STORE]
     tritons = app[TRITON].tritons
     app[CONTROL] = EndpointsControl(tritons)
     app[ADAPTERS] = AdapterCommands(tritons, settle_s=MAX_AGE_S + STATS_INTERVAL_S)
@@ -50,6 +53,8 @@ def create_operations_app(public: web.Application, supervisor: Supervisor) -> we
             web.get("/admin/models/{id:.+}/adapters", admin.list_adapters),
             web.post("/admin/models/{id:.+}/adapters", admin.load_adapter),
             web.delete("/admin/models/{id:.+}/adapters/{name:.+}", admin.unload_adapter),
+            web.get("/admin/store", admin.list_stored),
+            web.delete("/admin/store/{id}", admin.delete_stored),
             web.post("/admin/keys/reload", admin.reload_keys),
             web.post("/admin/drain", admin.drain),
         ]

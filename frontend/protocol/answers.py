@@ -212,6 +212,39 @@ class ChunkChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
+class StoredChat(ChatCompletion):
+    """A stored answer to a chat."""
+
+    metadata: dict[str, Any]
+
+
+class ChatList(TypedDict):
+    """A page of stored chats."""
+
+    object: Literal["list"]
+    data: list[StoredChat]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredMessage(TypedDict):
+    """A message of a stored chat, as it was sent."""
+
+    id: str
+    role: str
+
+
+class MessageList(TypedDict):
+    """A page of the messages of a stored chat."""
+
+    object: Literal["list"]
+    data: list[StoredMessage]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class ChatCompletionChunk(_CompletionEvent):
     """An event of a chat completion's stream."""
 

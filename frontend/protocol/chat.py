@@ -208,6 +208,7 @@ class ChatCompletionRequest(GenerationBody):
         Field(description="the conversation; a text is one message of the user"),
         BeforeValidator(messages_from, json_schema_input_type=MessagesInput),
     ]
+    store: bool | None = optional(True, "store the chat, for GET /v1/chat/completions")
     max_tokens: int | None = optional(3, "maximum number of completion tokens", ge=1, le=MAX_INT32)
     logprobs: bool | None = optional(True, "log probabilities of the tokens, of the raw distribution")
     top_logprobs: int | None = declared(

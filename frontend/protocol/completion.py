@@ -29,6 +29,7 @@ class CompletionRequest(GenerationBody):
     """The body of POST /v1/completions."""
 
     refused: ClassVar[Mapping[str, Refused]] = REFUSED | {
+        "store": Refused(False),
         "messages": Refused([]),
         "top_logprobs": Refused(0),
         "tools": Refused([]),

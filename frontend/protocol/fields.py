@@ -24,7 +24,6 @@ REFUSED: dict[str, Refused] = {
     "audio": Refused(),
     "web_search_options": Refused(),
     "moderation": Refused(),
-    "store": Refused(False),
     "chat_template": Refused(),
     "use_beam_search": Refused(False),
     "length_penalty": Refused(1),

@@ -9,7 +9,7 @@ from pydantic import Field
 from frontend.protocol.answers import ServiceTier, TokenLogprob
 
 type ItemStatus = Literal["in_progress", "completed", "incomplete"]
-type ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+type ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 # --- items of the output ---------------------------------------------------------------------------------------------
@@ -80,7 +80,15 @@ class CustomCallItem(TypedDict):
     input: str
 
 
-type OutputItem = OutputMessage | Reasoning | FunctionCallItem | CustomCallItem
+class CompactionItem(TypedDict):
+    """A summary that stands for the conversation before it, in an opaque form."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+type OutputItem = CompactionItem | OutputMessage | Reasoning | FunctionCallItem | CustomCallItem
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -120,6 +128,12 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
+class ConversationId(TypedDict):
+    """The stored conversation of an answer."""
+
+    id: str
+
+
 class Response(TypedDict):
     """The answer of /v1/responses. Most fields repeat the request's."""
 
@@ -133,9 +147,10 @@ class Response(TypedDict):
     model: str
     output: list[OutputItem]
     usage: ResponseUsage | None  # None: not yet
-    store: Literal[False]  # nothing is stored
-    background: Literal[False]
-    previous_response_id: None
+    store: bool  # whether the answer is stored
+    background: bool
+    previous_response_id: str | None
+    conversation: ConversationId | None
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
@@ -155,6 +170,50 @@ class Response(TypedDict):
     user: str | None
 
 
+class StoredItem(TypedDict):
+    """A stored item of an input or an output, in the form of its type."""
+
+    id: str
+    type: str
+
+
+class ItemList(TypedDict):
+    """A page of stored items."""
+
+    object: Literal["list"]
+    data: list[StoredItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Conversation(TypedDict):
+    """A stored conversation, without its items."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int  # unix seconds
+    metadata: dict[str, str]
+
+
+class Deleted(TypedDict):
+    """Something stored that is deleted now."""
+
+    id: str
+    object: str
+    deleted: Literal[True]
+
+
+class Compaction(TypedDict):
+    """The answer of /v1/responses/compact: a conversation in short."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int  # unix seconds
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
 class InputTokens(TypedDict):
     """The answer of /v1/responses/input_tokens."""
 
@@ -171,7 +230,13 @@ class ResponseEvent(_Numbered):
     """The beginning or the end of the stream, with the answer so far."""
 
     type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+        "response.created",
+        "response.queued",  # in the background only, as the last one
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "response.cancelled",
     ]
     response: Response
 

@@ -36,10 +36,13 @@ _ITEMS: Forms = {
     "function_call_output": (("call_id", "output"), ()),
     "custom_tool_call": (("call_id", "name", "input"), ("namespace",)),
     "custom_tool_call_output": (("call_id", "output"), ()),
+    "compaction": (("encrypted_content",), ()),
+    "compaction_trigger": ((), ()),
 }
+REFERENCE = "item_reference"
 # Skipped and listed, each with the reason.
 _SKIPPED = {
-    "item_reference": "see `InputTokensRequest`",
+    REFERENCE: "replaced by the item, if it is stored",
     **dict.fromkeys(
         (
             "code_interpreter_call",
@@ -71,11 +74,11 @@ _SKIPPED = {
         "a call of a tool that is offered by OpenAI's servers only, and its result",
     ),
 }
+COMPACTION, COMPACTION_TRIGGER = "compaction", "compaction_trigger"
 CALLS = ("function_call", "custom_tool_call")
 _THOUGHTS = {"summary_text", "reasoning_text"}
 _SEAL = "conch:"
 _TOOLS = ("function", "custom")
-_WHOLE_CONVERSATION = "input with the whole conversation: nothing is stored"
 _INCLUDABLE = ("reasoning.encrypted_content", "message.output_text.logprobs")
 
 
@@ -155,7 +158,8 @@ class ResponseItem(OpenBody):
         return "\n\n".join(part.text or "" for part in self.content or self.summary or ())
 
     def ignored_values(self) -> Iterator[str]:
-        if self.encrypted_content is not None and opened_thinking(self.encrypted_content) is None:
+        is_thinking = self.type == "reasoning" and self.encrypted_content is not None
+        if is_thinking and opened_thinking(self.encrypted_content or "") is None:
             yield "encrypted_content"
 
     @model_validator(mode="after")
@@ -196,6 +200,24 @@ def _items(value: Any) -> Any:
         {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
         for item in refuse_too_many_parts(value)
     ]
+
+
+type Items = Annotated[
+    list[ResponseItem],
+    FailFast(),
+    MESSAGES_LENGTH,
+    BeforeValidator(_items, json_schema_input_type=str | list[ResponseItem]),
+]
+
+
+class ConversationRef(Body):
+    """A stored conversation."""
+
+    id: str
+
+
+def _conversation_ref(value: Any) -> Any:
+    return {"id": value} if isinstance(value, str) else value
 
 
 class GrammarFormat(TypedBody):
@@ -294,24 +316,24 @@ class ResponseStreamOptions(Body):
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
 
+class ContextManagement(Body):
+    """When a summary takes the place of the conversation so far."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Field(ge=1, le=MAX_INT32)]  # tokens of the prompt
+
+
 class InputTokensRequest(ModelBody):
     """The body of POST /v1/responses/input_tokens: what the prompt depends on."""
 
     refused: ClassVar[Mapping[str, Refused]] = {
-        "previous_response_id": Refused(instead=_WHOLE_CONVERSATION),
-        "conversation": Refused(instead=_WHOLE_CONVERSATION),
         "prompt": Refused(),
         "moderation": Refused(),
-        "context_management": Refused([]),
     }
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"store": (False,)}
 
-    input: Annotated[
-        list[ResponseItem],
-        FailFast(),
-        MESSAGES_LENGTH,
-        BeforeValidator(_items, json_schema_input_type=str | list[ResponseItem]),
-    ]
+    input: Items
+    previous_response_id: str | None = None
+    conversation: Annotated[ConversationRef | None, BeforeValidator(_conversation_ref)] = None
     instructions: str | None = None
     tools: Annotated[list[ResponseTool] | None, FailFast(), Field(max_length=MAX_TOOLS)] = None
     tool_choice: Annotated[
@@ -327,16 +349,18 @@ class InputTokensRequest(ModelBody):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        if all(item.is_skipped for item in self.input):
+        if all(item.is_skipped and item.type != REFERENCE for item in self.input):
             raise broken_rule("input", "has no item of a type that is served here")
-        next_types = [*(item.type for item in self.input[1:]), ""]
-        for index, (item, next_type) in enumerate(zip(self.input, next_types, strict=True)):
-            # The AI SDK refers to thinking, and to text before a call: the conversation goes on without them.
-            is_skipped = next_type in CALLS or (item.id or "").startswith("rs_")
-            if item.type == "item_reference" and not is_skipped:
-                rule = f"{item.id} is not stored here: send the item itself (the AI SDK does with `store: false`)"
-                raise broken_rule(f"input[{index}].id", rule)
+        for index, item in enumerate(self.input[:-1]):
+            if item.type == COMPACTION_TRIGGER:
+                raise broken_rule(f"input[{index}].type", "a compaction_trigger is the last item")
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise broken_rule("conversation", "excludes previous_response_id")
         return self
+
+    def references(self) -> list[str]:
+        """Return the ids of the stored items that the input refers to."""
+        return [item.id for item in self.input if item.type == REFERENCE and item.id is not None]
 
     def thinking_controls(self) -> Iterator[tuple[str, str]]:
         if self.effort is not None:
@@ -371,8 +395,9 @@ class InputTokensRequest(ModelBody):
 class ResponsesRequest(InputTokensRequest):
     """The body of POST /v1/responses."""
 
-    refused: ClassVar[Mapping[str, Refused]] = {**InputTokensRequest.refused, "background": Refused(False)}
-
+    store: bool | None = None  # null: as true
+    background: bool | None = None
+    context_management: Annotated[list[ContextManagement] | None, Field(max_length=1)] = None
     max_output_tokens: Annotated[int | None, Field(ge=1, le=MAX_INT32)] = None
     max_tool_calls: Annotated[int | None, Field(ge=1)] = None  # of OpenAI's own tools: there are none
     temperature: float | None = declared("temperature")
@@ -408,6 +433,16 @@ class ResponsesRequest(InputTokensRequest):
     def _check_fields(self) -> Self:
         if self.top_logprobs and not self.has_logprobs:
             raise broken_rule("top_logprobs", "needs `message.output_text.logprobs` in include")
+        if self.background and self.store is False:
+            raise broken_rule("background", "needs a stored answer: leave `store: false` out")
+        if self.background and self.input[-1].type == COMPACTION_TRIGGER:
+            raise broken_rule("background", "excludes compaction_trigger")
         if self.stream_options is not None and not self.stream:
             raise broken_rule("stream_options", "`stream_options` can only be used when `stream` is True")
         return self
+
+
+class CompactRequest(InputTokensRequest):
+    """The body of POST /v1/responses/compact."""
+
+    prompt_cache_key: str | None = None

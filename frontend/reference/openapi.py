@@ -105,7 +105,8 @@ def _errors(endpoint: Endpoint) -> dict[str, str]:
     if endpoint.cost is not Cost.NOTHING:
         statuses["429"] = "A limit of the API key is reached: try again later, unless x-should-retry is false"
     if endpoint.has_model:
-        statuses["404"] = "There is no model of this name"
+        is_stored = any(part.endswith("_id") for part in endpoint.parts)
+        statuses["404"] = "Nothing of this id is stored" if is_stored else "There is no model of this name"
     if endpoint.event is not None:
         statuses["504"] = "The answer took longer than the server allows"
     if endpoint.error is answers.MessageError:

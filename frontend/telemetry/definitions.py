@@ -65,6 +65,11 @@ def _device_gauge(kind: str, meaning: str) -> Metric:
     return Metric(name=name, kind=Kind.GAUGE, meaning=meaning, labels=labels, gauge_mode="livemostrecent")
 
 
+def _stored_gauge(name: str, counted: str) -> Metric:
+    meaning = f"{counted} for all keys, each minute."
+    return Metric(name=name, kind=Kind.GAUGE, meaning=meaning, labels=(), gauge_mode="livemostrecent")
+
+
 TTFT = _histogram(
     "conch_time_to_first_token_seconds",
     "From the arrival of a request to its first token, without streaming too.",
@@ -194,6 +199,15 @@ DEVICE_USED = _device_gauge("used", "Memory of a graphics card that the engine t
 DEVICE_FREE = _device_gauge("free", "Memory of a graphics card that no program takes.")
 CANCEL_TO_FREE = _engine_gauge(
     "conch_cancel_to_free_seconds", "From the arrival of the last cancel at the engine to its memory being free."
+)
+
+STORED_OBJECTS = _stored_gauge("conch_stored_objects", "Answers, chats and conversations that are stored")
+STORED_BYTES = _stored_gauge("conch_stored_bytes", "Bytes that are stored")
+STORE_CALLS = Metric(
+    name="conch_store_calls_total",
+    kind=Kind.COUNTER,
+    meaning="Calls of the place of stored conversations, by result: ok or failed.",
+    labels=("result",),
 )
 
 KEY_REQUESTS = _key_counter("conch_key_requests_total", "HTTP requests")

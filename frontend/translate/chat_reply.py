@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 from functools import partial
+from hashlib import blake2b
 
 import msgspec.structs
 
@@ -26,7 +27,8 @@ from frontend.protocol.answers import (
 )
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.translate.logprobs import chat_logprobs, prompt_logprobs
-from frontend.translate.reply import Reply, chat_parsers, padding, timing, total_usage
+from frontend.translate.reply import Keep, Reply, chat_parsers, padding, timing, total_usage
+from frontend.triton.chunk_queue import joined
 from frontend.triton.models import ModelName
 from model_repository.contract import output
 from model_repository.contract.output import GenerationChunk
@@ -39,10 +41,15 @@ class ChatReply(Reply):
         chat: the request.
         name: the model, by the client's name.
         created: unix seconds.
+        keep: stores the answer; None: it is not stored.
     """
 
-    def __init__(self, chat: ChatCompletionRequest, name: ModelName, created: int) -> None:
+    def __init__(self, chat: ChatCompletionRequest, name: ModelName, created: int, keep: Keep | None = None) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(16)}"
+        self._chat = chat
+        self._keep = keep
+        self.has_whole = keep is not None
+        self._kept: dict[int, list[GenerationChunk]] = {}  # the chunks of each choice, if they are stored
         self.num_per_prompt = chat.n or 1
         self._created = created
         self._name = name
@@ -77,10 +84,28 @@ class ChatReply(Reply):
 
     def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
         """See Reply."""
-        return self._parsers[index].plain_part(chunk) if self._is_plain and chunk.text else None
+        part = self._parsers[index].plain_part(chunk) if self._is_plain and chunk.text else None
+        if part is not None:
+            self._note(index, chunk)
+        return part
+
+    def _note(self, index: int, chunk: GenerationChunk) -> None:
+        if self.has_whole:
+            self._kept.setdefault(index, []).append(chunk)
+
+    async def finish(self, index: int, chunk: GenerationChunk) -> None:
+        """See Reply. What is stored is the answer without a stream."""
+        self._note(index, chunk)
+        chunks = [self._kept[number] for number in sorted(self._kept) if self._kept[number][-1].finish_reason]
+        if self._keep is not None and len(chunks) == self.num_per_prompt:
+            reply = ChatReply(self._chat, self._name, self._created)
+            reply.id = self.id
+            await self._keep(reply.whole([joined(parts) for parts in chunks]))
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[ChatCompletionChunk]:
         """Return the events of a chunk; after the last chunk of all, also the usage if the client wants it."""
+        if chunk.finish_reason is None:
+            self._note(index, chunk)
         if chunk.usage is not None:
             self._usages[index] = chunk.usage
         pieces = [self._piece(index, delta) for delta in self._deltas(index, chunk)]
@@ -176,16 +201,18 @@ class ChatReply(Reply):
 
     def _deltas(self, index: int, chunk: GenerationChunk) -> list[Delta]:
         """Return a chunk's additions to the message of a choice."""
-        return [delta for parsed in self._parsers[index].read(chunk) if (delta := self._delta(parsed)) is not None]
+        parsed = self._parsers[index].read(chunk)
+        return [delta for each in parsed if (delta := self._delta(index, each)) is not None]
 
-    def _delta(self, parsed: OutputDelta) -> Delta | None:
+    def _delta(self, choice: int, parsed: OutputDelta) -> Delta | None:
         match parsed:
             case TextDelta(text):
                 return None if self._has_no_content else {"content": text}
             case ReasoningDelta(text):
                 return {"reasoning_content": text, "reasoning": text} if self._has_reasoning else None
             case CallBegin(index, name, is_custom):
-                call_id = f"call_{secrets.token_hex(12)}"
+                place = f"{self.id} {choice} {index}"  # a stored answer has the ids of the streamed one
+                call_id = f"call_{blake2b(place.encode(), digest_size=12).hexdigest()}"
                 if is_custom:
                     custom: CustomCall = {"name": name, "input": ""}
                     return {"tool_calls": [{"index": index, "id": call_id, "type": "custom", "custom": custom}]}

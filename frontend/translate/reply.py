@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from frontend.errors import APIError
@@ -21,6 +21,7 @@ from model_repository.reasoning_formats import REASONING_FORMATS
 _PADDING_BLOCK = 16  # characters
 
 type Event = Mapping[str, Any]
+type Keep = Callable[[Mapping[str, Any]], Awaitable[bool]]  # stores a complete answer; returns whether it is stored
 
 
 class WholeReply[Kind: (GenerationChunk, VectorChunk)](Protocol):
@@ -33,6 +34,10 @@ class WholeReply[Kind: (GenerationChunk, VectorChunk)](Protocol):
     def kept(self, index: int, chunk: Kind) -> Kind:
         """Return a completion's only chunk as `whole` needs it. The event loop runs between two of them."""
         return chunk
+
+    async def finish(self, index: int, chunk: Kind) -> None:
+        """Note the last chunk of a completion before its events are made, such as to store the answer first."""
+        return
 
     def whole(self, chunks: Sequence[Kind]) -> Event:
         """Return the answer without a stream, from one chunk for each completion, as `kept` returned it.
@@ -47,6 +52,7 @@ class Reply(WholeReply[GenerationChunk], Protocol):
     has_names: bool = False  # the name of each event, its `type`, goes on a line before it
     has_done: bool = True  # [DONE] is the last event; some clients wait for it after an error too
     is_numbered: bool = False  # each event has its place in the stream, as `sequence_number`
+    has_whole: bool = False  # it keeps the whole answer of a stream in memory
 
     def opening(self, first: GenerationChunk) -> Sequence[Event]:
         """Return the events before the first chunk of all."""

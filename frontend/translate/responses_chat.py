@@ -8,6 +8,7 @@ from typing import Any
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.responses import (
     CALLS,
+    COMPACTION_TRIGGER,
     InputTokensRequest,
     ResponseItem,
     ResponsePart,
@@ -31,14 +32,17 @@ _PLACES = {
     "response_format.json_schema": "text.format",
 }
 
-type _PlacedItem = tuple[str, ResponseItem]  # with its place in the body
+type PlacedItem = tuple[str, ResponseItem]  # with its place in the body, or the field that names where it is stored
 
 
-def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places) -> ChatCompletionRequest:
+def responses_to_chat(
+    body: InputTokensRequest, name: ModelName, places: Places, items: Iterable[PlacedItem] | None = None
+) -> ChatCompletionRequest:
     """Return the chat that a request means. Without a limit the answer may fill the context window, as OpenAI's does.
 
     Args:
         places: gets those of the chat's parts.
+        items: of the whole conversation; None: those of the input.
 
     Raises:
         InvalidRequest: a rule of chats is broken.
@@ -56,7 +60,7 @@ def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places)
     for ours, theirs in _PLACES.items():
         places[ours] = theirs
     fields["messages"] = messages = PlacedMessages(places)
-    _write_messages(body, messages)
+    _write_messages(body, input_items(body.input) if items is None else items, messages)
     chat = chat_from(fields | _tool_fields(body, places) | _format_fields(body), places)
     if body.truncation == "auto":  # turns are left out with their images, and the engine numbers the others
         for index, _ in enumerate(chat.image_urls()):
@@ -64,12 +68,18 @@ def responses_to_chat(body: InputTokensRequest, name: ModelName, places: Places)
     return chat
 
 
-def _write_messages(body: InputTokensRequest, messages: PlacedMessages) -> None:
+def input_items(items: Iterable[ResponseItem]) -> list[PlacedItem]:
+    """Return the items of an input with their places."""
+    return [(f"input[{index}]", item) for index, item in enumerate(items)]
+
+
+def _write_messages(body: InputTokensRequest, items: Iterable[PlacedItem], messages: PlacedMessages) -> None:
     if body.instructions is not None:
         messages.write("system", "instructions", [({"type": "text", "text": body.instructions}, "instructions")])
-    items = [(f"input[{index}]", item) for index, item in enumerate(body.input) if not item.is_skipped]
-    for turn in _turns(items):
+    for turn in _turns((place, item) for place, item in items if not item.is_skipped):
         place, item = turn[0]
+        if item.type == COMPACTION_TRIGGER:
+            continue
         if _is_of_model(item):
             _write_assistant(turn, messages)
         elif item.role is not None:
@@ -78,12 +88,12 @@ def _write_messages(body: InputTokensRequest, messages: PlacedMessages) -> None:
             messages.write("tool", place, _content(f"{place}.output", item.output or ()), tool_call_id=item.call_id)
 
 
-def _turns(items: Iterable[_PlacedItem]) -> Iterator[list[_PlacedItem]]:
+def _turns(items: Iterable[PlacedItem]) -> Iterator[list[PlacedItem]]:
     """Yield what the model wrote in one turn together, thinking, text and calls, and each other item alone.
 
     Behind a text, thinking or another text begins a new turn, but not while calls wait for their results.
     """
-    turn: list[_PlacedItem] = []
+    turn: list[PlacedItem] = []
     types: set[str] = set()  # of the turn's items
     for placed in items:
         goes_on = placed[1].type in CALLS or bool(types & {*CALLS}) or "message" not in types
@@ -100,7 +110,7 @@ def _is_of_model(item: ResponseItem) -> bool:
     return item.type == "reasoning" or item.type in CALLS or item.role == "assistant"
 
 
-def _write_assistant(turn: Sequence[_PlacedItem], messages: PlacedMessages) -> None:
+def _write_assistant(turn: Sequence[PlacedItem], messages: PlacedMessages) -> None:
     parts: list[Placed] = []
     for place, item in turn:
         if item.type == "message":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Any
 
@@ -15,10 +16,10 @@ from frontend.json_pieces import lazy_list
 from frontend.output_parser.deltas import ArgumentsDelta, CallBegin, CallEnd, OutputDelta, ReasoningDelta, TextDelta
 from frontend.protocol.body import Body
 from frontend.protocol.chat import ChatCompletionRequest
-from frontend.protocol.response_objects import Response, ResponseError, ResponseUsage, TextLogprob
+from frontend.protocol.response_objects import Response, ResponseError, ResponseStatus, ResponseUsage, TextLogprob
 from frontend.protocol.responses import ResponsesRequest, ResponseTool, sealed_thinking
 from frontend.translate.logprobs import chat_logprobs
-from frontend.translate.reply import Event, Reply, chat_parsers
+from frontend.translate.reply import Event, Keep, Reply, chat_parsers
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
 
@@ -62,6 +63,7 @@ _SUMMARY = _Form(
 )
 _FUNCTION_CALL = _Form("function_call", "fc", "response.function_call_arguments", "arguments")
 _CUSTOM_CALL = _Form("custom_tool_call", "ctc", "response.custom_tool_call_input", "input")
+_ITEM = ("added", "done")  # events of an item
 _EMPTY_MESSAGE: Mapping[str, Any] = {"role": "assistant", "content": []}
 
 
@@ -73,12 +75,27 @@ class ResponsesReply(Reply):
         chat: the request as a chat.
         name: the model, by the client's name.
         created: unix seconds.
+        keep: stores a complete answer, and returns whether it is stored; None: it is not stored.
+        made: the first items of the output.
+        identity: of an answer in the background, which is stored before it begins; empty: a new one.
+        clock: unix seconds, for the time of the end.
     """
 
-    num_per_prompt, has_names, has_done, is_numbered = 1, True, False, True
+    num_per_prompt, has_names, has_done, is_numbered, has_whole = 1, True, False, True, True
 
-    def __init__(self, body: ResponsesRequest, chat: ChatCompletionRequest, name: ModelName, created: int) -> None:
-        self.id = f"resp_{secrets.token_hex(16)}"
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        chat: ChatCompletionRequest,
+        name: ModelName,
+        created: int,
+        keep: Keep | None = None,
+        made: Sequence[dict[str, Any]] = (),
+        *,
+        identity: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.id = identity or f"resp_{secrets.token_hex(16)}"
         [self._parser] = chat_parsers(chat, name)
         self._thinking = _SUMMARY if body.summary else _THINKING
         self._namespaces = {called: (space, tool.name) for called, space, tool, _ in body.offered_tools() if space}
@@ -87,7 +104,14 @@ class ResponsesReply(Reply):
         self._has_logprobs = bool(chat.logprobs)
         self._is_plain = not (chat.may_call() or self._has_logprobs)
         self._frame = _frame(body, chat, self.id, name.requested, created)
-        self._output: list[dict[str, Any]] = []
+        self._is_queued = bool(identity)
+        self._frame["background"] = self._is_queued
+        self._frame["store"] = keep is not None or self._is_queued
+        self._keep, self._clock = keep, clock
+        self.ended: Response | None = None  # the answer at its end
+        self._last: Sequence[Event] | None = None  # the events of the last chunk, once they are made
+        self._made = made
+        self._output: list[dict[str, Any]] = [*made]
         self._open: _Form | None = None  # the last item's while it is open
         self._pieces: list[str] = []  # texts of the open item
         self._logprobs: list[bytes] = []  # of its tokens, packed
@@ -95,8 +119,16 @@ class ResponsesReply(Reply):
 
     def opening(self, first: GenerationChunk) -> Sequence[Event]:
         """Return the events before the content."""
-        response = self._response("in_progress")
-        return [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+        if self._is_queued:
+            return [self._of_whole(name, self._empty("queued")) for name in ("created", "queued")]
+        return [self._of_whole("created", self._empty("in_progress")), *self.begin()]
+
+    def begin(self) -> Sequence[Event]:
+        """Return the events that say that the answer is begun, with the first items."""
+        events = [self._of_whole("in_progress", self._empty("in_progress"))]
+        for index, item in enumerate(self._made):
+            events += [{"type": f"response.output_item.{name}", "output_index": index, "item": item} for name in _ITEM]
+        return events
 
     def plain_part(self, index: int, chunk: GenerationChunk) -> str | None:
         """See Reply."""
@@ -112,18 +144,38 @@ class ResponsesReply(Reply):
 
     def events(self, index: int, chunk: GenerationChunk) -> Sequence[Event]:
         """Return the events of a chunk."""
+        if self._last is not None:
+            return self._last
         is_thinking = 0 < sum(chunk.spans[::2]) == len(chunk.text)
         if self._has_logprobs and not is_thinking:
             self._unsent += chunk.logprobs
         events = [event for parsed in self._parser.read(chunk) for event in self._events_of(parsed)]
         if chunk.finish_reason is not None:
-            if not self._output:
+            if len(self._output) == len(self._made):
                 events += self._opening(_MESSAGE, _EMPTY_MESSAGE)
             is_cut = chunk.finish_reason is FinishReason.LENGTH
             events += self._closing(is_complete=self._is_text and not is_cut)
             status = "incomplete" if is_cut else "completed"
-            events.append({"type": f"response.{status}", "response": self._response(status, chunk.usage)})
+            events += self._end(status, self._response(status, chunk.usage))
         return events
+
+    def cancelled(self) -> Sequence[Event]:
+        """Return the event that ends an answer that the client stops."""
+        self._close_item("incomplete")
+        return self._end("cancelled", self._response("cancelled"))
+
+    def so_far(self, status: ResponseStatus) -> Response:
+        """Return the answer so far. No chunk may follow."""
+        self._close_item("in_progress")
+        return self._response(status)
+
+    async def finish(self, index: int, chunk: GenerationChunk) -> None:
+        """See Reply."""
+        if self._keep is not None:
+            events = self.events(index, chunk)
+            response = events[-1]["response"]
+            response["store"] = await self._keep(response)
+            self._last = events
 
     def whole(self, chunks: Sequence[GenerationChunk]) -> Event:
         """Return the answer without a stream, from its only chunk."""
@@ -138,8 +190,20 @@ class ResponsesReply(Reply):
         self._close_item("incomplete")
         return [
             {"type": "error", **fields},
-            {"type": "response.failed", "response": self._response("failed", error=error)},
+            *self._end("failed", self._response("failed", error=error)),
         ]
+
+    def _empty(self, status: ResponseStatus) -> Response:
+        response = self._response(status)
+        response["output"] = []
+        return response
+
+    def _of_whole(self, name: str, response: Response) -> Event:
+        return {"type": f"response.{name}", "response": response}
+
+    def _end(self, name: str, response: Response) -> Sequence[Event]:
+        self.ended = response
+        return [self._of_whole(name, response)]
 
     def _response(self, status: Any, usage: Usage | None = None, error: APIError | None = None) -> Response:
         response = self._frame.copy()
@@ -150,7 +214,7 @@ class ResponsesReply(Reply):
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif status == "completed":
-            response["completed_at"] = int(time.time())
+            response["completed_at"] = int(self._clock())
         if error is not None:
             response["error"] = _error(error)
         return response
@@ -171,7 +235,7 @@ class ResponsesReply(Reply):
                 yield from self._closing(is_complete=self._is_text)
                 form = _CUSTOM_CALL if parsed.is_custom else _FUNCTION_CALL
                 space, own_name = self._namespaces.get(name, ("", name))
-                call = {"call_id": f"call_{secrets.token_hex(12)}", "name": own_name, form.text: ""}
+                call = {"call_id": self._next_id("call", 12), "name": own_name, form.text: ""}
                 yield from self._opening(form, call | ({"namespace": space} if space else {}))
             case ArgumentsDelta(_, text):
                 self._pieces.append(text)
@@ -194,7 +258,7 @@ class ResponsesReply(Reply):
     def _opening(self, form: _Form, fields: Mapping[str, Any]) -> Iterator[Event]:
         """Begin an item."""
         self._open = form
-        item = {"id": f"{form.prefix}_{secrets.token_hex(16)}", "type": form.item, **fields}
+        item = {"id": self._next_id(form.prefix, 16), "type": form.item, **fields}
         if form is not _CUSTOM_CALL:  # OpenAI's has no status
             item["status"] = "in_progress"
         self._output.append(item)
@@ -239,6 +303,11 @@ class ResponsesReply(Reply):
             self._unsent = []
         self._open, self._pieces, self._logprobs = None, [], []
 
+    def _next_id(self, prefix: str, num_bytes: int) -> str:
+        """Return an id of the next item. The same chunks give the same ids, and the answer's own id is random."""
+        name = f"{self.id} {prefix} {len(self._output)}".encode()
+        return f"{prefix}_{blake2b(name, digest_size=num_bytes).hexdigest()}"
+
     def _index(self) -> dict[str, Any]:
         return {"output_index": len(self._output) - 1}
 
@@ -269,7 +338,8 @@ def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, m
         "usage": None,
         "store": False,
         "background": False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
+        "conversation": None if body.conversation is None else {"id": body.conversation.id},
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,

@@ -44,10 +44,7 @@ class EventEncoder:
 
         The events that open the stream precede those of the first chunk of all.
         """
-        opening = b""
-        if not self._has_begun:
-            self._has_begun = True
-            opening = b"".join(self._pieces(self._reply.opening(chunk)))
+        opening = self.begin(chunk)
         plain = self.plain(index, chunk)
         if plain is not None:
             return opening + plain
@@ -55,6 +52,17 @@ class EventEncoder:
         if isinstance(pieces, list):
             return b"".join([opening, *pieces])
         return itertools.chain([opening], pieces)
+
+    def begin(self, first: GenerationChunk) -> bytes:
+        """Return the events before the content, once."""
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        return self.further(self._reply.opening(first))
+
+    def further(self, events: Sequence[Event]) -> bytes:
+        """Return events that are of no chunk."""
+        return b"".join(self._pieces(events))
 
     def plain(self, index: int, chunk: GenerationChunk) -> bytes | None:
         """Return the event of a chunk that extends the text alone; None: it does not."""
@@ -72,7 +80,7 @@ class EventEncoder:
 
     def failure(self, error: APIError) -> bytes:
         """Return the events that end the stream with an error."""
-        return b"".join(self._pieces(self._reply.failure(error))) + self.end
+        return self.further(self._reply.failure(error)) + self.end
 
     def _frame(self, index: int, *, is_thinking: bool) -> list[bytes]:
         """Return the bytes around the text of a plain chunk's events, and up to the number of a numbered event."""

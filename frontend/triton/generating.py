@@ -60,9 +60,12 @@ class Generating:
         index: int = 0,
     ) -> None:
         self._pool, self._model_id, self._request, self._on_end, self._index = pool, model_id, request, on_end, index
-        self._is_running = self._has_begun = self._is_last = self._is_second = False
+        self._is_running = self._is_last = self._is_second = False
         self._failure: APIError | None = None  # the last one, after which it goes on
-        self._ids: bytearray | None = bytearray()  # of the tokens so far; None: they are too many
+        ids = request.params.resume_token_ids
+        self._has_begun = ids is not None  # in another process
+        # Of the tokens so far; None: they are too many.
+        self._ids: bytearray | None = bytearray(array("i", ids or ()).tobytes())
         self._num_kept_bytes = 0  # of them, as counted
         self._num_resumptions = 0
         self._suspect = Suspect(request.params.sender)
@@ -142,6 +145,8 @@ class Generating:
         if failure is None:
             self._mark()
             place = pool.first(model_id, self._request.params.lora_name, self._beginnings)
+            if place is not None and self._has_begun and not place.can(Capability.RESUME):
+                place = None
         if place is None:
             failure = failure or ModelNotReady("The model tries requests that may have ended its engine.")
             self._hold = pool.hold_again(model_id, self._suspect.sender)

@@ -12,6 +12,12 @@
 {{- if and .enabled (not $root.Values.frontend.sidecar) }}{{ fail "frontend.inferencePool: a picker chooses pods of models: write frontend.sidecar: true" }}{{ end -}}
 {{- if and .enabled (not .endpointPicker.name) }}{{ fail "frontend.inferencePool.endpointPicker.name: write the Service of the endpoint picker" }}{{ end -}}
 {{- end -}}
+{{- with .Values.frontend.store }}
+{{- if and .place .existingSecret }}{{ fail (printf "frontend.store: place %s and existingSecret contradict each other: remove one" .place) }}{{ end -}}
+{{- if and .place (ne .place "none") (include "conch.frontend.hasSeveral" $root) -}}
+{{- fail (printf "frontend.store.place %s: several frontend pods would each keep a part of the conversations: write none, or the Secret of a PostgreSQL or Redis as frontend.store.existingSecret" .place) -}}
+{{- end -}}
+{{- end -}}
 {{- include "conch.checks.service" .Values.frontend.service -}}
 {{- include "conch.checks.auth" . -}}
 {{- include "conch.checks.tls" . -}}

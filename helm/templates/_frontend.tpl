@@ -45,12 +45,28 @@
 - --tls-client-ca=/etc/conch/tls/ca.crt
 {{- end }}
 {{- end }}
+{{- with include "conch.frontend.store" .root }}
+- {{ printf "--store=%s" . | quote }}
+{{- end }}
 {{- with .root.Values.tracing.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
 {{- with $frontend.extraArgs }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{- /* The value of --store; empty: the default, or the URL of a Secret. */ -}}
+{{- define "conch.frontend.store" -}}
+{{- with .Values.frontend.store -}}
+{{- if .place }}{{ .place }}{{ else if and (not .existingSecret) (include "conch.frontend.hasSeveral" $) }}none{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" if there may be several pods with a frontend, else empty. */ -}}
+{{- define "conch.frontend.hasSeveral" -}}
+{{- $scaled := .Values.frontend.sidecar | ternary (include "conch.models" . | fromJsonArray) (list .Values.frontend) -}}
+{{- range $scaled }}{{ if or .autoscaling.enabled (gt (int .replicas) 1) }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{- /* A model's own limits in the syntax of --model-limit; empty without limits. */ -}}

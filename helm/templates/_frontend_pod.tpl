@@ -51,6 +51,13 @@ env:
         name: {{ . | quote }}
         key: {{ $frontend.redis.key | quote }}
   {{- end }}
+  {{- with $frontend.store.existingSecret }}
+  - name: CONCH_STORE
+    valueFrom:
+      secretKeyRef:
+        name: {{ . | quote }}
+        key: {{ $frontend.store.key | quote }}
+  {{- end }}
   {{- include "conch.list" $frontend.extraEnv | nindent 2 }}
 {{- include "conch.envFrom" $frontend }}
 ports:

@@ -59,7 +59,7 @@ async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) ->
     with pytest.raises(openai.NotFoundError, match=r"model='gpt4o': .*; did you mean gpt-4o\?"):
         await client.completions.create(model="gpt4o", prompt="hi")
     with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(model=DEMO.id, messages=[USER], store=True)
+        await client.completions.create(model=DEMO.id, prompt="hi", extra_body={"store": True})
     assert (refused.value.param, refused.value.code) == ("store", "unsupported_value")
 
 

@@ -40,10 +40,10 @@ async def client(serve: Serve, triton: FakeTriton) -> AsyncIterator[openai.Async
 async def test_errors_are_the_clients_own_classes(client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="other"):
         await client.responses.create(model="other", input="hi")
-    with pytest.raises(openai.BadRequestError, match="nothing is stored") as refused:
+    with pytest.raises(openai.NotFoundError) as missing:
         await client.responses.create(**RESPONSE, previous_response_id="resp_1")
-    assert (refused.value.param, refused.value.code) == ("previous_response_id", "unsupported_value")
-    with pytest.raises(openai.NotFoundError, match="none is stored"):
+    assert (missing.value.param, missing.value.code) == ("previous_response_id", "previous_response_not_found")
+    with pytest.raises(openai.NotFoundError, match="nothing of this id is stored"):
         await client.responses.retrieve("resp_1")
 
 

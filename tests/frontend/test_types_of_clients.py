@@ -15,7 +15,7 @@ from frontend.protocol import messages, responses
 
 # They carry what the user asks about, or change what the model may do.
 REFUSED_BLOCKS = {"compaction", "container_upload", "search_result", "tool_addition", "tool_removal"}
-REFUSED_ITEMS = {"additional_tools", "compaction", "compaction_trigger", "configuration_update"}
+REFUSED_ITEMS = {"additional_tools", "configuration_update"}
 
 
 def types_of(form: Any) -> Iterator[str]:

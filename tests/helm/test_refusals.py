@@ -276,3 +276,19 @@ def with_two_models(**second: Any) -> Values:
 )
 def test_a_contradiction_is_refused_with_the_values_to_write_instead(values: Values, message: str) -> None:
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize("place", ["memory", "/data/store.db"])
+@pytest.mark.parametrize("scale", [{"replicas": 2}, {"autoscaling": {"enabled": True}}])
+def test_a_store_of_one_pod_is_refused_for_several(place: str, scale: Values) -> None:
+    said = refusal({"frontend": {"store": {"place": place}, **scale}})
+    assert f"frontend.store.place {place}: several frontend pods" in said and "frontend.store.existingSecret" in said
+    sidecar = with_demo(**scale) | {"frontend": {"sidecar": True, "store": {"place": place}}}
+    assert f"frontend.store.place {place}: several frontend pods" in refusal(sidecar)
+    assert render({"frontend": {"store": {"place": place}}}).objects
+
+
+def test_two_places_of_the_store_are_refused() -> None:
+    said = refusal({"frontend": {"store": {"place": "none", "existingSecret": "store"}}})
+    assert "frontend.store: place none and existingSecret contradict each other" in said
+    assert "frontend.store.place" in refusal({"frontend": {"store": {"place": "redis://store"}}}).replace("/", ".")

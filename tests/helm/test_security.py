@@ -9,7 +9,7 @@ import pytest
 from frontend.options import settings_of_environment
 from frontend.settings import Settings
 from tests.helm.cases import CASES, SHAPES, case, values_of, with_named_secrets
-from tests.helm.chart import PodTemplate, pods, render
+from tests.helm.chart import PodTemplate, Values, pods, render
 from tests.helm.pod_security import violations
 
 WRITABLE = {"/tmp", "/home/conch"}
@@ -99,6 +99,30 @@ def test_secrets_are_files_where_the_program_can_read_a_file() -> None:
     assert variable["valueFrom"]["secretKeyRef"] == {"name": "redis", "key": "url"}
     url = "redis://:password@redis:6379/0"
     assert settings_of_environment({variable["name"]: url}, Settings()).redis_url == url
+
+
+@pytest.mark.parametrize(
+    ("values", "option", "variables"),
+    [
+        ({}, [], []),
+        ({"replicas": 2}, ["--store=none"], []),
+        ({"autoscaling": {"enabled": True}}, ["--store=none"], []),
+        ({"store": {"place": "/data/store.db"}}, ["--store=/data/store.db"], []),
+        ({"store": {"place": "none"}, "replicas": 2}, ["--store=none"], []),
+        ({"store": {"existingSecret": "store"}, "replicas": 2}, [], ["CONCH_STORE"]),
+    ],
+)
+def test_conversations_are_stored_where_all_frontends_find_them(
+    values: Values, option: list[str], variables: list[str]
+) -> None:
+    [pod] = [pod for pod in pods(render({"frontend": values})) if pod.owner == "Deployment/demo-frontend"]
+    assert [word for word in pod.main["args"] if word.startswith("--store")] == option
+    named = [each for each in pod.main["env"] if each["name"] == "CONCH_STORE"]
+    assert [each["name"] for each in named] == variables
+    if named:
+        assert named[0]["valueFrom"]["secretKeyRef"] == {"name": "store", "key": "url"}
+        url = "postgresql://conch:password@postgres/conch"
+        assert settings_of_environment({"CONCH_STORE": url}, Settings()).store == url
 
 
 def test_only_frontends_and_prometheus_reach_a_model() -> None:

@@ -25,10 +25,12 @@ class RedisServer:
 
     Args:
         port: for replicas of it; 0: none.
+        is_kept: its content survives a kill.
     """
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, *, is_kept: bool = False) -> None:
         self.port = port
+        self._append_only = ["--appendonly", "yes", "--appendfsync", "always"] if is_kept else ["--appendonly", "no"]
         self.path = folder / "redis.sock"
         self.url = f"unix://{self.path}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,7 +38,7 @@ class RedisServer:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         assert SERVER is not None
-        command = [SERVER, "--port", str(self.port), "--unixsocket", str(self.path), "--save", "", "--appendonly", "no"]
+        command = [SERVER, "--port", str(self.port), "--unixsocket", str(self.path), "--save", "", *self._append_only]
         command += ["--repl-diskless-sync-delay", "0"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=self.path.parent)
         with redis.Redis.from_url(self.url, retry=_patient()) as client:
@@ -47,7 +49,7 @@ class RedisServer:
         wait_until(lambda: self.run(lambda client: client.info("replication"))["master_link_status"] == "up", "a copy")
 
     def stop(self) -> None:
-        """End it. Its content is lost."""
+        """Kill it. Its content is lost, unless it is kept."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

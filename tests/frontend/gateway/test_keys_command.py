@@ -46,9 +46,20 @@ def test_remove_removes_one_key(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for name in ("alice", "bob"):
         main(["keys", "add", f"--file={file}", f"--name={name}"])
     assert main(["keys", "remove", f"--file={file}", "--name=alice"]) == 0
+    assert "Running servers delete what they stored for it" in capsys.readouterr().err
     assert [key.name for key in read_keys(file)] == ["bob"]
     assert main(["keys", "remove", f"--file={file}", "--name=alice"]) == 2
     assert "--name=alice" in capsys.readouterr().err
+
+
+def test_a_key_that_is_made_again_has_another_owner(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    owners = set()
+    for _ in range(2):
+        main(["keys", "add", f"--file={file}", "--name=alice"])
+        owners |= {key.caller().owner for key in read_keys(file)}
+        main(["keys", "remove", f"--file={file}", "--name=alice"])
+    assert len(owners) == 2
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,7 @@ TASKS = {
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": MESSAGE,
     "/v1/responses": RESPONSE,
+    "/v1/responses/compact": RESPONSE,
     "/v1/responses/input_tokens": RESPONSE,
     PATH: EMBEDDING,
     "/v1/rerank": RERANKING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +190,38 @@ def test_keys_are_reloaded_in_every_worker_and_a_drain_of_one_is_a_drain_of_all(
         frontend.process.send_signal(signal.SIGTERM)
         assert frontend.status() == 0
         assert not any(map(is_running, workers))
+
+
+def test_workers_share_what_they_store_in_memory_and_go_on_without_it(tmp_path: Path) -> None:
+    def stored(method: str, path: str) -> Any:
+        """Send a request on a connection of its own, so that the kernel chooses the worker anew."""
+        data = b"{}" if method == "POST" else None
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{frontend.url}/v1/{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    with two_workers(tmp_path) as (frontend, workers):
+        store = Path(variable_of(workers[0], "CONCH_STORE_SOCKET"))
+        assert stat.S_IMODE(store.stat().st_mode) == 0o600
+        ids = [stored("POST", "conversations")["id"] for _ in range(10)]
+        for _ in range(3):
+            assert [stored("GET", f"conversations/{each}")["id"] for each in ids] == ids
+        os.kill(int(re.findall(r"the admission process (\d+) serves", frontend.log)[0]), signal.SIGKILL)
+        frontend.wait_for("limits.sock", 2)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            stored("GET", f"conversations/{ids[0]}")
+        identity = stored("POST", "conversations")["id"]
+        assert stored("GET", f"conversations/{identity}")["id"] == identity
+
+
+def test_a_file_of_the_store_that_is_none_stops_the_start_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"text" * 1000)
+    assert main(["api", f"--store={path}", "--workers=2"]) == 2
+    assert capsys.readouterr().err == f"error: --store {path}: file is not a database\n"
 
 
 def test_a_bad_key_file_stops_the_start_with_one_line(key_file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import pytest
 
 from frontend.errors import ModelNotFound, TritonUnreachable
+from frontend.gateway.key_file import read_keys
 from frontend.operations.models import EndpointsControl, ModelControl
+from frontend.store.sql import SqlStore
+from frontend.store.sqlite import SqliteDatabase
+from frontend.store.types import Bounds, Item, Kind
 from model_repository.contract.arbiter import ArbiterRequest, LoadRefusal
 from tests.fakes import FakeTriton, PlayedArbiter, served_model
 from tests.frontend.connections.raw_http import exchange, port_of
@@ -21,6 +26,8 @@ ROUTES = [
     ("GET", "/admin/models/org/demo/adapters"),
     ("POST", "/admin/models/org/demo/adapters"),
     ("DELETE", "/admin/models/org/demo/adapters/polite"),
+    ("GET", "/admin/store"),
+    ("DELETE", "/admin/store/a"),
     ("POST", "/admin/keys/reload"),
     ("POST", "/admin/drain"),
 ]
@@ -168,3 +175,40 @@ async def test_a_slow_head_is_answered_with_408_as_on_the_apis_port(
     monkeypatch.setattr("frontend.connections.connection.HEADER_TIMEOUT_S", 0.05)
     [answer] = await exchange(port_of(await operate()), b"GET /health/live")
     assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+
+
+async def test_what_is_stored_for_a_key_is_counted_and_deleted(
+    operate: Operate, key_file: KeyFile, tmp_path: Path
+) -> None:
+    path = tmp_path / "store.db"
+    http = await operate(key_file=str(key_file.path), store=str(path))
+    admin = key_file.headers("admin")
+    assert await (await http.get("/admin/store", headers=admin)).json() == {"owners": []}
+    store = SqlStore(SqliteDatabase(path), Bounds())
+    [owner] = [key.caller().owner for key in read_keys(key_file.path) if key.name == "user"]
+    for identity in ("x", "y"):
+        await store.create(owner, Kind.RESPONSE, identity, b"head", [Item("1", b"item")])
+    await store.create("gone", Kind.RESPONSE, "z", b"head")
+    owners = {each["owner"]: each for each in (await (await http.get("/admin/store", headers=admin)).json())["owners"]}
+    listed = owners[owner]
+    assert owners["gone"]["key"] is None
+    assert (listed["key"], listed["num_objects"]) == ("user", 2) and listed["num_bytes"] > 0
+    deleted = await http.delete(f"/admin/store/{owner}", headers=admin)
+    assert await deleted.json() == {key: listed[key] for key in ("owner", "num_objects", "num_bytes")}
+    assert [*await store.usage()] == ["gone"]
+    await store.close()
+    again = await http.delete(f"/admin/store/{owner}", headers=admin)
+    assert again.status == 404 and owner in (await again.json())["error"]["message"]
+    none = await operate(key_file=str(key_file.path), store="none")
+    assert (await none.get("/admin/store", headers=admin)).status == 404
+
+
+async def test_what_is_stored_and_the_failures_of_its_place_are_metrics(operate: Operate) -> None:
+    http = await operate()
+    found = await (await http.get("/admin/store")).json(), await (await http.get("/metrics")).text()
+    assert found[0] == {"owners": []} and "\nconch_stored_bytes 0.0\n" in found[1]
+    assert '\nconch_store_calls_total{result="ok"} ' in found[1] and 'result="failed"' not in found[1]
+    away = await operate(store="postgresql://user:password@/conch?host=/nowhere")
+    refused = await away.get("/admin/store")
+    assert (refused.status, (await refused.json())["error"]["code"]) == (503, "store_unavailable")
+    assert '\nconch_store_calls_total{result="failed"} ' in await (await away.get("/metrics")).text()

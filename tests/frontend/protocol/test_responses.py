@@ -43,7 +43,6 @@ def part(**fields: Any) -> dict[str, Any]:
         (item(type="function_call", call_id="1", name="a b", arguments="{}"), "input[1].name"),
         (item(type="function_call_output", call_id="1"), "input[1].output"),
         (item(type="custom_tool_call", call_id="1", name="c"), "input[1].input"),
-        (item(type="item_reference", id="msg_1"), "input[1].id"),
         (item(type="reasoning", summary=[{"type": "output_text", "text": "a"}]), "input[1].summary[0].type"),
         (part(type="input_text"), "input[0].content[0].text"),
         (part(type="input_text", text="a", image_url="b"), "input[0].content[0].image_url"),
@@ -55,7 +54,6 @@ def part(**fields: Any) -> dict[str, Any]:
             item(type="function_call_output", call_id="c", output=[{"type": "input_file", "file_id": "f"}]),
             "input[1].output[0].file_id",
         ),
-        (item(type="compaction_trigger"), "input[1].type"),
         (item(type="unheard_of"), "input[1].type"),
         (part(type="reasoning_text", text="a"), "input[0].content[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -72,6 +70,8 @@ def part(**fields: Any) -> dict[str, Any]:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {}}, "stream_options"),
+        ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "conversation"),
+        ({"conversation": {}}, "conversation.id"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"truncation": "middle"}, "truncation"),
     ],
@@ -82,27 +82,14 @@ def test_a_broken_rule_is_refused_by_place(fields: dict[str, Any], place: str) -
     assert error.message.startswith(place)
 
 
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
-def test_what_needs_a_store_is_refused_with_what_to_do(name: str) -> None:
-    error = refusal(ResponsesRequest, RESPONSE | {name: "resp_1"})
-    assert error.param == name
-    assert error.message.endswith("use input with the whole conversation: nothing is stored")
-
-
 @pytest.mark.parametrize(
     ("fields", "places"),
     [
-        ({"store": True}, ["store"]),
         ({"store": False, "text": {"verbosity": "medium"}, "reasoning": {}}, []),
         ({"text": {"verbosity": "low"}}, ["text.verbosity"]),
         ({"include": ["reasoning.encrypted_content", "web_search_call.results"]}, ["include[1]"]),
         ({"tools": [TOOL, {"type": "web_search", "filters": 5}]}, ["tools[1]"]),
         (item(type="web_search_call", status=5), ["input[1]"]),
-        (item(type="item_reference", id="rs_1"), ["input[1]"]),
-        (
-            {"input": [USER, {"type": "item_reference", "id": "msg_1"}, CALL]},
-            ["input[1]"],
-        ),
         (item(type="reasoning", summary=[], encrypted_content="gAAAA"), ["input[1].encrypted_content"]),
         (item(type="reasoning", summary=[], encrypted_content=sealed_thinking("a")), []),
         (item(role="assistant", content="a", id="msg_1", status="completed", phase="final_answer"), []),

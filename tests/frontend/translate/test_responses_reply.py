@@ -278,3 +278,36 @@ def test_a_stream_that_fails_ends_with_the_error_and_the_failed_answer(error: AP
     assert (failed.type, response.status, response.error.code) == ("response.failed", "failed", code)
     [message] = response.output
     assert (message.status, message.content[0].text) == ("incomplete", "Hi")
+
+
+def queued() -> ResponsesReply:
+    body = read(ResponsesRequest, RESPONSE | {"tools": TOOLS})[0]
+    chat = responses_to_chat(body, NAME, Places(body))
+    return ResponsesReply(body, chat, NAME, 1, identity="resp_1", clock=lambda: 2.0)
+
+
+def test_the_same_chunks_make_the_same_events_of_an_answer_in_the_background() -> None:
+    chunks = [
+        GenerationChunk(text="Let me see. "),
+        GenerationChunk(text=CALL + TYPING, finish_reason=FinishReason.STOP, usage=USAGE),
+    ]
+    first, second = queued(), queued()
+    events = events_of(first, chunks)
+    assert events == events_of(second, chunks)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.queued"]
+    assert {event["response"]["status"] for event in events[:2]} == {"queued"}
+    [begun] = first.begin()
+    assert OURS.validate_python({**begun, "sequence_number": 2})["response"]["id"] == "resp_1"
+    items = events[-1]["response"]["output"]
+    assert len({item["id"] for item in items} | {item.get("call_id") for item in items}) == 6
+    assert first.ended is not None
+    assert written(first.ended) == events[-1]["response"]
+
+
+def test_a_stopped_answer_has_its_text_so_far() -> None:
+    reply = queued()
+    events_of(reply, [GenerationChunk(text="Let me")])
+    [last] = reply.cancelled()
+    response = written(last)["response"]
+    assert (last["type"], response["status"]) == ("response.cancelled", "cancelled")
+    assert (response["output"][0]["status"], response["output"][0]["content"][0]["text"]) == ("incomplete", "Let me")

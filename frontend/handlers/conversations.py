@@ -1,0 +1,131 @@
+"""The endpoints of OpenAI's Conversations API."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+from msgspec import Struct
+
+from frontend.handlers.bodies import read_body
+from frontend.handlers.call import ignored_header, refuse_ignored
+from frontend.handlers.stored import Page, not_stored, owner_of, store_of, stored
+from frontend.handlers.turns import as_items
+from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
+from frontend.request_context import json_response
+from frontend.store.types import Item, Kind, Stored
+
+
+class ConversationHead(Struct, frozen=True):
+    """The head of a stored conversation."""
+
+    metadata: dict[str, str] = {}
+
+
+async def create_conversation(request: web.Request) -> web.Response:
+    """POST /v1/conversations."""
+    store = store_of(request)
+    body, headers = await _body(request, ConversationRequest)
+    identity, metadata = f"conv_{secrets.token_hex(16)}", body.metadata or {}
+    head, items = msgspec.json.encode(ConversationHead(metadata)), as_items(body.items or ())
+    await stored(store.create(owner_of(request), Kind.CONVERSATION, identity, head, items))
+    return json_response(_conversation(await _found(request, identity)), headers=headers)
+
+
+async def get_conversation(request: web.Request) -> web.Response:
+    """GET /v1/conversations/{conversation_id}."""
+    return json_response(_conversation(await _found(request, request.match_info["conversation_id"])))
+
+
+async def update_conversation(request: web.Request) -> web.Response:
+    """POST /v1/conversations/{conversation_id}."""
+    identity = request.match_info["conversation_id"]
+    await _found(request, identity)
+    body, headers = await _body(request, MetadataRequest)
+    head = msgspec.json.encode(ConversationHead(body.metadata))
+    await stored(store_of(request).replace(owner_of(request), identity, head))
+    return json_response(_conversation(await _found(request, identity)), headers=headers)
+
+
+async def delete_conversation(request: web.Request) -> web.Response:
+    """DELETE /v1/conversations/{conversation_id}."""
+    identity = request.match_info["conversation_id"]
+    if not await stored(store_of(request).delete(owner_of(request), Kind.CONVERSATION, identity)):
+        raise not_stored("conversation_id", identity)
+    return json_response({"id": identity, "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(request: web.Request) -> web.Response:
+    """GET /v1/conversations/{conversation_id}/items."""
+    identity, page = request.match_info["conversation_id"], Page(request)
+    await _found(request, identity)
+    found = await stored(
+        store_of(request).items(
+            owner_of(request),
+            identity,
+            after=page.after,
+            limit=page.limit + 1,
+            is_newest_first=page.is_newest_first,
+        )
+    )
+    return json_response(page.listed(found, *_listed(found or ())))
+
+
+async def add_items(request: web.Request) -> web.Response:
+    """POST /v1/conversations/{conversation_id}/items."""
+    identity = request.match_info["conversation_id"]
+    await _found(request, identity)
+    body, headers = await _body(request, NewItemsRequest)
+    items = as_items(body.items)
+    await stored(store_of(request).append(owner_of(request), identity, items))
+    ids, objects = _listed(items)
+    listed = {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
+    return json_response(listed, headers=headers)
+
+
+async def get_item(request: web.Request) -> web.Response:
+    """GET /v1/conversations/{conversation_id}/items/{item_id}."""
+    identity, item = request.match_info["conversation_id"], request.match_info["item_id"]
+    await _found(request, identity)
+    found = await stored(store_of(request).find_items(owner_of(request), [item], identity))
+    if not found:
+        raise not_stored("item_id", item)
+    return json_response(orjson.loads(found[item]))
+
+
+async def delete_item(request: web.Request) -> web.Response:
+    """DELETE /v1/conversations/{conversation_id}/items/{item_id}."""
+    identity, item = request.match_info["conversation_id"], request.match_info["item_id"]
+    conversation = await _found(request, identity)
+    if not await stored(store_of(request).remove_item(owner_of(request), identity, item)):
+        raise not_stored("item_id", item)
+    return json_response(_conversation(conversation))
+
+
+async def _body[Body: (ConversationRequest, MetadataRequest, NewItemsRequest)](
+    request: web.Request, model: type[Body]
+) -> tuple[Body, dict[str, str]]:
+    body, ignored = await read_body(request, model)
+    refuse_ignored(request.app, ignored)
+    return body, ignored_header(ignored)
+
+
+async def _found(request: web.Request, identity: str) -> Stored:
+    found = await stored(store_of(request).read(owner_of(request), Kind.CONVERSATION, [identity]))
+    if not found:
+        raise not_stored("conversation_id", identity)
+    return found[identity]
+
+
+def _conversation(found: Stored) -> dict[str, Any]:
+    head = msgspec.json.decode(found.head, type=ConversationHead)
+    created = int(found.created_s)
+    return {"id": found.id, "object": "conversation", "created_at": created, "metadata": head.metadata}
+
+
+def _listed(items: Sequence[Item]) -> tuple[list[str], list[Any]]:
+    return [item.id for item in items], [orjson.loads(item.value) for item in items]

@@ -1,0 +1,142 @@
+"""What the handlers share about the store: its calls, its owners, and pages of what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from frontend.errors import InvalidRequest, NotFound, NotStored, StoreFailed, shown
+from frontend.request_context import FACTS, SETTINGS
+from frontend.store.place import open_store, place_of
+from frontend.store.types import Item, Store, StoreUnavailable
+from frontend.telemetry.definitions import STORE_CALLS, STORED_BYTES, STORED_OBJECTS
+from frontend.telemetry.metrics import Metrics
+from frontend.telemetry.observer import OBSERVER
+
+logger = logging.getLogger(__name__)
+
+STORE: web.AppKey[Store] = web.AppKey("store")  # missing: nothing is stored
+_SWEEP_S = 60.0
+_PAGE, _MAX_PAGE = 20, 100
+
+
+async def store_lifetime(app: web.Application) -> AsyncIterator[None]:
+    """Open the store, and keep it within its bounds."""
+    settings, metrics = app[SETTINGS], app[OBSERVER].metrics
+
+    def note(is_answered: bool) -> None:
+        metrics.series(STORE_CALLS, "ok" if is_answered else "failed").inc()
+
+    store = open_store(settings, note)
+    if store is None:
+        yield
+        return
+    app[STORE] = store
+    logger.info("answers and conversations are stored in %s", place_of(settings))
+    sweeping = asyncio.create_task(_sweep(store, metrics))
+    yield
+    sweeping.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await sweeping
+    await store.close()
+
+
+async def _sweep(store: Store, metrics: Metrics) -> None:
+    is_well = True
+    while True:
+        try:
+            await store.sweep()
+            usage = (await store.usage()).values()
+            metrics.series(STORED_OBJECTS).set(sum(each.num_objects for each in usage))
+            metrics.series(STORED_BYTES).set(sum(each.num_bytes for each in usage))
+            is_well = True
+        except StoreUnavailable as exc:
+            if is_well:
+                logger.error("%s", exc)
+            is_well = False
+        await asyncio.sleep(_SWEEP_S)
+
+
+def store_of(request: web.Request) -> Store:
+    """Return the store.
+
+    Raises:
+        NotFound: the server stores nothing.
+    """
+    if (store := request.app.get(STORE)) is None:
+        raise NotFound("This server stores nothing (--store none)")
+    return store
+
+
+def owner_of(request: web.Request) -> str:
+    """Return the owner of what a request stores."""
+    return request[FACTS].caller.owner
+
+
+async def stored[Result](call: Awaitable[Result]) -> Result:
+    """Return the result of a call of the store.
+
+    Raises:
+        StoreFailed: its place does not answer.
+    """
+    try:
+        return await call
+    except StoreUnavailable as exc:
+        logger.error("%s", exc)
+        raise StoreFailed("The place of stored conversations does not answer") from exc
+
+
+def not_stored(name: str, identity: str, code: str | None = None) -> NotStored:
+    """Return the error of an id that a field or a path names."""
+    rule = "nothing of this id is stored: it was deleted, it has expired, or another key stored it"
+    return NotStored(f"{name}={shown(identity)}: {rule}", param=name, code=code)
+
+
+class Page:
+    """The page of a list that a query asks for.
+
+    Raises:
+        InvalidRequest: the query breaks a rule.
+    """
+
+    def __init__(self, request: web.Request, *, is_newest_first: bool = True) -> None:
+        limit = request.query.get("limit", str(_PAGE))
+        if not re.fullmatch("[1-9][0-9]{0,2}", limit) or int(limit) > _MAX_PAGE:
+            raise InvalidRequest(f"limit={shown(limit)}: must be an integer from 1 to {_MAX_PAGE}", param="limit")
+        order = request.query.get("order", "desc" if is_newest_first else "asc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"order={shown(order)}: must be asc or desc", param="order")
+        self.limit = int(limit)
+        self.after = request.query.get("after", "")
+        self.is_newest_first = order == "desc"
+
+    def of(self, items: Sequence[Item]) -> list[Item] | None:
+        """Return the items of the page, and one more; None: `after` is no item."""
+        ordered = list(items[::-1] if self.is_newest_first else items)
+        places = {item.id: place for place, item in enumerate(ordered, 1)}
+        if self.after and self.after not in places:
+            return None
+        start = places.get(self.after, 0)
+        return ordered[start : start + self.limit + 1]
+
+    def listed(self, found: list[Any] | None, ids: list[str], objects: list[Any]) -> dict[str, Any]:
+        """Return a page; `found` has one more than its limit if there are more.
+
+        Raises:
+            NotStored: `after` names nothing.
+        """
+        if found is None:
+            raise not_stored("after", self.after)
+        return {
+            "object": "list",
+            "data": objects[: self.limit],
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[: self.limit][-1] if ids else None,
+            "has_more": len(found) > self.limit,
+        }

@@ -1,0 +1,240 @@
+"""Turns of stored conversations: the items before a request, and the answer that is stored after it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import orjson
+from aiohttp import web
+from msgspec import Struct
+
+from frontend.errors import InvalidRequest, StoreFailed, shown
+from frontend.handlers.answer_log import LOG_PREFIX
+from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES, work_on_body
+from frontend.handlers.stored import STORE, not_stored, owner_of, stored
+from frontend.json_pieces import json_bytes
+from frontend.protocol.responses import (
+    CALLS,
+    COMPACTION_TRIGGER,
+    REFERENCE,
+    InputTokensRequest,
+    ResponseItem,
+    ResponsesRequest,
+)
+from frontend.request_context import FACTS, SETTINGS, sender_of
+from frontend.store.types import Item, Kind, Store, Stored
+from frontend.translate.responses_chat import PlacedItem, input_items
+
+MAX_ITEMS = 2048
+MAX_BODIES = 4  # of the largest size: a conversation may have their bytes
+_NUM_ANCESTORS = 64  # in a head: a chain of 1,000 answers is found in 16 reads
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
+
+
+class ResponseHead(Struct, frozen=True):
+    """The head of a stored answer."""
+
+    response: msgspec.Raw  # without its output
+    num_input: int  # items of the input; those of the output follow
+    ancestors: tuple[str, ...] = ()  # the ids of the answers before it, the last one first
+    conversation: str | None = None
+    is_background: bool = False
+    is_running: bool = False
+    is_cancelled: bool = False  # the client has stopped it
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The stored side of one request.
+
+    Args:
+        store: None: the answer is not stored.
+        history: the items before the input.
+        place: the field that names them.
+        input: that of the request, with items in place of references.
+        ancestors: see ResponseHead.
+    """
+
+    owner: str
+    store: Store | None
+    history: Sequence[ResponseItem]
+    place: str
+    input: Sequence[ResponseItem]
+    ancestors: Sequence[str]
+    conversation: str | None
+
+    def items(self) -> list[PlacedItem]:
+        """Return the whole conversation, with the places of its items."""
+        return [*((self.place, item) for item in self.history), *input_items(self.input)]
+
+    def last_of_user(self) -> list[PlacedItem]:
+        """Return the conversation from the last message of the user on."""
+        items = self.items()
+        first = max((index for index, (_, item) in enumerate(items) if item.role == "user"), default=len(items))
+        return items[first:]
+
+    async def keep(self, response: Mapping[str, Any]) -> bool:
+        """Store a complete answer; return whether it is stored."""
+        if self.store is None:
+            return False
+        given, made = self.given(), made_items(response)
+        head = msgspec.json.encode(self.head(response, len(given)))
+        try:
+            await stored(self.store.create(self.owner, Kind.RESPONSE, response["id"], head, given + made))
+            if self.conversation is not None:
+                await stored(self.store.append(self.owner, self.conversation, given + made))
+        except StoreFailed:
+            return False
+        return True
+
+    def given(self) -> list[Item]:
+        """Return the input as it is stored."""
+        return as_items(self.input)
+
+    def head(self, response: Mapping[str, Any], num_input: int, *, is_running: bool = False) -> ResponseHead:
+        """Return the head of an answer.
+
+        Args:
+            is_running: in the background.
+        """
+        ancestors = tuple(self.ancestors[:_NUM_ANCESTORS])
+        return ResponseHead(
+            written(response), num_input, ancestors, self.conversation, is_background=is_running, is_running=is_running
+        )
+
+
+def written(response: Mapping[str, Any]) -> msgspec.Raw:
+    """Return an answer as its head has it."""
+    return msgspec.Raw(orjson.dumps({**response, "output": []}))
+
+
+def made_items(response: Mapping[str, Any]) -> list[Item]:
+    """Return the output of an answer as it is stored."""
+    return [Item(item["id"], json_bytes(item)) for item in response["output"]]
+
+
+async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
+    """Find the conversation that a request continues, and the items that it refers to.
+
+    Raises:
+        NotStored: an answer or the conversation is not there, or only in part.
+        InvalidRequest: an item is not there, or the conversation is too long.
+    """
+    store, owner = request.app.get(STORE), owner_of(request)
+    previous, conversation = body.previous_response_id, body.conversation
+    if store is None:
+        for name, given in (("previous_response_id", previous), ("conversation", conversation)):
+            if given is not None:
+                rule = "this server stores nothing (--store none): send input with the whole conversation"
+                raise InvalidRequest(f"{name}: {rule}", param=name, code="unsupported_value")
+    ancestors: Sequence[str] = ()
+    items: Sequence[Item] = ()
+    place = "conversation" if conversation is not None else "previous_response_id"
+    if store is not None and previous is not None:
+        chain = await _chain(store, owner, previous)
+        ancestors = [each.id for each in chain]
+        _check_size(request, place, sum(each.num_bytes for each in chain))
+        of_all = await stored(store.items_of(owner, ancestors))
+        items = [item for identity in reversed(ancestors) for item in of_all[identity]]
+    elif store is not None and conversation is not None:
+        found = await stored(store.read(owner, Kind.CONVERSATION, [conversation.id]))
+        if not found:
+            raise not_stored("conversation", conversation.id)
+        _check_size(request, place, found[conversation.id].num_bytes)
+        items = (await stored(store.items_of(owner, [conversation.id])))[conversation.id]
+    if len(items) + len(body.input) > MAX_ITEMS:
+        rule = f"has {len(items)} items, and with the input {len(items) + len(body.input)}: at most {MAX_ITEMS}"
+        raise InvalidRequest(f"{place}: {rule}", param=place)
+    references = [each for each in body.references() if not each.startswith(LOG_PREFIX)]
+    named = await stored(store.find_items(owner, references)) if store is not None and references else {}
+    history = await _read(request, [item.value for item in items])
+    referred = dict(zip(named, await _read(request, list(named.values())), strict=True))
+    is_kept = isinstance(body, ResponsesRequest) and body.store is not False
+    return Turn(
+        owner,
+        store if is_kept else None,
+        history,
+        place,
+        list(_resolved(body.input, referred)),
+        ancestors,
+        None if conversation is None else conversation.id,
+    )
+
+
+async def _chain(store: Store, owner: str, identity: str) -> list[Stored]:
+    """Return an answer with all answers before it, the last one first.
+
+    Raises:
+        NotStored: one of them is not there.
+    """
+    chain, unread = list[Stored](), [identity]
+    while unread:
+        heads = await stored(store.read(owner, Kind.RESPONSE, unread))
+        for each in unread:
+            if each not in heads:
+                raise not_stored("previous_response_id", identity, "previous_response_not_found")
+        chain += [heads[each] for each in unread]
+        last = msgspec.json.decode(heads[unread[-1]].head, type=ResponseHead)
+        if last.is_running:
+            rule = "the answer is not complete yet: wait until its status is no longer queued or in_progress"
+            raise InvalidRequest(f"previous_response_id={shown(identity)}: {rule}", param="previous_response_id")
+        ancestors = last.ancestors
+        unread = list(ancestors)
+    return chain
+
+
+def _check_size(request: web.Request, place: str, num_bytes: int) -> None:
+    """Check the size of a conversation before it is read.
+
+    Raises:
+        InvalidRequest: it is too large.
+    """
+    limit = MAX_BODIES * request.app[SETTINGS].max_body_bytes
+    if num_bytes > limit:
+        raise InvalidRequest(f"{place}: the conversation has {num_bytes:,} bytes: at most {limit:,}", param=place)
+
+
+async def _read(request: web.Request, values: Sequence[bytes]) -> list[ResponseItem]:
+    """Return stored items, in memory that is bounded like that of bodies."""
+    facts, num_bytes = request[FACTS], sum(map(len, values))
+    if num_bytes > LARGE_BYTES:
+        facts.is_costly = True
+        request.app[LARGE_BODIES].grow(sender_of(request), num_bytes)
+        facts.num_reserved_bytes += num_bytes
+    return await work_on_body(request, _parsed, values)
+
+
+def _parsed(values: Iterable[bytes]) -> list[ResponseItem]:
+    return [ResponseItem.model_validate(orjson.loads(value)) for value in values]
+
+
+def _resolved(items: Sequence[ResponseItem], referred: Mapping[str, ResponseItem]) -> Iterable[ResponseItem]:
+    """Yield items with those that references name.
+
+    Raises:
+        InvalidRequest: one is not there. Without thinking, and without a text before a call, a conversation goes on.
+    """
+    next_types = [*(item.type for item in items[1:]), ""]
+    for index, (item, next_type) in enumerate(zip(items, next_types, strict=True)):
+        if item.type != REFERENCE:
+            yield item
+        elif (found := referred.get(item.id or "")) is not None:
+            yield found
+        elif next_type not in CALLS and not (item.id or "").startswith("rs_"):
+            rule = "no item of this id is stored: send the item itself (the AI SDK does with `store: false`)"
+            raise InvalidRequest(f"input[{index}].id={item.id}: {rule}", param=f"input[{index}].id")
+
+
+def as_items(items: Iterable[ResponseItem]) -> list[Item]:
+    """Return items of the input as they are stored: each has an id, and those that are skipped are left out."""
+    found = list[Item]()
+    for item in items:
+        if not item.is_skipped and item.type != COMPACTION_TRIGGER:
+            fields = item.model_dump(by_alias=True, exclude_none=True)
+            identity = fields.setdefault("id", f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}")
+            found.append(Item(identity, orjson.dumps(fields)))
+    return found

@@ -1,0 +1,389 @@
+"""Objects in Redis: each change is one atomic script on the keys of one owner, which are in one slot of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import RedisError
+
+from frontend.settings import SettingsError
+from frontend.store.types import (
+    NO_LIMIT,
+    SWEEP_SHARE,
+    Bounds,
+    Claimed,
+    Item,
+    Kind,
+    Stored,
+    StoreUnavailable,
+    Usage,
+    unnoted,
+)
+
+_PREFIX = "conch:store:1:"  # the version of the keys below
+_OWNERS = f"{_PREFIX}owners"
+_TIMEOUT_S = 2.0
+_NUM_DROPPED = 500  # objects that one script drops at most, since Redis does nothing else meanwhile
+_NUM_RETRIES, _RETRY_S = 3, 0.5  # another server takes over
+_OBJECT_BYTES, _ITEM_BYTES = 1000, 600  # of keys and places in indexes, beside the values
+
+# The keys of an owner behind its prefix:
+# o:ID  a hash: kind, head, version, num_items, num_bytes, created_s
+# n:ID  the items' names by number: the id, or #NUMBER:ID if it is empty or of an item before it
+# v:ID  the items' values by name
+# i:ID  the objects that have the item with this id
+# c:KIND, u  the objects by their creation, and by their last use
+# b     the bytes of all objects
+# KEYS[1] is the prefix. ARGV: time, then what the script reads.
+_PRELUDE = """
+local p, now = KEYS[1], ARGV[1]
+local function use(id) redis.call('ZADD', p .. 'u', 'XX', now, id) end
+local function grow(id, size)
+  redis.call('HINCRBY', p .. 'o:' .. id, 'num_bytes', size)
+  redis.call('INCRBY', p .. 'b', size)
+end
+local function drop(id)
+  local kind, size = unpack(redis.call('HMGET', p .. 'o:' .. id, 'kind', 'num_bytes'))
+  for _, name in ipairs(redis.call('ZRANGE', p .. 'n:' .. id, 0, -1)) do
+    redis.call('SREM', p .. 'i:' .. name, id)
+  end
+  redis.call('DEL', p .. 'o:' .. id, p .. 'n:' .. id, p .. 'v:' .. id)
+  redis.call('ZREM', p .. 'u', id)
+  for _, each in ipairs({KINDS}) do redis.call('ZREM', p .. 'c:' .. each, id) end
+  redis.call('DECRBY', p .. 'b', size or 0)
+  return size or 0
+end
+""".replace("KINDS", ", ".join(f"'{kind}'" for kind in Kind))
+# id, size of the items, then name and value of each; of a new object: kind, head and its size.
+_APPEND = """
+local id, size, first = ARGV[2], ARGV[3], 4
+if NEW then
+  if redis.call('EXISTS', p .. 'o:' .. id) == 1 then return 1 end  -- the answer to the first try was lost
+  redis.call('HSET', p .. 'o:' .. id, 'kind', ARGV[4], 'head', ARGV[5], 'version', 0, 'created_s', now)
+  redis.call('ZADD', p .. 'c:' .. ARGV[4], now, id)
+  redis.call('ZADD', p .. 'u', now, id)
+  first = 6
+end
+if redis.call('EXISTS', p .. 'o:' .. id) == 0 then return 0 end
+local number = redis.call('HINCRBY', p .. 'o:' .. id, 'num_items', (#ARGV + 1 - first) / 2)
+for place = first, #ARGV, 2 do
+  local at = number - (#ARGV + 1 - place) / 2
+  local name = ARGV[place]
+  if name == '' or redis.call('HEXISTS', p .. 'v:' .. id, name) == 1 then
+    name = '#' .. at .. ':' .. name
+  else
+    redis.call('SADD', p .. 'i:' .. name, id)
+  end
+  redis.call('ZADD', p .. 'n:' .. id, at, name)
+  redis.call('HSET', p .. 'v:' .. id, name, ARGV[place + 1])
+end
+grow(id, size)
+use(id)
+return 1
+"""
+_CREATE = _APPEND.replace("NEW", "true")
+_APPEND = _APPEND.replace("NEW", "false")
+_FIELDS = "'head', 'version', 'num_items', 'created_s', 'num_bytes'"
+_READ = """
+local kind, found = ARGV[2], {}
+for place = 3, #ARGV do
+  local key = p .. 'o:' .. ARGV[place]
+  if redis.call('HGET', key, 'kind') == kind then
+    use(ARGV[place])
+    found[#found + 1] = {ARGV[place], unpack(redis.call('HMGET', key, FIELDS))}
+  end
+end
+return found
+""".replace("FIELDS", _FIELDS)
+_REPLACE = """
+local key = p .. 'o:' .. ARGV[2]
+local version, head = unpack(redis.call('HMGET', key, 'version', 'head'))
+if not version or (tonumber(ARGV[4]) >= 0 and version ~= ARGV[4]) then return 0 end
+redis.call('HSET', key, 'head', ARGV[3])
+redis.call('HINCRBY', key, 'version', 1)
+grow(ARGV[2], #ARGV[3] - #head)
+use(ARGV[2])
+return 1
+"""
+# id, name of the item behind which the page begins, or an empty one; limit; 1: newest first
+_ITEMS = """
+local id, after, range = ARGV[2], ARGV[3], ARGV[5] == '1' and 'ZREVRANGE' or 'ZRANGE'
+local first = 0
+if after ~= '' then
+  first = redis.call(ARGV[5] == '1' and 'ZREVRANK' or 'ZRANK', p .. 'n:' .. id, after)
+  if not first then return false end
+  first = first + 1
+end
+local names, found = redis.call(range, p .. 'n:' .. id, first, first + ARGV[4] - 1), {}
+for _, name in ipairs(names) do found[#found + 1] = {name, redis.call('HGET', p .. 'v:' .. id, name)} end
+use(id)
+return found
+"""
+_FIND = """
+local found = {}
+for place = 3, #ARGV do
+  local id = ARGV[2] ~= '' and ARGV[2] or redis.call('SRANDMEMBER', p .. 'i:' .. ARGV[place])
+  found[#found + 1] = id and redis.call('HGET', p .. 'v:' .. id, ARGV[place]) or false
+end
+return found
+"""
+_REMOVE_ITEM = """
+local id, name = ARGV[2], ARGV[3]
+local value = redis.call('HGET', p .. 'v:' .. id, name)
+if not value then return 0 end
+redis.call('HDEL', p .. 'v:' .. id, name)
+redis.call('ZREM', p .. 'n:' .. id, name)
+redis.call('SREM', p .. 'i:' .. name, id)
+grow(id, -#value - ARGV[4])
+return 1
+"""
+_DELETE = """
+if redis.call('HGET', p .. 'o:' .. ARGV[3], 'kind') ~= ARGV[2] then return 0 end
+drop(ARGV[3])
+return 1
+"""
+# kind, id behind which the page begins, limit; 1: newest first
+_PAGE = """
+local key, range, first = p .. 'c:' .. ARGV[2], ARGV[5] == '1' and 'ZREVRANGE' or 'ZRANGE', 0
+if ARGV[3] ~= '' then
+  first = redis.call(ARGV[5] == '1' and 'ZREVRANK' or 'ZRANK', key, ARGV[3])
+  if not first then return false end
+  first = first + 1
+end
+local found = {}
+for _, id in ipairs(redis.call(range, key, first, first + ARGV[4] - 1)) do
+  local fields = redis.call('HMGET', p .. 'o:' .. id, FIELDS)
+  if fields[1] then found[#found + 1] = {id, unpack(fields)} end
+end
+return found
+""".replace("FIELDS", _FIELDS)
+_CLAIM = """
+local found = {}
+for _, id in ipairs(redis.call('ZRANGE', p .. 'c:' .. ARGV[2], 0, -1)) do
+  if tonumber(redis.call('ZSCORE', p .. 'u', id) or now) <= tonumber(ARGV[3]) then
+    use(id)
+    found[#found + 1] = {id, redis.call('HGET', p .. 'o:' .. id, 'head')}
+  end
+end
+return found
+"""
+# time before which objects are too old, largest number of bytes, and of objects
+_SWEEP = f"""
+local num, size = 0, 0
+while num < {_NUM_DROPPED} do
+  local oldest, used = unpack(redis.call('ZRANGE', p .. 'u', 0, 0, 'WITHSCORES'))
+  if not oldest or (tonumber(used) > tonumber(ARGV[2])
+      and tonumber(redis.call('GET', p .. 'b') or 0) <= tonumber(ARGV[3])
+      and redis.call('ZCARD', p .. 'u') <= tonumber(ARGV[4])) then break end
+  num, size = num + 1, size + drop(oldest)
+end
+return {{num, size}}
+"""
+_USAGE = "return {redis.call('ZCARD', p .. 'u'), redis.call('GET', p .. 'b') or 0}"
+
+
+class RedisStore:
+    """See Store.
+
+    Args:
+        url: redis://, rediss:// or unix://, with the credentials.
+        clock: unix seconds.
+        note: called after each call of Redis with whether it answered.
+
+    Raises:
+        SettingsError: the URL breaks a rule.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        bounds: Bounds,
+        clock: Callable[[], float] = time.time,
+        note: Callable[[bool], None] = unnoted,
+    ) -> None:
+        retry = Retry(ConstantBackoff(_RETRY_S), _NUM_RETRIES)
+        try:
+            self._redis = Redis.from_url(
+                url,
+                protocol=2,  # it needs no HELLO, which proxies of Redis do not know
+                driver_info=None,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                retry=retry,
+            )
+        except (ValueError, TypeError) as exc:
+            raise SettingsError(f"--store: {exc}") from exc
+        self._bounds = bounds
+        self._clock, self._note = clock, note
+        self._num_written_bytes = 0  # since the last sweep
+
+    async def create(self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = ()) -> None:
+        """See Store."""
+        size = _OBJECT_BYTES + len(head) + _size(items)
+        await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
+        await self._run(_CREATE, owner, identity, size, kind, head, *_flat(items))
+        await self._bound(owner, size)
+
+    async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
+        """See Store."""
+        found = await self._run(_READ, owner, kind, *ids) if ids else ()
+        return {each.id: each for each in map(_stored, found)}
+
+    async def replace(self, owner: str, identity: str, head: bytes, version: int | None = None) -> bool:
+        """See Store."""
+        return bool(await self._run(_REPLACE, owner, identity, head, -1 if version is None else version))
+
+    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
+        """See Store."""
+        is_there = bool(await self._run(_APPEND, owner, identity, _size(items), *_flat(items)))
+        await self._bound(owner, _size(items))
+        return is_there
+
+    async def items(
+        self, owner: str, identity: str, *, after: str = "", limit: int = NO_LIMIT, is_newest_first: bool
+    ) -> list[Item] | None:
+        """See Store."""
+        found = await self._run(_ITEMS, owner, identity, after, min(limit, 2**31), int(is_newest_first))
+        return None if found is None else [_item(*each) for each in found]
+
+    async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
+        """See Store."""
+        return {each: await self.items(owner, each, is_newest_first=False) or [] for each in ids}
+
+    async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
+        """See Store."""
+        found = await self._run(_FIND, owner, identity, *ids) if ids else ()
+        return {identity: value for identity, value in zip(ids, found, strict=True) if value is not None}
+
+    async def remove_item(self, owner: str, identity: str, item: str) -> bool:
+        """See Store."""
+        return bool(await self._run(_REMOVE_ITEM, owner, identity, item, _ITEM_BYTES))
+
+    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
+        """See Store."""
+        return bool(await self._run(_DELETE, owner, kind, identity))
+
+    async def page(
+        self, owner: str, kind: Kind, *, after: str = "", limit: int, is_newest_first: bool
+    ) -> list[Stored] | None:
+        """See Store."""
+        found = await self._run(_PAGE, owner, kind, after, limit, int(is_newest_first))
+        return None if found is None else list(map(_stored, found))
+
+    async def claim(self, kind: Kind, unused_s: float) -> list[Claimed]:
+        """See Store."""
+        return [
+            Claimed(owner, identity.decode(), head)
+            for owner in await self._owners()
+            for identity, head in await self._run(_CLAIM, owner, kind, self._clock() - unused_s)
+        ]
+
+    async def usage(self) -> dict[str, Usage]:
+        """See Store."""
+        found = {}
+        for owner in await self._owners():
+            num_objects, num_bytes = await self._run(_USAGE, owner)
+            if num_objects:
+                found[owner] = Usage(num_objects, int(num_bytes))
+        return found
+
+    async def drop(self, owner: str) -> Usage:
+        """See Store."""
+        dropped = await self._drop(owner, NO_LIMIT, 0, 0)
+        await self._answer(self._redis.zrem(_OWNERS, owner))
+        return dropped
+
+    async def sweep(self) -> None:
+        """See Store."""
+        self._num_written_bytes = 0
+        bounds, usage = self._bounds, await self.usage()
+        share = _share(sorted(each.num_bytes for each in usage.values()), bounds.max_bytes)
+        for owner in usage:
+            await self._sweep(
+                owner, min((each for each in (share, bounds.owner_bytes) if each is not None), default=None)
+            )
+
+    async def close(self) -> None:
+        """See Store."""
+        await self._redis.aclose()
+
+    async def _sweep(self, owner: str, max_bytes: int | None) -> None:
+        bounds = self._bounds
+        before = 0 if bounds.age_s is None else self._clock() - bounds.age_s
+        limits = [NO_LIMIT if limit is None else limit for limit in (max_bytes, bounds.owner_objects)]
+        await self._drop(owner, before, *limits)
+
+    async def _drop(self, owner: str, before: float, max_bytes: int, max_objects: int) -> Usage:
+        """Drop objects that were not used since a time, and the oldest ones beyond limits; return how much that was."""
+        total = Usage(0, 0)
+        while (dropped := Usage(*await self._run(_SWEEP, owner, before, max_bytes, max_objects))).num_objects:
+            total = Usage(total.num_objects + dropped.num_objects, total.num_bytes + dropped.num_bytes)
+        return total
+
+    async def _bound(self, owner: str, num_bytes: int) -> None:
+        """Apply the bounds after a write: those of its owner always, that of all owners once much was written."""
+        self._num_written_bytes += num_bytes
+        bounds = self._bounds
+        if bounds.max_bytes is not None and self._num_written_bytes > SWEEP_SHARE * bounds.max_bytes:
+            await self.sweep()
+        elif bounds.owner_bytes is not None or bounds.owner_objects is not None:
+            await self._sweep(owner, bounds.owner_bytes)
+
+    async def _owners(self) -> list[str]:
+        return [owner.decode() for owner in await self._answer(self._redis.zrange(_OWNERS, 0, -1))]
+
+    async def _run(self, script: str, owner: str, *arguments: Any) -> Any:
+        texts = (repr(self._clock()), *map(_text, arguments))
+        return await self._answer(self._redis.eval(_PRELUDE + script, 1, f"{_PREFIX}{{{owner}}}:", *texts))
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        try:
+            answer = await call
+        except (RedisError, OSError) as exc:
+            self._note(False)
+            raise StoreUnavailable(f"Redis: {exc}") from exc
+        self._note(True)
+        return answer
+
+
+def _text(value: Any) -> str | bytes:
+    return value if isinstance(value, bytes) else str(value)
+
+
+def _flat(items: Sequence[Item]) -> list[str | bytes]:
+    return [text for item in items for text in (item.id, item.value)]
+
+
+def _size(items: Sequence[Item]) -> int:
+    return sum(_ITEM_BYTES + len(item.value) for item in items)
+
+
+def _item(name: bytes, value: bytes) -> Item:
+    return Item((name.partition(b":")[2] if name.startswith(b"#") else name).decode(), value)
+
+
+def _stored(found: Sequence[Any]) -> Stored:
+    identity, head, version, num_items, created_s, num_bytes = found
+    return Stored(identity.decode(), head, int(version), int(num_items), float(created_s), int(num_bytes))
+
+
+def _share(sizes: Sequence[int], max_bytes: int | None) -> int | None:
+    """Return the bytes that each owner may have, if no owner leaves others' shares unused; None: no limit.
+
+    Args:
+        sizes: of the owners, the smallest first.
+    """
+    if max_bytes is None or sum(sizes) <= max_bytes:
+        return None
+    left = max_bytes
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return share
+        left -= size
+    return None

@@ -1,0 +1,292 @@
+"""Objects in tables, by statements that SQLite and PostgreSQL both read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from frontend.store.types import (
+    NO_LIMIT,
+    SWEEP_SHARE,
+    Bounds,
+    Claimed,
+    Item,
+    Kind,
+    Stored,
+    StoreUnavailable,
+    Usage,
+    unnoted,
+)
+
+# The statements that lead from each version of the tables to the next, from none to the present one. `{bytes}` and
+# `{float}` stand for a database's types.
+MIGRATIONS: Sequence[Sequence[str]] = (
+    (
+        """
+    CREATE TABLE objects (
+        owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, head {bytes} NOT NULL, version BIGINT NOT NULL,
+        num_items BIGINT NOT NULL, num_bytes BIGINT NOT NULL, created_s {float} NOT NULL, used_s {float} NOT NULL,
+        PRIMARY KEY (owner, id)
+    )
+    """,
+        "CREATE INDEX objects_by_time ON objects (owner, kind, created_s, id)",
+        "CREATE INDEX objects_by_use ON objects (used_s)",
+        """
+    CREATE TABLE items (
+        owner TEXT NOT NULL, object TEXT NOT NULL, number BIGINT NOT NULL, id TEXT NOT NULL, value {bytes} NOT NULL,
+        PRIMARY KEY (owner, object, number),
+        FOREIGN KEY (owner, object) REFERENCES objects (owner, id) ON DELETE CASCADE
+    )
+    """,
+        "CREATE INDEX items_by_id ON items (owner, id)",
+    ),
+)
+_OBJECT_BYTES, _ITEM_BYTES = 500, 400  # of a row and its places in the indexes, beside its values
+
+_HEAD = "id, head, version, num_items, created_s, num_bytes"
+_OF = "owner = :owner AND id = :id"
+_ITEM = "(SELECT MIN(number) FROM items WHERE owner = :owner AND object = :id AND id = :item)"
+_CREATED = "(SELECT created_s, id FROM objects WHERE owner = :owner AND kind = :kind AND id = :after)"
+_USED = f"UPDATE objects SET used_s = :now WHERE {_OF}"
+_OWN = """
+    SELECT owner, id, num_bytes,
+        SUM(num_bytes) OVER (PARTITION BY owner ORDER BY used_s DESC, created_s DESC, id) AS own_bytes,
+        ROW_NUMBER() OVER (PARTITION BY owner ORDER BY used_s DESC, created_s DESC, id) AS place
+    FROM objects
+"""
+_BEYOND = "own_bytes > :owner_bytes OR place > :owner_objects"
+_SWEEP_OWNER = f"""
+    WITH own AS ({_OWN} WHERE owner = :owner)
+    DELETE FROM objects WHERE owner = :owner AND id IN (SELECT id FROM own WHERE {_BEYOND})
+"""
+# Owners are filled in turn: each object counts with all newer ones of its owner, and those that count least stay.
+_SWEEP = f"""
+    WITH own AS ({_OWN}), filled AS (
+        SELECT owner, id, own_bytes, place, SUM(num_bytes) OVER (ORDER BY own_bytes, owner, id) AS all_bytes FROM own
+    )
+    DELETE FROM objects WHERE (owner, id) IN (
+        SELECT owner, id FROM filled WHERE {_BEYOND} OR all_bytes > :max_bytes
+    )
+"""
+
+type Statement = tuple[str, Mapping[str, Any]]  # with parameters as :name
+type Rows = list[tuple[Any, ...]]
+
+
+class Database(Protocol):
+    """A database with the tables of `MIGRATIONS`."""
+
+    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+        """Run statements in one transaction; return the rows of each.
+
+        Raises:
+            StoreUnavailable: the database does not answer, or is full. Nothing is changed then.
+        """
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+class SqlStore:
+    """See Store.
+
+    Args:
+        clock: unix seconds.
+        note: called after each call of the database with whether it answered.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        bounds: Bounds,
+        clock: Callable[[], float] = time.time,
+        note: Callable[[bool], None] = unnoted,
+    ) -> None:
+        self._database = database
+        self._bounds = bounds
+        self._clock, self._note = clock, note
+        self._num_written_bytes = 0  # since the last sweep
+        self._written = dict[str, Usage]()  # by owners with bounds of their own, since the last sweep
+
+    async def create(self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = ()) -> None:
+        """See Store."""
+        values = {"owner": owner, "id": identity, "kind": kind, "head": head, "now": self._clock()}
+        values["num_bytes"] = num_bytes = _OBJECT_BYTES + len(head)
+        insert = "INSERT INTO objects VALUES (:owner, :id, :kind, :head, 0, 0, :num_bytes, :now, :now)"
+        statements = [(insert, values), *self._appended(owner, identity, items)]
+        await self._write(owner, statements, num_bytes + _size(items), num_objects=1)
+
+    async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
+        """See Store."""
+        select = f"SELECT {_HEAD} FROM objects WHERE {_OF} AND kind = :kind"
+        values = [{"owner": owner, "kind": kind, "id": each, "now": self._clock()} for each in ids]
+        rows = await self._run([(text, each) for each in values for text in (select, _USED)])
+        return {row[0]: Stored(*row) for found in rows[::2] for row in found}
+
+    async def replace(self, owner: str, identity: str, head: bytes, version: int | None = None) -> bool:
+        """See Store."""
+        update = f"""
+            UPDATE objects SET head = :head, version = version + 1, used_s = :now,
+                num_bytes = num_bytes + :size - LENGTH(head)
+            WHERE {_OF} AND (version = :version OR :version < 0) RETURNING id
+        """
+        values = {"head": head, "size": len(head), "owner": owner, "id": identity, "now": self._clock()}
+        values["version"] = -1 if version is None else version
+        [changed] = await self._write(owner, [(update, values)], len(head))
+        return bool(changed)
+
+    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
+        """See Store."""
+        changed, *_ = await self._write(owner, self._appended(owner, identity, items), _size(items))
+        return bool(changed)
+
+    async def items(
+        self, owner: str, identity: str, *, after: str = "", limit: int = NO_LIMIT, is_newest_first: bool
+    ) -> list[Item] | None:
+        """See Store."""
+        order, beyond = ("DESC", "<") if is_newest_first else ("ASC", ">")
+        select = f"""
+            SELECT id, value FROM items WHERE owner = :owner AND object = :id
+            {f"AND number {beyond} {_ITEM}" if after else ""} ORDER BY number {order} LIMIT :limit
+        """
+        values = {"owner": owner, "id": identity, "item": after, "limit": limit, "now": self._clock()}
+        [[number]], rows, _ = await self._run([(f"SELECT {_ITEM}", values), (select, values), (_USED, values)])
+        return None if after and number is None else [Item(*row) for row in rows]
+
+    async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
+        """See Store."""
+        select = "SELECT id, value FROM items WHERE owner = :owner AND object = :id ORDER BY number"
+        rows = await self._run([(select, {"owner": owner, "id": each}) for each in ids])
+        return {identity: [Item(*row) for row in found] for identity, found in zip(ids, rows, strict=True)}
+
+    async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
+        """See Store."""
+        select = "SELECT value FROM items WHERE owner = :owner AND id = :item AND :id IN ('', object) LIMIT 1"
+        rows = await self._run([(select, {"owner": owner, "id": identity, "item": each}) for each in ids])
+        return {identity: found[0][0] for identity, found in zip(ids, rows, strict=True) if found}
+
+    async def remove_item(self, owner: str, identity: str, item: str) -> bool:
+        """See Store."""
+        values = {"owner": owner, "id": identity, "item": item}
+        shrink = f"""
+            UPDATE objects SET num_bytes = num_bytes - (
+                SELECT {_ITEM_BYTES} + LENGTH(value) FROM items
+                WHERE owner = :owner AND object = :id AND number = {_ITEM}
+            ) WHERE {_OF} AND {_ITEM} IS NOT NULL RETURNING id
+        """
+        delete = f"DELETE FROM items WHERE owner = :owner AND object = :id AND number = {_ITEM}"
+        [changed, _] = await self._run([(shrink, values), (delete, values)])
+        return bool(changed)
+
+    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
+        """See Store."""
+        delete = f"DELETE FROM objects WHERE {_OF} AND kind = :kind RETURNING id"
+        [deleted] = await self._run([(delete, {"owner": owner, "kind": kind, "id": identity})])
+        return bool(deleted)
+
+    async def page(
+        self, owner: str, kind: Kind, *, after: str = "", limit: int, is_newest_first: bool
+    ) -> list[Stored] | None:
+        """See Store."""
+        order, beyond = ("DESC", "<") if is_newest_first else ("ASC", ">")
+        select = f"""
+            SELECT {_HEAD} FROM objects WHERE owner = :owner AND kind = :kind
+            {f"AND (created_s, id) {beyond} {_CREATED}" if after else ""}
+            ORDER BY created_s {order}, id {order} LIMIT :limit
+        """
+        values = {"owner": owner, "kind": kind, "after": after, "limit": limit}
+        known, rows = await self._run([(_CREATED.strip("()"), values), (select, values)])
+        return None if after and not known else [Stored(*row) for row in rows]
+
+    async def claim(self, kind: Kind, unused_s: float) -> list[Claimed]:
+        """See Store."""
+        now = self._clock()
+        update = "UPDATE objects SET used_s = :now WHERE kind = :kind AND used_s <= :before RETURNING owner, id, head"
+        [rows] = await self._run([(update, {"now": now, "kind": kind, "before": now - unused_s})])
+        return [Claimed(*row) for row in rows]
+
+    async def usage(self) -> dict[str, Usage]:
+        """See Store."""
+        [rows] = await self._run([("SELECT owner, COUNT(*), SUM(num_bytes) FROM objects GROUP BY owner", {})])
+        return {owner: Usage(num_objects, int(num_bytes)) for owner, num_objects, num_bytes in rows}
+
+    async def drop(self, owner: str) -> Usage:
+        """See Store."""
+        [rows] = await self._run([("DELETE FROM objects WHERE owner = :owner RETURNING num_bytes", {"owner": owner})])
+        return Usage(len(rows), sum(num_bytes for [num_bytes] in rows))
+
+    async def sweep(self) -> None:
+        """See Store."""
+        self._num_written_bytes, bounds = 0, self._bounds
+        statements: list[Statement] = []
+        if bounds.age_s is not None:
+            statements.append(("DELETE FROM objects WHERE used_s <= :before", {"before": self._clock() - bounds.age_s}))
+        if bounds.max_bytes is not None:
+            max_bytes = int(bounds.max_bytes * (1 - SWEEP_SHARE))  # room for the writes until the next time
+            statements.append((_SWEEP, {**self._limits(), "max_bytes": max_bytes}))
+        elif self._has_owner_bounds:
+            statements.append((_SWEEP, self._limits()))
+        self._written.clear()
+        await self._run(statements)
+
+    async def close(self) -> None:
+        """See Store."""
+        await self._database.close()
+
+    async def _run(self, statements: Sequence[Statement]) -> list[Rows]:
+        try:
+            rows = await self._database.run(statements) if statements else []
+        except StoreUnavailable:
+            self._note(False)
+            raise
+        self._note(True)
+        return rows
+
+    async def _write(
+        self, owner: str, statements: Sequence[Statement], num_bytes: int, num_objects: int = 0
+    ) -> list[Rows]:
+        """Run statements that write so much, and sweep if much was written since the last time."""
+        rows = await self._run(statements)
+        bounds = self._bounds
+        self._num_written_bytes += num_bytes
+        if _is_much(self._num_written_bytes, bounds.max_bytes):
+            await self.sweep()
+        elif self._has_owner_bounds:
+            before = self._written.get(owner, Usage(0, 0))
+            written = Usage(before.num_objects + num_objects, before.num_bytes + num_bytes)
+            self._written[owner] = written
+            if _is_much(written.num_bytes, bounds.owner_bytes) or _is_much(written.num_objects, bounds.owner_objects):
+                del self._written[owner]
+                await self._run([(_SWEEP_OWNER, {**self._limits(), "owner": owner})])
+        return rows
+
+    @property
+    def _has_owner_bounds(self) -> bool:
+        return self._bounds.owner_bytes is not None or self._bounds.owner_objects is not None
+
+    def _limits(self) -> dict[str, int]:
+        limits = {name: getattr(self._bounds, name) for name in ("owner_bytes", "owner_objects", "max_bytes")}
+        return {name: NO_LIMIT if limit is None else limit for name, limit in limits.items()}
+
+    def _appended(self, owner: str, identity: str, items: Sequence[Item]) -> list[Statement]:
+        """Return the statements that add items. The first one locks the object, so that their numbers follow."""
+        values = {"owner": owner, "id": identity, "now": self._clock(), "num": len(items), "size": _size(items)}
+        update = f"""
+            UPDATE objects SET num_items = num_items + :num, num_bytes = num_bytes + :size, used_s = :now
+            WHERE {_OF} RETURNING id
+        """
+        insert = f"INSERT INTO items SELECT owner, id, num_items - :back, :item, :value FROM objects WHERE {_OF}"
+        rows = [
+            {"owner": owner, "id": identity, "back": back, "item": item.id, "value": item.value}
+            for back, item in zip(range(len(items), 0, -1), items, strict=True)
+        ]
+        return [(update, values), *((insert, row) for row in rows)]
+
+
+def _is_much(num_written: int, limit: int | None) -> bool:
+    return limit is not None and num_written > SWEEP_SHARE * limit
+
+
+def _size(items: Sequence[Item]) -> int:
+    return sum(_ITEM_BYTES + len(item.value) for item in items)

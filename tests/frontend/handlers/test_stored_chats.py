@@ -1,0 +1,85 @@
+"""Chats that are stored, as OpenAI's client uses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes import FakeTriton, chunks
+from tests.frontend.bodies import CHAT, WEATHER
+from tests.frontend.conftest import Serve
+
+type Client = openai.AsyncOpenAI
+
+TOOLS: Any = [WEATHER]
+CALL = 'Let me see. <tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+
+
+@pytest.fixture
+async def triton() -> FakeTriton:
+    return FakeTriton(chunks("Hello.", "Hel", "lo."))
+
+
+@pytest.fixture
+async def client(serve: Serve, triton: FakeTriton) -> AsyncIterator[Client]:
+    http = await serve(triton)
+    url = f"{(await http.get('/health/live')).url.origin()}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("text", ["Hello.", CALL])
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_stored_chat_is_the_answer_without_a_stream(
+    client: Client, triton: FakeTriton, is_stream: bool, text: str, number: int
+) -> None:
+    triton.script = chunks(text)
+    answer: Any = await client.chat.completions.create(
+        **CHAT, store=True, n=number, tools=TOOLS, stream=is_stream, metadata={"a": "b"}
+    )
+    events = [event async for event in answer] if is_stream else []
+    found = await client.chat.completions.retrieve(events[0].id if is_stream else answer.id)
+    assert found.metadata == {"a": "b"}
+    if not is_stream:
+        assert found.to_dict() == answer.to_dict() | {"metadata": {"a": "b"}}
+        return
+    for choice in found.choices:
+        deltas = [each for event in events for each in event.choices if each.index == choice.index]
+        assert "".join(each.delta.content or "" for each in deltas) == (choice.message.content or "")
+        ids = {call.id for each in deltas for call in each.delta.tool_calls or () if call.id}
+        assert ids == {call.id for call in choice.message.tool_calls or ()}
+        assert deltas[-1].finish_reason == choice.finish_reason
+
+
+async def test_its_messages_are_those_of_the_request(client: Client) -> None:
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    answer = await client.chat.completions.create(model=CHAT["model"], messages=messages, store=True)
+    listed: list[Any] = [each async for each in client.chat.completions.messages.list(answer.id, limit=1)]
+    assert [(each.role, each.id) for each in listed] == [("system", f"{answer.id}-0"), ("user", f"{answer.id}-1")]
+
+
+async def test_chats_are_listed_by_model_and_metadata(client: Client) -> None:
+    ids = [
+        (await client.chat.completions.create(**CHAT, store=True, metadata={"run": f"{number % 2}"})).id
+        for number in range(5)
+    ]
+    await client.chat.completions.create(**CHAT)
+    listed = [each.id async for each in client.chat.completions.list(limit=2)]
+    assert listed == ids
+    newest = await client.chat.completions.list(order="desc", limit=2, metadata={"run": "0"}, model=CHAT["model"])
+    assert ([each.id for each in newest.data], newest.has_next_page()) == ([ids[4], ids[2]], True)
+    assert not (await client.chat.completions.list(model="other")).data
+
+
+async def test_metadata_are_changed_and_a_chat_is_deleted(client: Client) -> None:
+    answer = await client.chat.completions.create(**CHAT, store=True)
+    changed = await client.chat.completions.update(answer.id, metadata={"c": "d"})
+    assert changed.metadata == {"c": "d"}
+    await client.chat.completions.delete(answer.id)
+    for call in (client.chat.completions.retrieve, client.chat.completions.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call(answer.id)

@@ -1,0 +1,252 @@
+"""What every place of the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from frontend.store.types import Item, Kind, Store, StoreUnavailable, Usage
+from tests.frontend.store.conftest import Place
+
+A, B = "a" * 32, "b" * 32  # owners
+KIND = Kind.CONVERSATION
+
+
+def items(*ids: str) -> list[Item]:
+    return [Item(each, f"value of {each}".encode()) for each in ids]
+
+
+async def ids_of(store: Store, identity: str, owner: str = A, **page: Any) -> list[str] | None:
+    found = await store.items(owner, identity, **{"is_newest_first": False, **page})
+    return None if found is None else [item.id for item in found]
+
+
+async def test_an_object_is_read_changed_and_deleted(place: Place) -> None:
+    store = place.open()
+    await store.create(A, KIND, "x", b"one", items("1", "2"))
+    [found] = (await store.read(A, KIND, ["x", "y"])).values()
+    assert (found.id, found.head, found.version, found.num_items) == ("x", b"one", 0, 2)
+    assert abs(found.created_s - place.clock.now_s) < 1
+    assert not await store.read(A, Kind.RESPONSE, ["x"])
+    assert await store.replace(A, "x", b"two", version=0)
+    assert not await store.replace(A, "x", b"three", version=0)
+    assert await store.replace(A, "x", b"\0four", version=1)
+    assert not await store.replace(A, "y", b"")
+    assert (await store.read(A, KIND, ["x"]))["x"].head == b"\0four"
+    assert not await store.delete(A, Kind.RESPONSE, "x")
+    assert await store.delete(A, KIND, "x")
+    assert not await store.delete(A, KIND, "x")
+    assert not await store.read(A, KIND, ["x"]) and not await ids_of(store, "x")
+    assert await store.usage() == {}
+
+
+async def test_items_are_added_listed_found_and_removed(place: Place) -> None:
+    store = place.open()
+    await store.create(A, KIND, "x", b"", items("1", "2"))
+    await store.create(A, KIND, "y", b"", items("2", "9"))
+    assert await store.append(A, "x", items("3", "4"))
+    assert not await store.append(A, "z", items("3"))
+    assert await ids_of(store, "x") == ["1", "2", "3", "4"]
+    assert await ids_of(store, "x", is_newest_first=True, limit=3) == ["4", "3", "2"]
+    assert await ids_of(store, "x", after="2", limit=1) == ["3"]
+    assert await ids_of(store, "x", after="2", is_newest_first=True) == ["1"]
+    assert await ids_of(store, "x", after="9") is None
+    of_all = await store.items_of(A, ["y", "z", "x"])
+    assert {identity: [item.id for item in found] for identity, found in of_all.items()} == {
+        "x": ["1", "2", "3", "4"],
+        "y": ["2", "9"],
+        "z": [],
+    }
+    assert await store.find_items(A, ["9", "8", "1"]) == {"9": b"value of 9", "1": b"value of 1"}
+    assert await store.find_items(A, ["9", "1"], "y") == {"9": b"value of 9"}
+    assert await store.remove_item(A, "x", "2")
+    assert not await store.remove_item(A, "x", "2")
+    assert await ids_of(store, "x") == ["1", "3", "4"]
+    assert await store.find_items(A, ["2"]) == {"2": b"value of 2"}  # that of the other object
+    await store.delete(A, KIND, "y")
+    assert await store.find_items(A, ["2", "9"]) == {}
+
+
+async def test_items_may_have_no_id_or_one_that_is_there(place: Place) -> None:
+    """A client sends the ids, and one that was there made a statement of PostgreSQL fail."""
+    store = place.open()
+    await store.create(A, KIND, "x", b"", [Item("", b"0"), Item("1", b"1"), Item("1", b"2"), Item("", b"3")])
+    assert await store.append(A, "x", [Item("1", b"4")])
+    found = await store.items(A, "x", is_newest_first=False)
+    assert found == [Item("", b"0"), Item("1", b"1"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
+    assert await store.items(A, "x", after="1", limit=1, is_newest_first=False) == [Item("1", b"2")]
+    assert await store.remove_item(A, "x", "1")
+    found = await store.items(A, "x", is_newest_first=False)
+    assert found == [Item("", b"0"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
+
+
+async def test_objects_are_listed_in_the_order_of_their_creation(place: Place) -> None:
+    store = place.open()
+    for identity in ("m", "c", "x"):
+        await store.create(A, KIND, identity, b"", items(identity))
+    await store.create(A, Kind.CHAT, "other", b"")
+
+    async def page(**given: Any) -> list[str] | None:
+        found = await store.page(A, KIND, **{"limit": 9, "is_newest_first": False, **given})
+        return None if found is None else [each.id for each in found]
+
+    assert await page() == ["m", "c", "x"]
+    assert await page(is_newest_first=True, limit=2) == ["x", "c"]
+    assert await page(after="m", limit=1) == ["c"]
+    assert await page(after="c", is_newest_first=True) == ["m"]
+    assert await page(after="other") is None
+
+
+async def test_another_owner_sees_and_changes_nothing(place: Place) -> None:
+    store = place.open()
+    await store.create(A, KIND, "x", b"head", items("1", "2"))
+    await store.create(B, KIND, "own", b"head", items("3"))
+    before = await store.usage()
+    assert await store.read(B, KIND, ["x"]) == {}
+    assert not await store.replace(B, "x", b"mine")
+    assert not await store.append(B, "x", items("3"))
+    assert await store.items(B, "x", is_newest_first=True) == []
+    assert await store.items(B, "x", after="1", is_newest_first=True) is None
+    assert await store.items_of(B, ["x"]) == {"x": []}
+    assert await store.find_items(B, ["1"]) == await store.find_items(B, ["1"], "x") == {}
+    assert not await store.remove_item(B, "x", "1")
+    assert not await store.delete(B, KIND, "x")
+    assert [each.id for each in await store.page(B, KIND, limit=9, is_newest_first=True) or ()] == ["own"]
+    assert await store.page(B, KIND, after="x", limit=9, is_newest_first=True) is None
+    await store.create(B, KIND, "x", b"of b", items("1"))  # ids are random: this tests the tables
+    assert (await store.read(A, KIND, ["x"]))["x"].head == b"head" and await ids_of(store, "x") == ["1", "2"]
+    assert (await store.drop(B)).num_objects == 2
+    assert await store.usage() == {A: before[A]}
+
+
+async def test_work_that_nobody_has_used_is_claimed_once(place: Place) -> None:
+    store, other = place.open(), place.open() if place.name != "memory" else None
+    await store.create(A, Kind.WORK, "old", b"a")
+    await store.create(B, Kind.WORK, "used", b"b")
+    await store.create(B, KIND, "other", b"c")
+    place.clock.now_s += 60
+    await store.replace(B, "used", b"d")
+    claimed = list(
+        itertools.chain(*await asyncio.gather(*(each.claim(Kind.WORK, 30) for each in (store, other) if each)))
+    )
+    assert [(each.owner, each.id, each.head) for each in claimed] == [(A, "old", b"a")]
+
+
+async def test_usage_is_that_of_what_is_there(place: Place) -> None:
+    """In Redis it is counted: an object whose keys had expired stayed in the count for ever."""
+    store = place.open(age_s=100)
+    await store.create(A, KIND, "x", b"1" * 1000, items("1", "2"))
+    [used] = (await store.usage()).values()
+    await store.append(A, "x", [Item("3", b"3" * 5000)])
+    await store.replace(A, "x", b"1" * 3000)
+    [more] = (await store.usage()).values()
+    assert (used.num_objects, more.num_objects) == (1, 1) and 7000 <= more.num_bytes - used.num_bytes < 8000
+    assert (await store.read(A, KIND, ["x"]))["x"].num_bytes == more.num_bytes
+    await store.remove_item(A, "x", "3")
+    await store.replace(A, "x", b"1" * 1000)
+    assert list((await store.usage()).values()) == [used]
+    place.clock.now_s += 101
+    await store.create(A, KIND, "y", b"1" * 1000, items("1", "2"))
+    await store.sweep()
+    assert list((await store.usage()).values()) == [used]
+    assert await store.drop(A) == used
+    assert await store.usage() == {} and await store.drop(A) == Usage(0, 0)
+
+
+async def test_the_age_of_an_object_is_that_of_its_last_use(place: Place) -> None:
+    store = place.open(age_s=100)
+    uses: dict[str, Callable[[], Awaitable[Any]]] = {
+        "read": lambda: store.read(A, KIND, ["read"]),
+        "append": lambda: store.append(A, "append", items("1")),
+        "replace": lambda: store.replace(A, "replace", b""),
+        "items": lambda: ids_of(store, "items"),
+    }
+    for identity in (*uses, "unused"):
+        await store.create(A, KIND, identity, b"")
+    place.clock.now_s += 60
+    for use in uses.values():
+        await use()
+    place.clock.now_s += 60
+    await store.sweep()
+    found = await store.page(A, KIND, limit=9, is_newest_first=False)
+    assert found is not None and [each.id for each in found] == [*uses]
+
+
+async def test_beyond_a_bound_the_objects_that_were_used_longest_ago_go(place: Place) -> None:
+    store = place.open(owner_objects=3)
+    for identity in "pqr":
+        await store.create(A, KIND, identity, b"")
+        await store.create(B, KIND, identity, b"")
+    await store.read(A, KIND, ["p"])
+    await store.create(A, KIND, "s", b"")
+    assert set(await store.read(A, KIND, [*"pqrs"])) == {*"prs"}
+    assert set(await store.read(B, KIND, [*"pqrs"])) == {*"pqr"}
+
+
+async def test_an_owners_bytes_are_bounded(place: Place) -> None:
+    store = place.open(owner_bytes=100_000)
+    for number in range(60):
+        await store.create(A, KIND, f"{number}", b"", [Item("", bytes(5000))])
+        assert (await store.usage())[A].num_bytes < 110_000
+    assert {"59", "50"} < set(await store.read(A, KIND, [f"{number}" for number in range(60)]))
+
+
+async def test_owners_have_equal_shares_and_what_others_leave(place: Place) -> None:
+    store = place.open(max_bytes=1_000_000)
+    for number in range(4):
+        await store.create(B, KIND, f"{number}", b"", [Item("", bytes(50_000))])
+    for number in range(80):
+        await store.create(A, KIND, f"{number}", b"", [Item("", bytes(20_000))])
+    usage = await store.usage()
+    assert usage[B].num_objects == 4  # it has less than its share, and was used longest ago
+    assert 700_000 < usage[A].num_bytes <= 850_000
+    for number in range(40):
+        await store.create(B, KIND, f"more {number}", b"", [Item("", bytes(20_000))])
+    await store.sweep()
+    usage = await store.usage()
+    assert all(450_000 < each.num_bytes < 550_000 for each in usage.values())
+
+
+async def test_a_killed_server_is_unavailable_and_has_its_objects_when_it_is_back(server_place: Place) -> None:
+    store = server_place.open()
+    await store.create(A, KIND, "x", b"head", items("1"))
+    server_place.stop()
+    for each in (store, server_place.open()):
+        with pytest.raises(StoreUnavailable):
+            await each.read(A, KIND, ["x"])
+    server_place.start()
+    assert (await store.read(A, KIND, ["x"]))["x"].head == b"head"
+    assert await store.append(A, "x", items("2")) and await ids_of(store, "x") == ["1", "2"]
+
+
+async def test_a_server_that_hangs_is_unavailable_after_its_time(
+    server_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ROLLBACK waited for a PostgreSQL that hung, without end."""
+    monkeypatch.setattr("frontend.store.redis_store._TIMEOUT_S", 0.3)
+    store = server_place.open()
+    await store.create(A, KIND, "x", b"head")
+    monkeypatch.setattr("frontend.store.postgres._TIMEOUT_S", 0.3)
+    server_place.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.read(A, KIND, ["x"])
+    finally:
+        server_place.signal(signal.SIGCONT)
+    monkeypatch.undo()
+    assert await server_place.open().read(A, KIND, ["x"])
+
+
+async def test_calls_at_the_same_time_lose_nothing(place: Place) -> None:
+    store = place.open()
+    others = [store] if place.name == "memory" else [store, place.open()]
+    await store.create(A, KIND, "x", b"")
+    adding = (each.append(A, "x", items(f"{number}")) for number in range(50) for each in others)
+    assert all(await asyncio.gather(*adding))
+    found = await store.items(A, "x", is_newest_first=False)
+    assert found is not None and len(found) == 50 * len(others)

@@ -1,0 +1,67 @@
+"""Answers in the background over the real Triton, when their frontend is killed in the middle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from tests.integration.replicas import frontend_of
+from tests.integration.stack import Stack
+from tests.responses_types import checked_response_event
+
+NUMBERS = {
+    "type": "json_schema",
+    "name": "numbers",
+    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 120, "maxItems": 120},
+}
+ASKED: dict[str, Any] = {"model": "demo", "input": "Count.", "temperature": 0, "max_output_tokens": 700}
+
+
+def test_the_text_goes_on_exactly_after_a_kill(stack: Stack, tmp_path: Path) -> None:
+    store = f"--store={tmp_path / 'store.db'}"
+    asked = ASKED | {"text": {"format": NUMBERS}}
+    seen: list[Any] = []
+    with (
+        frontend_of([stack], tmp_path, store) as frontend,
+        OpenAI(base_url=f"{frontend.url}/v1", api_key="x") as client,
+    ):
+        expected = client.responses.create(**asked)
+        begun: Any = client.responses.create(**asked, background=True, stream=True)
+        for event in begun:
+            seen.append(event)
+            if event.type == "response.output_text.delta":
+                frontend.process.kill()
+                break
+    with (
+        frontend_of([stack], tmp_path, store) as frontend,
+        OpenAI(base_url=f"{frontend.url}/v1", api_key="x") as client,
+    ):
+        identity, last = seen[0].response.id, seen[-1].sequence_number
+        seen += client.responses.retrieve(identity, stream=True, starting_after=last)
+        found = client.responses.retrieve(identity)
+        again: list[Any] = list(client.responses.retrieve(identity, stream=True))
+        log = frontend.log_path.read_text()
+    assert f"{identity} goes on" in log
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == expected.output_text
+    assert [event.to_dict() for event in seen] == [event.to_dict() for event in again]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    for event in seen:
+        checked_response_event(event.to_dict())
+    assert found.to_dict() == seen[-1].response.to_dict()
+    assert found.usage is not None and expected.usage is not None
+    assert (found.output_text, found.usage.output_tokens) == (expected.output_text, expected.usage.output_tokens)
+
+
+def test_a_cancelled_answer_leaves_the_engine(stack: Stack, tmp_path: Path) -> None:
+    with frontend_of([stack], tmp_path) as frontend, OpenAI(base_url=f"{frontend.url}/v1", api_key="x") as client:
+        begun = client.responses.create(
+            **ASKED | {"model": "synthetic/paced", "max_output_tokens": 3000}, background=True
+        )
+        with client.responses.stream(response_id=begun.id) as stream:
+            next(event for event in stream if event.type == "response.output_text.delta")
+            cancelled = client.responses.cancel(begun.id)
+        assert cancelled.status == "cancelled"
+        assert cancelled.output_text
+        stack.wait_until_idle("synthetic/paced")
