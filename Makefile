@@ -27,6 +27,9 @@ export NO_PYTHON
 # llama.cpp computes on cores (cpu), or on graphics cards.
 DEVICES := cpu cuda12 rocm vulkan
 DEVICE ?= cpu
+ifeq ($(origin DEVICE),environment)
+override DEVICE := cpu# that of another program
+endif
 ifeq ($(filter $(DEVICE),$(DEVICES)),)
 $(error DEVICE=$(DEVICE): must be one of $(DEVICES))
 endif

@@ -83,7 +83,13 @@ def chosen_devices(
     if unknown := [name for name in names if name not in known]:
         listed = ", ".join(f"{device.name} ({device.description})" for device in devices)
         raise BuildError(f"--device {unknown[0]}: expected one of {listed}")
-    return [known[name] for name in known if not names or name in names]
+    chosen = [known[name] for name in known if not names or name in names]
+    if 1 < len(chosen) < len(known):  # beside the others, a device without layers makes wrong numbers
+        others = ", ".join(name for name in known if name not in names)
+        raise BuildError(
+            f"{given}: expected one device or all: hide {others} (GGML_VK_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES)"
+        )
+    return chosen
 
 
 def fit_on_devices(candidates: Mapping[Path, Candidate], trial: Trial) -> dict[Path, tuple[int, int]]:
@@ -193,10 +199,12 @@ def _placed(
     while gpu_layers > 0:
         memory = _tried(candidate, fitted, gpu_layers, trial)
         if memory is None:
-            break
+            return fitted, Placement(text="the cores compute all layers")
         gpu_layers = min(gpu_layers, memory.num_layers)
         used = {name: candidate.demand.num_replicas * memory.used_bytes[name] for name in candidate.names}
         lacking = {name: size - rooms[name] for name, size in used.items() if size > rooms[name]}
+        if not lacking and not set(candidate.names) <= set(memory.devices):  # an idle one makes wrong numbers
+            return fitted, Placement(text="fewer layers fit than there are devices: --device names one of them")
         if not lacking:
             return fitted, _placement(candidate, fitted, gpu_layers, memory)
         if can_shrink and (smaller := _smaller(candidate, fitted, memory, used, rooms)) != fitted:
@@ -235,11 +243,13 @@ def _fewer(gpu_layers: int, memory: LayerMemory, lacking_bytes: int) -> int:
 
 
 def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, memory: LayerMemory) -> Placement:
+    rooms = _rooms(candidate.devices)
     uses = {
         device.name: DeviceUse(
             description=device.description,
             used_bytes=memory.used_bytes[device.name],
             total_bytes=device.total_bytes,
+            room_bytes=rooms[device.name],
         )
         for device in candidate.devices
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,8 +114,10 @@ class ServeOptions:
                 raise BuildError(f"{each.name}={value}: must be at least {low}")
             if value is not None and high is not None and value > high:
                 raise BuildError(f"{each.name}={value}: must be at most {high}")
-        if self.gpu_layers not in (AUTO, ALL) and not self.gpu_layers.isdecimal():
+        if not re.fullmatch(rf"{AUTO}|{ALL}|0|[1-9][0-9]*", self.gpu_layers):
             raise BuildError(f"--gpu-layers {self.gpu_layers}: expected {AUTO}, {ALL} or a number of layers")
+        if self.gpu_layers == "0" and self.devices:
+            raise BuildError(f"--device {','.join(self.devices)}: excludes --gpu-layers 0")
         if self.spare_sequences and self.max_sequences is None:
             raise BuildError(f"spare_sequences={self.spare_sequences}: goes with max_sequences")
 
@@ -479,8 +482,10 @@ def _candidates(
             continue
         if manifest.adapters or own.adapter_root is not None:
             rule = "a model with adapters stays on the cores: on devices, changes of adapters have corrupted memory"
-            if own.gpu_layers != AUTO:
-                raise BuildError(f"{manifest.model_id}: --gpu-layers {own.gpu_layers}: {rule}")
+            if own.gpu_layers != AUTO or own.devices:
+                raise BuildError(f"{manifest.model_id}: --gpu-layers, --device: {rule}")
+            if _devices(is_needed=False):
+                logger.warning("layers      %s: %s", manifest.model_id, rule)
             continue
         devices = _devices(is_needed=own.gpu_layers != AUTO) if devices is None else devices
         if chosen := chosen_devices(own.gpu_layers, own.devices, devices, installed_build()):

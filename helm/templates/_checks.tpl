@@ -154,6 +154,8 @@
 {{- fail (printf "%s: %s: for tensorrt_llm: write 1 and 1, and gpus.perNode for llama_cpp" .where $parallelism) -}}
 {{- else if and $perNode (ne .model.engine.runtime "llama_cpp") -}}
 {{- fail (printf "%s: gpus.perNode %d: %s runs on CPUs: write 0" .where $perNode .model.engine.runtime) -}}
+{{- else if and $perNode .model.source.adapters -}}
+{{- fail (printf "%s: source.adapters: llama_cpp takes none on GPUs: write gpus.perNode 0" .where) -}}
 {{- else if and $perNode (gt (int .model.serving.replicasPerPod) 1) -}}
 {{- fail (printf "%s: serving.replicasPerPod %d: llama_cpp takes all GPUs of its pod: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.serving.replicasPerPod)) -}}
 {{- end -}}

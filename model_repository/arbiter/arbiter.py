@@ -286,7 +286,7 @@ class Arbiter:
             if self._next is None and not has_room:
                 self._next, victims = model, self._victims(model, now)
             elif has_room and (
-                self._next is None or (self._next.memory + model.memory).fits_in(self._later_room(victims, now))
+                self._next is None or model.memory.fits_in(self._later_room(victims, now) - self._next.memory)
             ):
                 self._begin_turn(model, State.LOADING, payer.key, now)
                 self._ordered.append(Load(model.name))

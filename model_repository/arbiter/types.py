@@ -54,9 +54,10 @@ class OfferedModel:
 
 
 def total_of(models: Iterable[OfferedModel], total_bytes: int) -> Memory:
-    """Return the bound on the memory of all models together: of RAM the given one, of devices a share of each."""
-    devices = {name: use.total_bytes for model in models for name, use in model.devices.items()}
-    return Memory({RAM: total_bytes, **{name: int(MODEL_SHARE * size) for name, size in devices.items()}})
+    """Return the bound on the memory of all models together: of RAM the given one, of devices that of their plan."""
+    uses = {name: use for model in models for name, use in model.devices.items()}
+    rooms = {name: use.room_bytes or int(MODEL_SHARE * use.total_bytes) for name, use in uses.items()}
+    return Memory({RAM: total_bytes, **rooms})
 
 
 @dataclass(frozen=True, slots=True)

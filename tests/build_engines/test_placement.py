@@ -208,6 +208,9 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert chosen_devices(AUTO, (), cards, vulkan) == cards
     assert chosen_devices(ALL, ("CUDA1",), cards, vulkan) == cards[1:]
     assert not chosen_devices(AUTO, (), [], cpu)
+    three = [*cards, card(2, 8)]
+    with pytest.raises(BuildError, match=r"^--device CUDA0,CUDA2: expected one device or all: hide CUDA1 "):
+        chosen_devices(AUTO, ("CUDA0", "CUDA2"), three, vulkan)
     with pytest.raises(BuildError, match=r"^--device CUDA7: expected one of CUDA0 \(NVIDIA Card 0\), CUDA1 \(NV"):
         chosen_devices(AUTO, ("CUDA0", "CUDA7"), cards, vulkan)
     with pytest.raises(BuildError, match=r"^--gpu-layers all: this llama\.cpp computes on the cores alone: install"):

@@ -251,9 +251,11 @@ def test_only_a_runtime_with_devices_gets_layers_for_them() -> None:
         for text, options in given.items():
             with pytest.raises(BuildError, match=f"{text}: the runtime {runtime} has no such devices"):
                 dataclasses.replace(OPTIONS, **options).check_runtime(runtime)
-    for text in ("some", "-1", ""):
+    for text in ("some", "-1", "", "00"):
         with pytest.raises(BuildError, match=f"--gpu-layers {text}: expected auto, all or a number of layers"):
             ServeOptions(gpu_layers=text)
+    with pytest.raises(BuildError, match="--device CUDA0: excludes --gpu-layers 0"):
+        ServeOptions(gpu_layers="0", devices=("CUDA0",))
 
 
 def test_more_contexts_than_sequences_are_refused() -> None:

@@ -114,7 +114,9 @@ def test_layers_on_devices_are_rendered_and_change_the_fingerprint(
         whole = on_device(artifact_dir)
     assert "layers      one: all 2 layers on CUDA0 (NVIDIA A): 2.0 of 10.0 GB" in caplog.messages
     assert whole.gpu_layers == 2
-    assert whole.devices["CUDA0"] == DeviceUse(description="NVIDIA A", used_bytes=2 * 10**9, total_bytes=10**10)
+    assert whole.devices["CUDA0"] == DeviceUse(
+        description="NVIDIA A", used_bytes=2 * 10**9, total_bytes=10**10, room_bytes=int(0.9 * 8 * 10**9)
+    )
     part, none = on_device(artifact_dir, gpu_layers="1"), on_device(artifact_dir, gpu_layers="0")
     assert (part.gpu_layers, part.wanted_layers) == (1, "1")
     assert (none.gpu_layers, none.devices) == (0, {})
@@ -150,7 +152,7 @@ def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
 def test_a_model_with_adapters_stays_on_the_cores(cards: list[Device], tmp_path: Path) -> None:
     artifact_dir = write_artifact(tmp_path / "one", "one")
     assert on_device(artifact_dir, adapter_root=tmp_path).gpu_layers == 0
-    with pytest.raises(BuildError, match=r"^one: --gpu-layers all: a model with adapters stays on the cores"):
+    with pytest.raises(BuildError, match=r"^one: --gpu-layers, --device: a model with adapters stays on the cores"):
         on_device(artifact_dir, adapter_root=tmp_path, gpu_layers="all")
 
 

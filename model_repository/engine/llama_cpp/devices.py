@@ -20,15 +20,14 @@ from model_repository.errors import EngineFailed
 from model_repository.system.devices import Device, DeviceUse
 
 _READ_INTERVAL_S = 1.0
-_KINDS = ("GPU", "IGPU")  # llama.cpp computes on integrated ones if there are no others
+_KIND = "GPU"  # an integrated one (IGPU) shares the memory of the machine
 
 
 def list_devices() -> list[Device]:
     """Return the devices in the order in which llama.cpp numbers them for a model."""
     load_backends()
     kinds = {each["name"]: each["type"] for each in llama.ggml_backend_dev_info()}
-    kind = next((kind for kind in _KINDS if kind in kinds.values()), None)
-    return [device for device in _devices() if kinds[device.name] == kind] if kind else []
+    return [device for device in _devices() if kinds[device.name] == _KIND] if _KIND in kinds.values() else []
 
 
 def shares_of(config: EngineConfig) -> list[float]:

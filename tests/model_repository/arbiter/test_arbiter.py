@@ -88,6 +88,15 @@ A, B = served("a"), served("b")  # they do not fit together
 SMALL = served("small", 4)
 
 
+def test_a_device_has_the_room_of_the_plan():
+    """Other programs may hold a part of its memory."""
+    use = DeviceUse(description="NVIDIA", used_bytes=4, total_bytes=10, room_bytes=5)
+    one, two = (served(name, 0, devices={"CUDA0": use}) for name in "ab")
+    machine = Machine(one, two)
+    machine.serve("x", "a")
+    assert machine.want("y", "b", "key") == []
+
+
 # --- one load, and one lease for each client ---
 
 
