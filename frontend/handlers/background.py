@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import msgspec
+import orjson
 from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
 from msgspec import Struct
@@ -49,7 +50,7 @@ from frontend.request_context import (
     unexpected,
 )
 from frontend.store.place import outlives_frontend
-from frontend.store.types import Item, Kind, Store, StoreUnavailable
+from frontend.store.types import Claimed, Item, Kind, Store, StoreUnavailable
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.places import Places
 from frontend.translate.responses_reply import ResponsesReply
@@ -346,12 +347,29 @@ class Background:
             try:
                 for each in [] if is_draining(self._app) else await self._store.claim(Kind.WORK, LEASE_S):
                     if each.id not in self._running:
-                        await self._continue(Work(each.owner, msgspec.msgpack.decode(each.head, type=WorkHead)))
+                        await self._continue_or_fail(each)
             except StoreUnavailable:
                 pass
             except Exception:
                 logger.exception("work in the background cannot be continued")
             await asyncio.sleep(CLAIM_S)
+
+    async def _continue_or_fail(self, claimed: Claimed) -> None:
+        """Continue work, or end an answer that this version of the server cannot continue."""
+        try:
+            await self._continue(Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=WorkHead)))
+        except StoreUnavailable:
+            raise
+        except Exception:
+            logger.exception("%s cannot be continued", claimed.id)
+            identity = "resp_" + claimed.id.removeprefix("work_")
+            if found := await self._store.read(claimed.owner, Kind.RESPONSE, [identity]):
+                head = msgspec.json.decode(found[identity].head, type=ResponseHead)
+                error = {"code": "server_error", "message": "The server cannot go on with this answer"}
+                response = orjson.loads(bytes(head.response)) | {"status": "failed", "error": error}
+                ended = replaced(head, response=written(response), is_running=False)
+                await self._store.replace(claimed.owner, identity, msgspec.json.encode(ended))
+            await self._store.delete(claimed.owner, Kind.WORK, claimed.id)
 
     async def _continue(self, work: Work) -> None:
         """Continue work that another process has begun."""
@@ -435,7 +453,10 @@ class Background:
             items = (await self._store.items_of(work.owner, [work.id]))[work.id]
             if not items:
                 raise _Lost
-            generation = msgspec.msgpack.decode(items[0].value, type=GenerationRequest)
+            try:
+                generation = msgspec.msgpack.decode(items[0].value, type=GenerationRequest)
+            except msgspec.DecodeError as exc:
+                raise EngineFailed("Another version of the server has begun this answer") from exc
             admitted = await admit(call, [generation], is_background=True)
         except APIError as exc:
             is_new = time.time() < replay.created_s + _GONE_S

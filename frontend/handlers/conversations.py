@@ -11,9 +11,10 @@ import orjson
 from aiohttp import web
 from msgspec import Struct
 
+from frontend.errors import InvalidRequest
 from frontend.handlers.bodies import read_body
 from frontend.handlers.call import ignored_header, refuse_ignored
-from frontend.handlers.stored import Page, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import Page, id_in, not_stored, owner_of, store_of, stored
 from frontend.handlers.turns import as_items
 from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
 from frontend.request_context import json_response
@@ -38,12 +39,12 @@ async def create_conversation(request: web.Request) -> web.Response:
 
 async def get_conversation(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}."""
-    return json_response(_conversation(await _found(request, request.match_info["conversation_id"])))
+    return json_response(_conversation(await _found(request, id_in(request, "conversation_id"))))
 
 
 async def update_conversation(request: web.Request) -> web.Response:
     """POST /v1/conversations/{conversation_id}."""
-    identity = request.match_info["conversation_id"]
+    identity = id_in(request, "conversation_id")
     await _found(request, identity)
     body, headers = await _body(request, MetadataRequest)
     head = msgspec.json.encode(ConversationHead(body.metadata))
@@ -53,7 +54,7 @@ async def update_conversation(request: web.Request) -> web.Response:
 
 async def delete_conversation(request: web.Request) -> web.Response:
     """DELETE /v1/conversations/{conversation_id}."""
-    identity = request.match_info["conversation_id"]
+    identity = id_in(request, "conversation_id")
     if not await stored(store_of(request).delete(owner_of(request), Kind.CONVERSATION, identity)):
         raise not_stored("conversation_id", identity)
     return json_response({"id": identity, "object": "conversation.deleted", "deleted": True})
@@ -61,7 +62,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 async def list_items(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}/items."""
-    identity, page = request.match_info["conversation_id"], Page(request)
+    identity, page = id_in(request, "conversation_id"), Page(request)
     await _found(request, identity)
     found = await stored(
         store_of(request).items(
@@ -77,10 +78,11 @@ async def list_items(request: web.Request) -> web.Response:
 
 async def add_items(request: web.Request) -> web.Response:
     """POST /v1/conversations/{conversation_id}/items."""
-    identity = request.match_info["conversation_id"]
+    identity = id_in(request, "conversation_id")
     await _found(request, identity)
     body, headers = await _body(request, NewItemsRequest)
-    items = as_items(body.items)
+    if not (items := as_items(body.items)):
+        raise InvalidRequest("items: has no item of a type that is stored", param="items")
     await stored(store_of(request).append(owner_of(request), identity, items))
     ids, objects = _listed(items)
     listed = {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
@@ -89,7 +91,7 @@ async def add_items(request: web.Request) -> web.Response:
 
 async def get_item(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}/items/{item_id}."""
-    identity, item = request.match_info["conversation_id"], request.match_info["item_id"]
+    identity, item = id_in(request, "conversation_id"), id_in(request, "item_id")
     await _found(request, identity)
     found = await stored(store_of(request).find_items(owner_of(request), [item], identity))
     if not found:
@@ -99,7 +101,7 @@ async def get_item(request: web.Request) -> web.Response:
 
 async def delete_item(request: web.Request) -> web.Response:
     """DELETE /v1/conversations/{conversation_id}/items/{item_id}."""
-    identity, item = request.match_info["conversation_id"], request.match_info["item_id"]
+    identity, item = id_in(request, "conversation_id"), id_in(request, "item_id")
     conversation = await _found(request, identity)
     if not await stored(store_of(request).remove_item(owner_of(request), identity, item)):
         raise not_stored("item_id", item)

@@ -21,7 +21,7 @@ from frontend.handlers.background import BACKGROUND, work_id
 from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, generated, num_prompt_tokens
-from frontend.handlers.stored import Page, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import Page, id_in, not_stored, owner_of, store_of, stored
 from frontend.handlers.summaries import INSTRUCTION, SUMMARIES, sealed, with_summaries
 from frontend.handlers.turns import ResponseHead, Turn, turn_of
 from frontend.json_pieces import json_bytes
@@ -74,19 +74,26 @@ async def compact(call: Call[CompactRequest]) -> web.Response:
 
 async def _summary(call: Call[Any], turn: Turn) -> Event:
     """Return an answer with a summary of the conversation alone."""
-    chat, reply = await _summary_call(call, turn, None)
+    chat, reply = await _summary_call(call, turn, None, stream=None)
     return await generated(chat, reply, _max_prompt_tokens(call, truncates=True))
 
 
 async def _summary_call(
-    call: Call[Any], turn: Turn, keep: Keep | None
+    call: Call[Any], turn: Turn, keep: Keep | None, **changed: Any
 ) -> tuple[Call[ChatCompletionRequest], SummaryReply]:
     """Return the chat that asks for a summary, and what writes its answer.
 
     If the conversation and the summary exceed the context window, the oldest turns are left out.
     """
     limit = call.name.model.parameters.context_window // _SHARE_OF_ANSWER
-    fields = {"tools": None, "tool_choice": None, "text": None, "temperature": 0.0, "max_output_tokens": limit}
+    fields = {
+        **changed,
+        "tools": None,
+        "tool_choice": None,
+        "text": None,
+        "temperature": 0.0,
+        "max_output_tokens": limit,
+    }
     body = ResponsesRequest.made({**call.body.__dict__, **fields})
     instruction = ResponseItem.model_validate(
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": INSTRUCTION}]}
@@ -128,11 +135,11 @@ async def _shown(request: web.Request, found: Stored, head: ResponseHead) -> web
 
 async def delete_response(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{response_id}."""
-    identity = request.match_info["response_id"]
-    if not await stored(store_of(request).delete(owner_of(request), Kind.RESPONSE, identity)):
-        raise not_stored("response_id", identity)
+    identity = id_in(request, "response_id")
     await stored(store_of(request).delete(owner_of(request), Kind.WORK, work_id(identity)))
     await stored(store_of(request).delete(owner_of(request), Kind.LOG, log_id(identity)))
+    if not await stored(store_of(request).delete(owner_of(request), Kind.RESPONSE, identity)):  # the last one
+        raise not_stored("response_id", identity)
     return json_response({"id": identity, "object": "response", "deleted": True})
 
 
@@ -193,7 +200,7 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 
 async def _found(request: web.Request) -> tuple[Stored, ResponseHead]:
-    identity = request.match_info["response_id"]
+    identity = id_in(request, "response_id")
     found = await stored(store_of(request).read(owner_of(request), Kind.RESPONSE, [identity]))
     if not found:
         raise not_stored("response_id", identity)

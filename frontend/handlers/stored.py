@@ -14,7 +14,7 @@ from aiohttp import web
 from frontend.errors import InvalidRequest, NotFound, NotStored, StoreFailed, shown
 from frontend.request_context import FACTS, SETTINGS
 from frontend.store.place import open_store, place_of
-from frontend.store.types import Item, Store, StoreUnavailable
+from frontend.store.types import Item, Kind, Store, StoreUnavailable
 from frontend.telemetry.definitions import STORE_CALLS, STORED_BYTES, STORED_OBJECTS
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.observer import OBSERVER
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 STORE: web.AppKey[Store] = web.AppKey("store")  # missing: nothing is stored
 _SWEEP_S = 60.0
 _PAGE, _MAX_PAGE = 20, 100
+_ID = re.compile("[!-~]{1,256}")
+OF_SERVER, SUMMARIES_SECRET = "", "summaries"  # owner and id of the secret that signs summaries
 
 
 async def store_lifetime(app: web.Application) -> AsyncIterator[None]:
@@ -51,6 +53,7 @@ async def _sweep(store: Store, metrics: Metrics) -> None:
     is_well = True
     while True:
         try:
+            await store.read(OF_SERVER, Kind.SECRET, [SUMMARIES_SECRET])  # so that it does not expire
             await store.sweep()
             usage = (await store.usage()).values()
             metrics.series(STORED_OBJECTS).set(sum(each.num_objects for each in usage))
@@ -98,6 +101,23 @@ def not_stored(name: str, identity: str, code: str | None = None) -> NotStored:
     return NotStored(f"{name}={shown(identity)}: {rule}", param=name, code=code)
 
 
+def is_id(text: str) -> bool:
+    """Whether a text can be the id of something stored."""
+    return _ID.fullmatch(text) is not None
+
+
+def id_in(request: web.Request, name: str) -> str:
+    """Return the id that a path has.
+
+    Raises:
+        NotStored: it cannot be one.
+    """
+    identity = request.match_info[name]
+    if not is_id(identity):
+        raise not_stored(name, identity)
+    return identity
+
+
 class Page:
     """The page of a list that a query asks for.
 
@@ -114,6 +134,8 @@ class Page:
             raise InvalidRequest(f"order={shown(order)}: must be asc or desc", param="order")
         self.limit = int(limit)
         self.after = request.query.get("after", "")
+        if self.after and not is_id(self.after):
+            raise not_stored("after", self.after)
         self.is_newest_first = order == "desc"
 
     def of(self, items: Sequence[Item]) -> list[Item] | None:

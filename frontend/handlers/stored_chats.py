@@ -14,7 +14,7 @@ from msgspec import Struct
 from frontend.errors import StoreFailed
 from frontend.handlers.bodies import read_body
 from frontend.handlers.call import Call, ignored_header, refuse_ignored
-from frontend.handlers.stored import STORE, Page, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import STORE, Page, id_in, not_stored, owner_of, store_of, stored
 from frontend.json_pieces import json_bytes
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.conversations import MetadataRequest
@@ -95,7 +95,7 @@ async def update_chat(request: web.Request) -> web.Response:
 
 async def delete_chat(request: web.Request) -> web.Response:
     """DELETE /v1/chat/completions/{completion_id}."""
-    identity = request.match_info["completion_id"]
+    identity = id_in(request, "completion_id")
     if not await stored(store_of(request).delete(owner_of(request), Kind.CHAT, identity)):
         raise not_stored("completion_id", identity)
     return json_response({"id": identity, "object": "chat.completion.deleted", "deleted": True})
@@ -114,7 +114,7 @@ async def list_messages(request: web.Request) -> web.Response:
 
 
 async def _found(request: web.Request) -> Stored:
-    identity = request.match_info["completion_id"]
+    identity = id_in(request, "completion_id")
     found = await stored(store_of(request).read(owner_of(request), Kind.CHAT, [identity]))
     if not found:
         raise not_stored("completion_id", identity)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from frontend.errors import InvalidRequest
-from frontend.handlers.stored import STORE, stored
+from frontend.handlers.stored import OF_SERVER, STORE, SUMMARIES_SECRET, stored
 from frontend.protocol.responses import COMPACTION, ResponseItem
 from frontend.request_context import SETTINGS
 from frontend.store.types import Kind, Store, StoreUnavailable
@@ -25,7 +25,6 @@ INSTRUCTION = (
     "of tools, and the next steps. Write the summary alone."
 )
 _INTRODUCTION = "Summary of the conversation so far:\n\n"
-_OWNER, _ID = "", "summaries"
 _DIGEST_BYTES = 32
 
 
@@ -51,11 +50,11 @@ SUMMARIES = web.AppKey("summaries", Summaries)
 
 
 async def _stored_secret(store: Store) -> bytes:
-    if not (found := await stored(store.read(_OWNER, Kind.SECRET, [_ID]))):
+    if not (found := await stored(store.read(OF_SERVER, Kind.SECRET, [SUMMARIES_SECRET]))):
         with contextlib.suppress(StoreUnavailable):  # or another process has made it
-            await store.create(_OWNER, Kind.SECRET, _ID, secrets.token_bytes(_DIGEST_BYTES))
-        found = await stored(store.read(_OWNER, Kind.SECRET, [_ID]))
-    return found[_ID].head
+            await store.create(OF_SERVER, Kind.SECRET, SUMMARIES_SECRET, secrets.token_bytes(_DIGEST_BYTES))
+        found = await stored(store.read(OF_SERVER, Kind.SECRET, [SUMMARIES_SECRET]))
+    return found[SUMMARIES_SECRET].head
 
 
 def sealed(summary: str, secret: bytes) -> str:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from frontend.errors import InvalidRequest, StoreFailed, shown
 from frontend.handlers.answer_log import LOG_PREFIX
 from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES, work_on_body
-from frontend.handlers.stored import STORE, not_stored, owner_of, stored
+from frontend.handlers.stored import STORE, is_id, not_stored, owner_of, stored
 from frontend.json_pieces import json_bytes
 from frontend.protocol.responses import (
     CALLS,
@@ -31,6 +31,7 @@ from frontend.translate.responses_chat import PlacedItem, input_items
 
 MAX_ITEMS = 2048
 MAX_BODIES = 4  # of the largest size: a conversation may have their bytes
+_OTHER_ITEMS = (LOG_PREFIX, "chatcmpl-")  # of what is no conversation of items
 _NUM_ANCESTORS = 64  # in a head: a chain of 1,000 answers is found in 16 reads
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
 
@@ -139,18 +140,21 @@ async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
         ancestors = [each.id for each in chain]
         _check_size(request, place, sum(each.num_bytes for each in chain))
         of_all = await stored(store.items_of(owner, ancestors))
+        if any(len(of_all[each.id]) != each.num_items for each in chain):  # deleted in the meantime
+            raise not_stored(place, previous, "previous_response_not_found")
         items = [item for identity in reversed(ancestors) for item in of_all[identity]]
     elif store is not None and conversation is not None:
-        found = await stored(store.read(owner, Kind.CONVERSATION, [conversation.id]))
-        if not found:
-            raise not_stored("conversation", conversation.id)
-        _check_size(request, place, found[conversation.id].num_bytes)
+        _check_size(request, place, (await _conversation(store, owner, conversation.id)).num_bytes)
         items = (await stored(store.items_of(owner, [conversation.id])))[conversation.id]
+        await _conversation(store, owner, conversation.id)  # it is still there
     if len(items) + len(body.input) > MAX_ITEMS:
         rule = f"has {len(items)} items, and with the input {len(items) + len(body.input)}: at most {MAX_ITEMS}"
         raise InvalidRequest(f"{place}: {rule}", param=place)
-    references = [each for each in body.references() if not each.startswith(LOG_PREFIX)]
+    references = [each for each in body.references() if is_id(each) and not each.startswith(_OTHER_ITEMS)]
     named = await stored(store.find_items(owner, references)) if store is not None and references else {}
+    _check_size(
+        request, "input", sum(len(item.value) for item in items) + sum(len(named.get(each, b"")) for each in references)
+    )
     history = await _read(request, [item.value for item in items])
     referred = dict(zip(named, await _read(request, list(named.values())), strict=True))
     is_kept = isinstance(body, ResponsesRequest) and body.store is not False
@@ -165,6 +169,13 @@ async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
     )
 
 
+async def _conversation(store: Store, owner: str, identity: str) -> Stored:
+    found = await stored(store.read(owner, Kind.CONVERSATION, [identity])) if is_id(identity) else {}
+    if not found:
+        raise not_stored("conversation", identity)
+    return found[identity]
+
+
 async def _chain(store: Store, owner: str, identity: str) -> list[Stored]:
     """Return an answer with all answers before it, the last one first.
 
@@ -173,7 +184,7 @@ async def _chain(store: Store, owner: str, identity: str) -> list[Stored]:
     """
     chain, unread = list[Stored](), [identity]
     while unread:
-        heads = await stored(store.read(owner, Kind.RESPONSE, unread))
+        heads = await stored(store.read(owner, Kind.RESPONSE, unread)) if is_id(identity) else {}
         for each in unread:
             if each not in heads:
                 raise not_stored("previous_response_id", identity, "previous_response_not_found")
@@ -235,6 +246,7 @@ def as_items(items: Iterable[ResponseItem]) -> list[Item]:
     for item in items:
         if not item.is_skipped and item.type != COMPACTION_TRIGGER:
             fields = item.model_dump(by_alias=True, exclude_none=True)
-            identity = fields.setdefault("id", f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}")
-            found.append(Item(identity, orjson.dumps(fields)))
+            if not is_id(fields.get("id", "")):
+                fields["id"] = f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}"
+            found.append(Item(fields["id"], orjson.dumps(fields)))
     return found

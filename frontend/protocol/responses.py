@@ -136,7 +136,7 @@ class ResponseItem(OpenBody):
     shared = ("type", "id", "status", "phase")
 
     type: str
-    id: str | None = None  # of an item that comes back, as the next two
+    id: Annotated[str | None, Field(max_length=256)] = None  # of an item that comes back, as the next two
     status: str | None = None
     phase: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -443,6 +443,13 @@ class ResponsesRequest(InputTokensRequest):
 
 
 class CompactRequest(InputTokensRequest):
-    """The body of POST /v1/responses/compact."""
+    """The body of POST /v1/responses/compact. Behind a stored answer the input may be missing."""
 
     prompt_cache_key: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _end_with_trigger(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("input") is None and value.get("previous_response_id") is not None:
+            return {**value, "input": [{"type": COMPACTION_TRIGGER}]}
+        return value

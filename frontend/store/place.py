@@ -39,8 +39,10 @@ def outlives_frontend(settings: Settings) -> bool:
 
 def place_of(settings: Settings) -> str:
     """Return the place in words for the log, without credentials."""
-    scheme, host, path, *_ = urlsplit(settings.store)
-    return f"{scheme}://{host.rpartition('@')[2]}{path}" if scheme else settings.store or IN_MEMORY
+    url = urlsplit(settings.store)
+    if not url.scheme:
+        return settings.store or IN_MEMORY
+    return f"{url.scheme}://{url.path if url.scheme == 'unix' else url.hostname or ''}"
 
 
 def open_store(settings: Settings, note: Callable[[bool], None] = unnoted) -> Store | None:

@@ -53,6 +53,8 @@ class PostgresDatabase:
                 await asyncio.sleep(0.1)
             except (OSError, asyncpg.PostgresError, TimeoutError) as exc:
                 raise StoreUnavailable(f"PostgreSQL: {str(exc) or 'no answer'}") from exc
+            except ValueError:  # it may have a part of the password
+                raise StoreUnavailable("PostgreSQL: its URL cannot be read") from None
         raise AssertionError
 
     async def _run(self, statements: Sequence[Statement]) -> list[Rows]:

@@ -27,6 +27,7 @@ from frontend.store.types import (
 
 _PREFIX = "conch:store:1:"  # the version of the keys below
 _OWNERS = f"{_PREFIX}owners"
+_WORKING = f"{_PREFIX}working"  # the owners that have ever had work
 _TIMEOUT_S = 2.0
 _NUM_DROPPED = 500  # objects that one script drops at most, since Redis does nothing else meanwhile
 _NUM_RETRIES, _RETRY_S = 3, 0.5  # another server takes over
@@ -226,6 +227,8 @@ class RedisStore:
         """See Store."""
         size = _OBJECT_BYTES + len(head) + _size(items)
         await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
+        if kind is Kind.WORK:
+            await self._answer(self._redis.zadd(_WORKING, {owner: self._clock()}))
         await self._run(_CREATE, owner, identity, size, kind, head, *_flat(items))
         await self._bound(owner, size)
 
@@ -279,7 +282,7 @@ class RedisStore:
         """See Store."""
         return [
             Claimed(owner, identity.decode(), head)
-            for owner in await self._owners()
+            for owner in await self._owners(_WORKING)
             for identity, head in await self._run(_CLAIM, owner, kind, self._clock() - unused_s)
         ]
 
@@ -294,9 +297,7 @@ class RedisStore:
 
     async def drop(self, owner: str) -> Usage:
         """See Store."""
-        dropped = await self._drop(owner, NO_LIMIT, 0, 0)
-        await self._answer(self._redis.zrem(_OWNERS, owner))
-        return dropped
+        return await self._drop(owner, NO_LIMIT, 0, 0)  # the owner stays known: a new object may be on its way
 
     async def sweep(self) -> None:
         """See Store."""
@@ -334,8 +335,8 @@ class RedisStore:
         elif bounds.owner_bytes is not None or bounds.owner_objects is not None:
             await self._sweep(owner, bounds.owner_bytes)
 
-    async def _owners(self) -> list[str]:
-        return [owner.decode() for owner in await self._answer(self._redis.zrange(_OWNERS, 0, -1))]
+    async def _owners(self, key: str = _OWNERS) -> list[str]:
+        return [owner.decode() for owner in await self._answer(self._redis.zrange(key, 0, -1))]
 
     async def _run(self, script: str, owner: str, *arguments: Any) -> Any:
         texts = (repr(self._clock()), *map(_text, arguments))

@@ -59,7 +59,7 @@ class SharedDatabase:
             _write(writer, message)
             answer: list[Rows] | str = _ANSWER.decode(await _read(reader))
             return answer
-        except Exception:
+        except BaseException:  # the answer would be taken for that of the next statements
             await self._disconnect()
             raise
 

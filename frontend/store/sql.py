@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     """,
         "CREATE INDEX objects_by_time ON objects (owner, kind, created_s, id)",
         "CREATE INDEX objects_by_use ON objects (used_s)",
+        "CREATE INDEX objects_by_kind ON objects (kind, used_s)",
+        "CREATE INDEX objects_by_size ON objects (owner, num_bytes)",
         """
     CREATE TABLE items (
         owner TEXT NOT NULL, object TEXT NOT NULL, number BIGINT NOT NULL, id TEXT NOT NULL, value {bytes} NOT NULL,
@@ -48,7 +51,7 @@ _HEAD = "id, head, version, num_items, created_s, num_bytes"
 _OF = "owner = :owner AND id = :id"
 _ITEM = "(SELECT MIN(number) FROM items WHERE owner = :owner AND object = :id AND id = :item)"
 _CREATED = "(SELECT created_s, id FROM objects WHERE owner = :owner AND kind = :kind AND id = :after)"
-_USED = f"UPDATE objects SET used_s = :now WHERE {_OF}"
+_USED = f"UPDATE objects SET used_s = :now WHERE {_OF} AND used_s < :now - 1"  # not a write for each read
 _OWN = """
     SELECT owner, id, num_bytes,
         SUM(num_bytes) OVER (PARTITION BY owner ORDER BY used_s DESC, created_s DESC, id) AS own_bytes,
@@ -248,6 +251,11 @@ class SqlStore:
     ) -> list[Rows]:
         """Run statements that write so much, and sweep if much was written since the last time."""
         rows = await self._run(statements)
+        with contextlib.suppress(StoreUnavailable):  # what is written is written
+            await self._sweep_after(owner, num_bytes, num_objects)
+        return rows
+
+    async def _sweep_after(self, owner: str, num_bytes: int, num_objects: int) -> None:
         bounds = self._bounds
         self._num_written_bytes += num_bytes
         if _is_much(self._num_written_bytes, bounds.max_bytes):
@@ -259,7 +267,6 @@ class SqlStore:
             if _is_much(written.num_bytes, bounds.owner_bytes) or _is_much(written.num_objects, bounds.owner_objects):
                 del self._written[owner]
                 await self._run([(_SWEEP_OWNER, {**self._limits(), "owner": owner})])
-        return rows
 
     @property
     def _has_owner_bounds(self) -> bool:

@@ -89,6 +89,7 @@ async def test_a_conversation_above_the_threshold_is_summarised_first(
     response = events[-1].response if is_stream else answer
     assert [item.type for item in response.output] == ["compaction", "message"]
     assert prompt_of(triton) == [("user", SUMMARY), ("user", "more")]
+    assert [request.params.is_stream for request in triton.requests[-2:]] == [False, is_stream]  # a whole summary
     if is_stream:
         assert [event.sequence_number for event in events] == list(range(len(events)))
         assert [event.output_index for event in events if event.type == "response.output_item.added"] == [0, 1]
@@ -112,6 +113,13 @@ async def test_an_empty_summary_is_an_error(client: Client, triton: FakeTriton) 
     triton.script = chunks(" ")
     with pytest.raises(openai.InternalServerError, match="no summary"):
         await client.responses.compact(model=RESPONSE["model"], input=[HI])
+
+
+async def test_a_stored_answer_is_summarised_without_an_input(client: Client, triton: FakeTriton) -> None:
+    first = await client.responses.create(**RESPONSE)
+    compacted = await client.responses.compact(model=RESPONSE["model"], previous_response_id=first.id)
+    assert prompt_of(triton)[-1] == ("user", INSTRUCTION)
+    assert [item.type for item in compacted.output] == ["compaction"]
 
 
 async def test_a_trigger_is_the_last_item(client: Client) -> None:

@@ -179,6 +179,31 @@ async def test_an_unknown_id_is_404_in_every_route(serve: Serve, method: str, pa
     assert (response.status, error["code"], error["param"][-3:]) == (404, "not_found", "_id")
 
 
+async def test_references_count_each_time(connect: Callable[..., Awaitable[Client]]) -> None:
+    async with await connect(max_body_bytes=4096) as client:
+        first = await client.responses.create(model=RESPONSE["model"], input="a" * 3000)
+        [item] = (await client.responses.input_items.list(first.id)).data
+        items: Any = [{"type": "item_reference", "id": item.id}] * 8
+        with pytest.raises(openai.BadRequestError, match="input: the conversation has"):
+            await client.responses.create(model=RESPONSE["model"], input=items)
+
+
+@pytest.mark.parametrize("identity", ["", "a b", "x" * 300, "a\0b"])
+async def test_a_strange_id_is_not_stored(client: Client, identity: str) -> None:
+    items: Any = [{"type": "item_reference", "id": identity}, HI]
+    with pytest.raises(openai.BadRequestError):
+        await client.responses.create(model=RESPONSE["model"], input=items)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(**RESPONSE, previous_response_id=identity)
+
+
+async def test_items_that_cannot_be_stored_are_refused(client: Client) -> None:
+    conversation = await client.conversations.create()
+    items: Any = [{"type": "web_search_call", "id": "ws_1"}]
+    with pytest.raises(openai.BadRequestError, match="no item of a type that is stored"):
+        await client.conversations.items.create(conversation.id, items=items)
+
+
 async def test_a_server_without_a_store_says_so(connect: Callable[..., Awaitable[Client]]) -> None:
     async with await connect(store="none") as client:
         answer = await client.responses.create(**RESPONSE)
