@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from frontend.request_context import STORE_SOCKET
 from frontend.settings import Settings, SettingsError
@@ -39,10 +38,10 @@ def outlives_frontend(settings: Settings) -> bool:
 
 def place_of(settings: Settings) -> str:
     """Return the place in words for the log, without credentials."""
-    url = urlsplit(settings.store)
-    if not url.scheme:
+    scheme, _, rest = settings.store.partition("://")
+    if not rest:
         return settings.store or IN_MEMORY
-    return f"{url.scheme}://{url.path if url.scheme == 'unix' else url.hostname or ''}"
+    return f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
 
 
 def open_store(settings: Settings, note: Callable[[bool], None] = unnoted) -> Store | None:

@@ -243,6 +243,7 @@ def test_usual_bounds_follow_from_the_place(store: str, age_s: float, max_bytes:
         ("redis://user:pass@word@host:6379/1?password=word", "redis://host:6379/1"),
         ("unix:///run/redis.sock?password=word", "unix:///run/redis.sock"),
         ("postgresql://user:password@a:5432,b:5432/conch?password=word", "postgresql://a:5432,b:5432/conch"),
+        ("postgresql://user:pass/word@host/conch", "postgresql://host/conch"),
     ],
 )
 def test_the_log_names_the_place_without_credentials(store: str, shown: str) -> None:

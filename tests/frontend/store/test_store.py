@@ -182,6 +182,7 @@ async def test_beyond_a_bound_the_objects_that_were_used_longest_ago_go(place: P
     for identity in "pqr":
         await store.create(A, KIND, identity, b"")
         await store.create(B, KIND, identity, b"")
+    place.clock.now_s += 2
     await store.read(A, KIND, ["p"])
     await store.create(A, KIND, "s", b"")
     assert set(await store.read(A, KIND, [*"pqrs"])) == {*"prs"}
