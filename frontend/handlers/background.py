@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -265,6 +266,7 @@ class Background:
         self._app, self._store = app, store
         self._is_lasting = outlives_frontend(app[SETTINGS])
         self._running: dict[str, asyncio.Task[None]] = {}  # by the work's id
+        self._num_beginning = Counter[str]()  # works that are not stored yet, by owner
         self._claiming = asyncio.create_task(self._claim())
 
     async def begin(
@@ -284,10 +286,24 @@ class Background:
         Raises:
             APIError: the request is refused.
         """
-        works = await stored(self._store.page(turn.owner, Kind.WORK, limit=MAX_WORKS, is_newest_first=True))
-        if len(works or ()) >= MAX_WORKS:
-            rule = f"{MAX_WORKS} answers of this key are in progress: wait for one of them, or cancel it"
-            raise RateLimited(f"background: {rule}", param="background")
+        self._num_beginning[turn.owner] += 1
+        try:
+            works = await stored(self._store.page(turn.owner, Kind.WORK, limit=MAX_WORKS, is_newest_first=True))
+            if len(works or ()) + self._num_beginning[turn.owner] > MAX_WORKS:
+                rule = f"{MAX_WORKS} answers of this key are in progress: wait for one of them, or cancel it"
+                raise RateLimited(f"background: {rule}", param="background")
+            return await self._begin(call, turn, chat, made, max_prompt_tokens)
+        finally:
+            self._num_beginning[turn.owner] -= 1
+
+    async def _begin(
+        self,
+        call: Call[ResponsesRequest],
+        turn: Turn,
+        chat: Call[ChatCompletionRequest],
+        made: Sequence[Mapping[str, Any]],
+        max_prompt_tokens: int | None,
+    ) -> Response:
         chat = await with_documents(chat)
         [generation] = await chat_generations(chat, max_prompt_tokens)
         generation = replaced(generation, params=replaced(generation.params, is_stream=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -39,19 +40,22 @@ def keep_of(call: Call[ChatCompletionRequest]) -> Keep | None:
 
 
 async def _keep(call: Call[ChatCompletionRequest], completion: Mapping[str, Any]) -> bool:
-    chat, identity = call.body, completion["id"]
-    items = []
-    for number, message in enumerate(chat.messages):
-        name = f"{identity}-{number}"
-        items.append(Item(name, orjson.dumps({"id": name, **message.model_dump(by_alias=True, exclude_none=True)})))
-    head = _Head(msgspec.Raw(json_bytes(completion)), completion["model"], chat.metadata or {})
+    head, items = await asyncio.to_thread(_made, call.body, completion)  # they may have many megabytes
     try:
-        await stored(
-            call.app[STORE].create(owner_of(call.request), Kind.CHAT, identity, msgspec.json.encode(head), items)
-        )
+        await stored(call.app[STORE].create(owner_of(call.request), Kind.CHAT, completion["id"], head, items))
     except StoreFailed:
         return False
     return True
+
+
+def _made(chat: ChatCompletionRequest, completion: Mapping[str, Any]) -> tuple[bytes, list[Item]]:
+    """Return head and items of a chat."""
+    items = []
+    for number, message in enumerate(chat.messages):
+        name = f"{completion['id']}-{number}"
+        items.append(Item(name, orjson.dumps({"id": name, **message.model_dump(by_alias=True, exclude_none=True)})))
+    head = _Head(msgspec.Raw(json_bytes(completion)), completion["model"], chat.metadata or {})
+    return msgspec.json.encode(head), items
 
 
 async def list_chats(request: web.Request) -> web.Response:

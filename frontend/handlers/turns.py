@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,8 @@ class Turn:
         """Store a complete answer; return whether it is stored."""
         if self.store is None:
             return False
-        given, made = self.given(), made_items(response)
+        # Not on the event loop: an answer with log probabilities may have many megabytes.
+        given, made = await asyncio.to_thread(lambda: (self.given(), made_items(response)))
         head = msgspec.json.encode(self.head(response, len(given)))
         try:
             await stored(self.store.create(self.owner, Kind.RESPONSE, response["id"], head, given + made))
