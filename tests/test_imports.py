@@ -10,7 +10,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 # Only the images of TensorRT-LLM have these; only other environments have the others.
 OF_GPU_IMAGES = {"tensorrt_llm", "torch", "triton_python_backend_utils"}
-OF_OTHERS = {"cyllama", "markdown_it", "rich"}
+OF_OTHERS = {"asyncpg", "cyllama", "markdown_it", "rich"}
 
 
 def test_every_module_is_imported(monkeypatch):

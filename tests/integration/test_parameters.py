@@ -573,6 +573,13 @@ def _says_how_many_tokens_the_cache_has_from_now_on(api: Api, endpoint: str) -> 
         assert api.ask(endpoint, **refused).status == 400
 
 
+@effect("store")
+def _is_stored(api: Api, endpoint: str) -> None:
+    for is_stored, status in ((True, 200), (False, 404)):
+        answer = api.ask(endpoint, max_tokens=1, store=is_stored)
+        assert api.get(f"{endpoint}/{answer.body['id']}").status == status
+
+
 @effect("continue_final_message")
 def _goes_on_with_the_last_message(api: Api, endpoint: str) -> None:
     stop = stop_of(api)
