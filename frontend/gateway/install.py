@@ -82,7 +82,7 @@ async def _keys_lifetime(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _forget(store: Store | None, owner: str, name: str) -> bool:
-    """Delete what is stored for a removed key; return whether the store answers."""
+    """Delete the stored objects of a removed key; return whether the store answers."""
     try:
         dropped = None if store is None else await store.drop(owner)
     except StoreUnavailable:

@@ -83,7 +83,7 @@ def new_key() -> str:
 
 
 def new_owner() -> str:
-    """Return a new owner of what is stored."""
+    """Return a random name for the owner of stored objects."""
     return secrets.token_hex(16)
 
 

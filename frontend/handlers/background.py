@@ -277,7 +277,7 @@ class Background:
         made: Sequence[Mapping[str, Any]],
         max_prompt_tokens: int | None,
     ) -> Response:
-        """Begin an answer, and return it as it is now.
+        """Begin an answer, and return its first state.
 
         Args:
             made: the first items of the output.
@@ -286,42 +286,42 @@ class Background:
         Raises:
             APIError: the request is refused.
         """
-        self._num_beginning[turn.owner] += 1
+        async with self._room_for_one(turn.owner):
+            chat = await with_documents(chat)
+            [generation] = await chat_generations(chat, max_prompt_tokens)
+            generation = replaced(generation, params=replaced(generation.params, is_stream=True))
+            request = call.request
+            head = _work_head(request)
+            work = Work(turn.owner, head)
+            own = replace(chat, request=await _request_of(self._app, head, request))
+            async with contextlib.AsyncExitStack() as stack:
+                admitted = await stack.enter_async_context(await admit(own, [generation], is_background=True))
+                await fetch_images(own, admitted)
+                replay = await self._store_begun(call, turn, work, made, admitted.generations[0])
+                response = replay.reply.so_far("queued")
+                request.update(own.request)  # with the state of the key's limits, for the headers
+                request[FACTS].id = work.head.response_id
+                own.request[FACTS] = _own_facts(request)
+                stack.pop_all()  # the work leaves it
+                self._start(work, own.request, partial(self._run, work, own, replay, admitted))
+            return response
+
+    @contextlib.asynccontextmanager
+    async def _room_for_one(self, owner: str) -> AsyncIterator[None]:
+        """Count a work until it is stored.
+
+        Raises:
+            RateLimited: the owner has too many.
+        """
+        self._num_beginning[owner] += 1
         try:
-            works = await stored(self._store.page(turn.owner, Kind.WORK, limit=MAX_WORKS, is_newest_first=True))
-            if len(works or ()) + self._num_beginning[turn.owner] > MAX_WORKS:
+            works = await stored(self._store.page(owner, Kind.WORK, limit=MAX_WORKS, is_newest_first=True))
+            if len(works or ()) + self._num_beginning[owner] > MAX_WORKS:
                 rule = f"{MAX_WORKS} answers of this key are in progress: wait for one of them, or cancel it"
                 raise RateLimited(f"background: {rule}", param="background")
-            return await self._begin(call, turn, chat, made, max_prompt_tokens)
+            yield
         finally:
-            self._num_beginning[turn.owner] -= 1
-
-    async def _begin(
-        self,
-        call: Call[ResponsesRequest],
-        turn: Turn,
-        chat: Call[ChatCompletionRequest],
-        made: Sequence[Mapping[str, Any]],
-        max_prompt_tokens: int | None,
-    ) -> Response:
-        chat = await with_documents(chat)
-        [generation] = await chat_generations(chat, max_prompt_tokens)
-        generation = replaced(generation, params=replaced(generation.params, is_stream=True))
-        request = call.request
-        head = _work_head(request)
-        work = Work(turn.owner, head)
-        own = replace(chat, request=await _request_of(self._app, head, request))
-        async with contextlib.AsyncExitStack() as stack:
-            admitted = await stack.enter_async_context(await admit(own, [generation], is_background=True))
-            await fetch_images(own, admitted)
-            replay = await self._store_begun(call, turn, work, made, admitted.generations[0])
-            response = replay.reply.so_far("queued")
-            request.update(own.request)  # with the state of the key's limits, for the headers
-            request[FACTS].id = work.head.response_id
-            own.request[FACTS] = _own_facts(request)
-            stack.pop_all()  # the work leaves it
-            self._start(work, own.request, partial(self._run, work, own, replay, admitted))
-        return response
+            self._num_beginning[owner] -= 1
 
     async def _store_begun(
         self,

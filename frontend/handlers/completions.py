@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -69,11 +70,8 @@ async def answer_chat(
     Args:
         max_prompt_tokens: see ChatPrompt.
     """
-    call = await with_documents(call)
-    generations = await chat_generations(call, max_prompt_tokens)
-    async with await admit(call, generations, len(generations)) as admitted:
-        await fetch_images(call, admitted)
-        return await Completion(call, admitted, reply).answer()
+    async with _completion(call, reply, max_prompt_tokens) as completion:
+        return await completion.answer()
 
 
 async def generated(call: Call[ChatCompletionRequest], reply: Reply, max_prompt_tokens: int | None = None) -> Event:
@@ -82,11 +80,19 @@ async def generated(call: Call[ChatCompletionRequest], reply: Reply, max_prompt_
     Args:
         max_prompt_tokens: see ChatPrompt.
     """
+    async with _completion(call, reply, max_prompt_tokens) as completion:
+        return await completion.collected()
+
+
+@asynccontextmanager
+async def _completion(
+    call: Call[ChatCompletionRequest], reply: Reply, max_prompt_tokens: int | None
+) -> AsyncIterator[Completion]:
     call = await with_documents(call)
     generations = await chat_generations(call, max_prompt_tokens)
     async with await admit(call, generations, len(generations)) as admitted:
         await fetch_images(call, admitted)
-        return await Completion(call, admitted, reply).collected()
+        yield Completion(call, admitted, reply)
 
 
 async def chat_generations(

@@ -14,7 +14,17 @@ from msgspec import Struct
 from frontend.errors import InvalidRequest
 from frontend.handlers.bodies import read_body
 from frontend.handlers.call import ignored_header, refuse_ignored
-from frontend.handlers.stored import Page, id_in, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import (
+    Page,
+    delete_stored,
+    find_stored,
+    id_in,
+    listed_items,
+    not_stored,
+    owner_of,
+    store_of,
+    stored,
+)
 from frontend.handlers.turns import as_items
 from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
 from frontend.request_context import json_response
@@ -55,8 +65,7 @@ async def update_conversation(request: web.Request) -> web.Response:
 async def delete_conversation(request: web.Request) -> web.Response:
     """DELETE /v1/conversations/{conversation_id}."""
     identity = id_in(request, "conversation_id")
-    if not await stored(store_of(request).delete(owner_of(request), Kind.CONVERSATION, identity)):
-        raise not_stored("conversation_id", identity)
+    await delete_stored(request, Kind.CONVERSATION, "conversation_id", identity)
     return json_response({"id": identity, "object": "conversation.deleted", "deleted": True})
 
 
@@ -64,16 +73,7 @@ async def list_items(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}/items."""
     identity, page = id_in(request, "conversation_id"), Page(request)
     await _found(request, identity)
-    found = await stored(
-        store_of(request).items(
-            owner_of(request),
-            identity,
-            after=page.after,
-            limit=page.limit + 1,
-            is_newest_first=page.is_newest_first,
-        )
-    )
-    return json_response(page.listed(found, *_listed(found or ())))
+    return json_response(await listed_items(request, identity, page))
 
 
 async def add_items(request: web.Request) -> web.Response:
@@ -117,10 +117,7 @@ async def _body[Body: (ConversationRequest, MetadataRequest, NewItemsRequest)](
 
 
 async def _found(request: web.Request, identity: str) -> Stored:
-    found = await stored(store_of(request).read(owner_of(request), Kind.CONVERSATION, [identity]))
-    if not found:
-        raise not_stored("conversation_id", identity)
-    return found[identity]
+    return await find_stored(request, Kind.CONVERSATION, "conversation_id", identity)
 
 
 def _conversation(found: Stored) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from frontend.handlers.background import BACKGROUND, work_id
 from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, generated, num_prompt_tokens
-from frontend.handlers.stored import Page, id_in, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import Page, delete_stored, find_stored, id_in, owner_of, store_of, stored
 from frontend.handlers.summaries import INSTRUCTION, SUMMARIES, sealed, with_summaries
 from frontend.handlers.turns import ResponseHead, Turn, turn_of
 from frontend.json_pieces import json_bytes
@@ -138,8 +138,7 @@ async def delete_response(request: web.Request) -> web.Response:
     identity = id_in(request, "response_id")
     await stored(store_of(request).delete(owner_of(request), Kind.WORK, work_id(identity)))
     await stored(store_of(request).delete(owner_of(request), Kind.LOG, log_id(identity)))
-    if not await stored(store_of(request).delete(owner_of(request), Kind.RESPONSE, identity)):  # the last one
-        raise not_stored("response_id", identity)
+    await delete_stored(request, Kind.RESPONSE, "response_id", identity)  # the last one: until then, it can be repeated
     return json_response({"id": identity, "object": "response", "deleted": True})
 
 
@@ -201,10 +200,8 @@ async def list_input_items(request: web.Request) -> web.Response:
 
 async def _found(request: web.Request) -> tuple[Stored, ResponseHead]:
     identity = id_in(request, "response_id")
-    found = await stored(store_of(request).read(owner_of(request), Kind.RESPONSE, [identity]))
-    if not found:
-        raise not_stored("response_id", identity)
-    return found[identity], msgspec.json.decode(found[identity].head, type=ResponseHead)
+    found = await find_stored(request, Kind.RESPONSE, "response_id", identity)
+    return found, msgspec.json.decode(found.head, type=ResponseHead)
 
 
 async def _chat_call(

@@ -9,12 +9,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from frontend.errors import InvalidRequest, NotFound, NotStored, StoreFailed, shown
 from frontend.request_context import FACTS, SETTINGS
 from frontend.store.place import open_store, place_of
-from frontend.store.types import Item, Kind, Store, StoreUnavailable
+from frontend.store.types import Item, Kind, Store, Stored, StoreUnavailable
 from frontend.telemetry.definitions import STORE_CALLS, STORED_BYTES, STORED_OBJECTS
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.observer import OBSERVER
@@ -116,6 +117,38 @@ def id_in(request: web.Request, name: str) -> str:
     if not is_id(identity):
         raise not_stored(name, identity)
     return identity
+
+
+async def find_stored(request: web.Request, kind: Kind, name: str, identity: str) -> Stored:
+    """Return an object of the caller.
+
+    Args:
+        name: the field or the part of the path that has the id.
+
+    Raises:
+        NotStored: it is not there.
+    """
+    found = await stored(store_of(request).read(owner_of(request), kind, [identity]))
+    if not found:
+        raise not_stored(name, identity)
+    return found[identity]
+
+
+async def delete_stored(request: web.Request, kind: Kind, name: str, identity: str) -> None:
+    """Delete an object of the caller; see `find_stored`."""
+    if not await stored(store_of(request).delete(owner_of(request), kind, identity)):
+        raise not_stored(name, identity)
+
+
+async def listed_items(request: web.Request, identity: str, page: Page) -> dict[str, Any]:
+    """Return a page of the items of an object."""
+    found = await stored(
+        store_of(request).items(
+            owner_of(request), identity, after=page.after, limit=page.limit + 1, is_newest_first=page.is_newest_first
+        )
+    )
+    items = found or ()
+    return page.listed(found, [item.id for item in items], [orjson.loads(item.value) for item in items])
 
 
 class Page:

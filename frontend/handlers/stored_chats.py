@@ -15,7 +15,18 @@ from msgspec import Struct
 from frontend.errors import StoreFailed
 from frontend.handlers.bodies import read_body
 from frontend.handlers.call import Call, ignored_header, refuse_ignored
-from frontend.handlers.stored import STORE, Page, id_in, not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import (
+    STORE,
+    Page,
+    delete_stored,
+    find_stored,
+    id_in,
+    listed_items,
+    not_stored,
+    owner_of,
+    store_of,
+    stored,
+)
 from frontend.json_pieces import json_bytes
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.conversations import MetadataRequest
@@ -100,29 +111,18 @@ async def update_chat(request: web.Request) -> web.Response:
 async def delete_chat(request: web.Request) -> web.Response:
     """DELETE /v1/chat/completions/{completion_id}."""
     identity = id_in(request, "completion_id")
-    if not await stored(store_of(request).delete(owner_of(request), Kind.CHAT, identity)):
-        raise not_stored("completion_id", identity)
+    await delete_stored(request, Kind.CHAT, "completion_id", identity)
     return json_response({"id": identity, "object": "chat.completion.deleted", "deleted": True})
 
 
 async def list_messages(request: web.Request) -> web.Response:
     """GET /v1/chat/completions/{completion_id}/messages."""
     found, page = await _found(request), Page(request, is_newest_first=False)
-    items = await stored(
-        store_of(request).items(
-            owner_of(request), found.id, after=page.after, limit=page.limit + 1, is_newest_first=page.is_newest_first
-        )
-    )
-    messages = [orjson.loads(item.value) for item in items or ()]
-    return json_response(page.listed(items, [item.id for item in items or ()], messages))
+    return json_response(await listed_items(request, found.id, page))
 
 
 async def _found(request: web.Request) -> Stored:
-    identity = id_in(request, "completion_id")
-    found = await stored(store_of(request).read(owner_of(request), Kind.CHAT, [identity]))
-    if not found:
-        raise not_stored("completion_id", identity)
-    return found[identity]
+    return await find_stored(request, Kind.CHAT, "completion_id", id_in(request, "completion_id"))
 
 
 def _head(found: Stored) -> _Head:

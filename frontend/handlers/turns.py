@@ -116,7 +116,7 @@ def written(response: Mapping[str, Any]) -> msgspec.Raw:
 
 
 def made_items(response: Mapping[str, Any]) -> list[Item]:
-    """Return the output of an answer as it is stored."""
+    """Return the output of an answer in its stored form."""
     return [Item(item["id"], json_bytes(item)) for item in response["output"]]
 
 

@@ -22,7 +22,7 @@ _PRAGMAS = (
     "journal_mode = WAL",  # readers do not wait for a writer
     "synchronous = NORMAL",  # what was written survives the death of the process; of the machine, up to the last second
     "foreign_keys = ON",
-    "secure_delete = ON",  # what is deleted is overwritten
+    "secure_delete = ON",  # deleted bytes are overwritten
 )
 
 

@@ -47,7 +47,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An object that nobody has used for a time, of any owner."""
+    """An object of any owner that nobody has used for some time."""
 
     owner: str
     id: str
@@ -137,7 +137,7 @@ class Store(Protocol):
         """Delete all of an owner, and return how much that was."""
 
     async def sweep(self) -> None:
-        """Delete what is beyond the bounds."""
+        """Delete the objects that exceed the bounds."""
 
     async def close(self) -> None:
         """Close the place."""

@@ -23,7 +23,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
         "cyllama-vulkan": "Vulkan",
     }
 )
-# By the name of the devices: libraries of the system that the build needs, and what has them.
+# The libraries of the system that a build needs, by the name of its devices. Each text says where the library is from.
 _ROCM, _DEBIAN = "AMD's ROCm 6 has it", "Debian's and Ubuntu's package"
 _OF_SYSTEM: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
