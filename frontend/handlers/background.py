@@ -9,7 +9,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
@@ -18,21 +18,21 @@ import msgspec
 import orjson
 from aiohttp import HttpVersion11, web
 from aiohttp.http import RawRequestMessage
-from msgspec import Struct
 from msgspec.structs import replace as replaced
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from frontend.errors import APIError, Draining, EngineFailed, ModelNotFound, Overloaded, RateLimited, StoreFailed
-from frontend.handlers.answer_log import Entry, Failure, LogReader, Replay, log_head, log_id
+from frontend.handlers.answer_log import Entry, Failure, Replay, log_head, log_id
+from frontend.handlers.answer_run import Cancelled, LoggedGeneration, Lost, Run, Work, WorkHead
 from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES, work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import chat_generations, fetch_images
 from frontend.handlers.documents import with_documents
-from frontend.handlers.generation import Generation, admit
-from frontend.handlers.large_answers import LARGE_ANSWERS, release_memory
+from frontend.handlers.generation import admit
+from frontend.handlers.large_answers import release_memory
 from frontend.handlers.stored import STORE, stored
-from frontend.handlers.turns import ResponseHead, Turn, made_items, written
+from frontend.handlers.turns import ResponseHead, Turn, written
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.response_objects import Response
 from frontend.protocol.responses import ResponsesRequest
@@ -54,209 +54,16 @@ from frontend.store.place import outlives_frontend
 from frontend.store.types import Claimed, Item, Kind, Store, StoreUnavailable
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.places import Places
-from frontend.translate.responses_reply import ResponsesReply
-from frontend.triton.chunk_queue import Announced, Resumed
 from model_repository.contract.codec import pack
-from model_repository.contract.output import GenerationChunk
 from model_repository.contract.request import GenerationRequest
 
 MAX_WORKS = 64  # of an owner at a time
 LEASE_S = 5.0  # after which work that no process touches is continued by another one
-CHECK_S = 1.0  # between two touches; a client's stop is seen then
-FLUSH_S = 0.1  # between two entries of a log
 CLAIM_S = 2.0
-_MAX_RUNS = 16  # of one work: its process may die with it each time
-_LAST_RUN = 2**31
 _GONE_S = 600.0  # after the beginning of an answer, a model that is not there does not come back
 _PATH = "/v1/responses"
 
 logger = logging.getLogger(__name__)
-
-
-class WorkHead(Struct, frozen=True):
-    """The head of work. Its only item is the GenerationRequest."""
-
-    response_id: str
-    request_id: str
-    remote: str  # the client's address
-    organization: str
-    project: str
-    labels: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The work on one answer."""
-
-    owner: str
-    head: WorkHead
-
-    @property
-    def id(self) -> str:
-        """Its id in the store."""
-        return work_id(self.head.response_id)
-
-
-def work_id(response_id: str) -> str:
-    """Return the id of the work on an answer."""
-    return "work_" + response_id.removeprefix("resp_")
-
-
-class _Lost(Exception):
-    """The answer was deleted, or another process goes on with it."""
-
-
-class _Cancelled(Exception):
-    """The client has stopped the answer."""
-
-
-class _Running(Generation[ResponsesReply]):
-    """One run of the work on an answer. It writes the log."""
-
-    def __init__(self, call: Call[Any], admitted: Admitted, work: Work, replay: Replay, store: Store) -> None:
-        super().__init__(call, admitted, replay.reply)
-        self._work, self._replay, self._store = work, replay, store
-        self.run = 0  # its number; the version of the stored work
-        self._unsaid: list[GenerationChunk] = []  # chunks that are in no entry
-        self._num_entries = 0
-        self._unwritten: list[Entry] = []
-
-    async def begin(self) -> None:
-        """End the run before, and find where it was.
-
-        Raises:
-            _Lost: another process goes on with it.
-            EngineFailed: the answer cannot go on.
-            StoreUnavailable: see Store.
-        """
-        store, owner, work_id = self._store, self._work.owner, self._work.id
-        found = (await store.read(owner, Kind.WORK, [work_id])).get(work_id)
-        if found is None or not await store.replace(owner, work_id, found.head, found.version):
-            raise _Lost
-        self.run = found.version + 1
-        self._unwritten.append(Entry(self.run, time_s=time.time()))
-        self._num_entries = 1
-        await self._flush()
-        await LogReader(store, owner, self._reply.id).read_into(self._replay)
-        if self.run > _MAX_RUNS:
-            raise EngineFailed("The answer was begun too often.")
-        [generation] = self._admitted.generations
-        again = {"resume_token_ids": self._replay.token_ids(), "cancel_key": secrets.token_hex(16)}
-        self._admitted.generations = [replaced(generation, params=replaced(generation.params, **again))]
-
-    async def generate(self) -> None:
-        """Generate the rest of the answer.
-
-        Raises:
-            _Lost, _Cancelled: it was stopped.
-            APIError: it failed.
-        """
-        if self._replay.is_over:
-            return
-        tasks = [asyncio.create_task(self._within_time(self._read())), asyncio.create_task(self._keep())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def end(self, failure: Failure | None = None, *, is_cancelled: bool = False) -> None:
-        """Store the end of the answer, however long the store does not answer.
-
-        Raises:
-            _Lost: another process goes on with it, or it was deleted.
-        """
-        if not self._replay.is_over:
-            self._add(failure, is_cancelled=is_cancelled)
-        response = self._replay.reply.ended
-        assert response is not None, "an answer ends with its last event"
-        while True:
-            try:
-                await self._flush()
-                with contextlib.suppress(_Cancelled):  # too late
-                    await self._check()
-                await _keep_end(self._store, self._work, response)
-                return
-            except StoreUnavailable:
-                await asyncio.sleep(CHECK_S)
-
-    async def _read(self) -> None:
-        memory = self._app[LARGE_ANSWERS]
-        async with self._chunks() as chunks:
-            self._add()
-            async for index, chunk in chunks:
-                if isinstance(chunk, Announced | Resumed):
-                    self._new_headers(chunk)
-                    continue
-                assert isinstance(chunk, GenerationChunk), "a vector has no log"
-                self._record.add(index, chunk)
-                memory.count(self._request, self._call.name, chunk)
-                self._unsaid.append(chunk)
-        self._add()
-
-    def _add(self, failure: Failure | None = None, *, is_cancelled: bool = False) -> None:
-        """Make an entry of the chunks so far."""
-        chunks, self._unsaid = self._unsaid, []
-        entry = Entry(self.run, self._num_entries, chunks, time.time(), failure, is_cancelled)
-        self._num_entries += 1
-        self._replay.events(entry)
-        self._unwritten.append(entry)
-
-    async def _flush(self) -> None:
-        """Write the entries, each again until the store confirms it."""
-        while self._unwritten:
-            if not await self._store.append(self._work.owner, log_id(self._reply.id), [self._unwritten[0].item()]):
-                raise _Lost
-            del self._unwritten[0]
-
-    async def _keep(self) -> None:
-        """Write the log, and watch for a stop, until cancelled."""
-        checked_s = time.monotonic()
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            if self._unsaid:
-                self._add()
-            with contextlib.suppress(StoreUnavailable):
-                await self._flush()
-                if time.monotonic() >= checked_s + CHECK_S:
-                    checked_s = time.monotonic()
-                    await self._check()
-
-    async def _check(self) -> None:
-        """Touch the work and the answer.
-
-        Raises:
-            _Lost, _Cancelled: the run must stop.
-        """
-        owner, response_id = self._work.owner, self._reply.id
-        work = (await self._store.read(owner, Kind.WORK, [self._work.id])).get(self._work.id)
-        found = (await self._store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
-        if work is None or work.version != self.run or found is None:
-            raise _Lost
-        if msgspec.json.decode(found.head, type=ResponseHead).is_cancelled:
-            raise _Cancelled
-
-
-async def _keep_end(store: Store, work: Work, response: Response) -> None:
-    """Store an answer at its end. A process that dies in the middle leaves this to the next one."""
-    owner, identity = work.owner, work.head.response_id
-    found = (await store.read(owner, Kind.RESPONSE, [identity])).get(identity)
-    if found is not None:
-        head = msgspec.json.decode(found.head, type=ResponseHead)
-        made = made_items(response)
-        if found.num_items == head.num_input:
-            await store.append(owner, identity, made)
-        is_whole = response["status"] in ("completed", "incomplete")
-        conversation = head.conversation if is_whole else None
-        if conversation is not None and not await store.find_items(owner, [made[-1].id], conversation):
-            given = (await store.items_of(owner, [identity]))[identity][: head.num_input]
-            await store.append(owner, conversation, [*given, *made])
-        ended = replaced(head, response=written(response), is_running=False)
-        await store.replace(owner, identity, msgspec.json.encode(ended))
-    await store.delete(owner, Kind.WORK, work.id)
 
 
 class Background:
@@ -303,7 +110,7 @@ class Background:
                 request[FACTS].id = work.head.response_id
                 own.request[FACTS] = _own_facts(request)
                 stack.pop_all()  # the work leaves it
-                self._start(work, own.request, partial(self._run, work, own, replay, admitted))
+                self._start(work, own.request, partial(self._run, own, work, replay, admitted))
             return response
 
     @contextlib.asynccontextmanager
@@ -392,16 +199,15 @@ class Background:
         store, owner, response_id = self._store, work.owner, work.head.response_id
         found = (await store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
         log = (await store.read(owner, Kind.LOG, [log_id(response_id)])).get(log_id(response_id))
-        kept = (await store.read(owner, Kind.WORK, [work.id])).get(work.id)
         is_running = found is not None and msgspec.json.decode(found.head, type=ResponseHead).is_running
-        if log is None or kept is None or not is_running:
+        if log is None or not is_running:
             await store.delete(owner, Kind.WORK, work.id)
             return
         logger.info("%s goes on", response_id)
         replay = Replay(response_id, log.head, self._app[SETTINGS])
         request = await _request_of(self._app, work.head)
         call = Call(request, self._app, replay.chat, replay.name, {}, (), Places(replay.body))
-        self._start(work, request, partial(self._run_again, work, call, replay, kept.num_bytes))
+        self._start(work, request, partial(self._run, call, work, replay))
 
     async def _serve(self, request: web.Request, work: Callable[[], Awaitable[None]]) -> None:
         """Do work as a request, which is counted, traced and logged at its end."""
@@ -411,7 +217,7 @@ class Background:
                 if not self._is_lasting and (drain := app.get(DRAIN)) is not None:
                     counted.enter_context(drain)
                 await work()
-        except _Lost:
+        except Lost:
             facts.error_code = CLIENT_CLOSED
         except asyncio.CancelledError:
             facts.fail(Draining())
@@ -427,67 +233,54 @@ class Background:
                 status = CLIENT_CLOSED_REQUEST
             app[OBSERVER].end_request(request, status)
 
-    async def _run(self, work: Work, call: Call[ChatCompletionRequest], replay: Replay, admitted: Admitted) -> None:
+    async def _run(
+        self, call: Call[ChatCompletionRequest], work: Work, replay: Replay, admitted: Admitted | None = None
+    ) -> None:
         """Do the work on an answer, or its rest.
 
+        Args:
+            admitted: None: another process has begun it.
+
         Raises:
-            APIError: another process goes on later.
+            APIError: this process or another one goes on later.
         """
-        facts, running = call.request[FACTS], _Running(call, admitted, work, replay, self._store)
+        facts, run = call.request[FACTS], Run(self._store, work, replay)
         try:
+            if admitted is None:
+                call, admitted = await self._admitted_again(call, work, replay)
             async with admitted:
-                await running.begin()
-                await running.generate()
-        except _Cancelled:
+                await run.begin()
+                await LoggedGeneration(call, admitted, run).to_the_end()
+        except Cancelled:
             facts.error_code = CLIENT_CLOSED
-            await running.end(is_cancelled=True)
-        except (_Lost, StoreUnavailable):
+            await run.end(is_cancelled=True)
+        except (Lost, StoreUnavailable):
             raise
         except Exception as exc:
             error = exc if isinstance(exc, APIError) else unexpected(exc, facts)
-            is_later = running.run > 1 and isinstance(error, Overloaded | RateLimited)
-            if is_later or (self._is_lasting and isinstance(error, Draining)):
+            if self._may_go_on(error, replay):
                 raise error from None
             call.places.blame(error)
             facts.fail(error)
-            await running.end(Failure.of(error))
+            await run.end(Failure.of(error))
         else:
-            await running.end()
+            await run.end()
 
-    async def _run_again(self, work: Work, call: Call[ChatCompletionRequest], replay: Replay, num_bytes: int) -> None:
-        """Continue the work of another process.
+    def _may_go_on(self, error: APIError, replay: Replay) -> bool:
+        """Whether the answer that an error has stopped may go on later."""
+        if isinstance(error, ModelNotFound):
+            return time.time() < replay.created_s + _GONE_S
+        return self._is_lasting if isinstance(error, Draining) else isinstance(error, Overloaded | RateLimited)
 
-        Args:
-            num_bytes: of the stored work.
+    async def _admitted_again(
+        self, call: Call[ChatCompletionRequest], work: Work, replay: Replay
+    ) -> tuple[Call[ChatCompletionRequest], Admitted]:
+        """Admit work that another process has begun, and return it with its caller and its model.
 
         Raises:
-            _Lost: the work was deleted.
+            Lost: the work was deleted.
             APIError: it cannot go on now, or never.
-        """
-        try:
-            call = await self._admissible(call, work, replay, num_bytes)
-            items = (await self._store.items_of(work.owner, [work.id]))[work.id]
-            if not items:
-                raise _Lost
-            try:
-                generation = msgspec.msgpack.decode(items[0].value, type=GenerationRequest)
-            except msgspec.DecodeError as exc:
-                raise EngineFailed("Another version of the server has begun this answer") from exc
-            admitted = await admit(call, [generation], is_background=True)
-        except APIError as exc:
-            is_new = time.time() < replay.created_s + _GONE_S
-            if not isinstance(exc, Overloaded | RateLimited) and not (isinstance(exc, ModelNotFound) and is_new):
-                await self._fail(work, replay, exc)
-            raise
-        await self._run(work, call, replay, admitted)
-
-    async def _admissible(
-        self, call: Call[ChatCompletionRequest], work: Work, replay: Replay, num_bytes: int
-    ) -> Call[ChatCompletionRequest]:
-        """Return the call with its caller, its model and its memory.
-
-        Raises:
-            APIError: one of them is not there.
+            StoreUnavailable: see Store.
         """
         request, facts = call.request, call.request[FACTS]
         if (note_caller := self._app.get(NOTE_CALLER)) is not None:
@@ -496,19 +289,19 @@ class Background:
         name = await find_model(request, replay.requested)
         if name.model.parameters.fingerprint != replay.name.model.parameters.fingerprint:
             raise EngineFailed("The model has changed since the answer was begun.")
-        if num_bytes > LARGE_BYTES:
-            await self._app[LARGE_BODIES].reserve(sender_of(request), num_bytes)
-            facts.num_reserved_bytes = num_bytes
-        return replace(call, name=name)
-
-    async def _fail(self, work: Work, replay: Replay, error: APIError) -> None:
-        """End an answer that cannot go on."""
-        await LogReader(self._store, work.owner, work.head.response_id).read_into(replay)
-        entry = Entry(_LAST_RUN, 1, time_s=time.time(), failure=Failure.of(error))
-        replay.events(entry)
-        await self._store.append(work.owner, log_id(work.head.response_id), [entry.item()])
-        if replay.reply.ended is not None:
-            await _keep_end(self._store, work, replay.reply.ended)
+        found = (await self._store.read(work.owner, Kind.WORK, [work.id])).get(work.id)
+        if found is not None and found.num_bytes > LARGE_BYTES:
+            await self._app[LARGE_BODIES].reserve(sender_of(request), found.num_bytes)
+            facts.num_reserved_bytes = found.num_bytes
+        items = (await self._store.items_of(work.owner, [work.id]))[work.id]
+        if not items:
+            raise Lost
+        try:
+            generation = msgspec.msgpack.decode(items[0].value, type=GenerationRequest)
+        except msgspec.DecodeError as exc:
+            raise EngineFailed("Another version of the server has begun this answer") from exc
+        call = replace(call, name=name)
+        return call, await admit(call, [generation], is_background=True)
 
 
 BACKGROUND: web.AppKey[Background] = web.AppKey("background")  # missing: nothing is stored

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from frontend.errors import InvalidRequest, shown
 from frontend.handlers.answer_log import log_id
+from frontend.handlers.answer_run import work_id
 from frontend.handlers.answer_stream import POLL_S, running_answer, stream_answer
-from frontend.handlers.background import BACKGROUND, work_id
+from frontend.handlers.background import BACKGROUND
 from frontend.handlers.bodies import work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, generated, num_prompt_tokens

@@ -16,8 +16,8 @@ import openai
 import pytest
 from aiohttp import web
 
-from frontend.errors import APIError, EngineFailed, InvalidRequest, StageUnhealthy
-from frontend.handlers import answer_stream, background
+from frontend.errors import APIError, EngineFailed, InvalidRequest, Overloaded, StageUnhealthy
+from frontend.handlers import answer_run, answer_stream, background
 from frontend.handlers.background import BACKGROUND
 from frontend.handlers.stored import STORE
 from frontend.request_context import DRAIN, TRITON
@@ -69,8 +69,13 @@ class Paused:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LEASE_S": 0.3, "CHECK_S": 0.05, "FLUSH_S": 0.01, "CLAIM_S": 0.02}.items():
-        monkeypatch.setattr(background, name, value)
+    for module, name, value in (
+        (background, "LEASE_S", 0.3),
+        (background, "CLAIM_S", 0.02),
+        (answer_run, "CHECK_S", 0.05),
+        (answer_run, "FLUSH_S", 0.01),
+    ):
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(answer_stream, "POLL_S", 0.01)
 
 
@@ -253,6 +258,16 @@ async def test_an_answer_that_fails_says_why(connect: Connect, triton: FakeTrito
     assert events[-1]["response"] == found.to_dict()
 
 
+async def test_an_answer_that_loses_its_place_goes_on_later(connect: Connect, triton: FakeTriton) -> None:
+    client = await connect()
+    full: list[Any] = [chunk(0), chunk(1), Overloaded("full")]
+    triton.script = lambda request: full if len(triton.requests) == 1 else whole(request)
+    begun = await client.responses.create(**ASKED)
+    found = await ended(client, begun.id)
+    assert (found.status, found.output_text) == ("completed", TEXT)
+    assert len(triton.requests) == 2
+
+
 async def test_the_work_has_a_log_line_of_its_own(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     client = await connect()
     with caplog.at_level("INFO", REQUEST_LOGGER):
@@ -363,7 +378,7 @@ async def test_work_that_another_process_took_adds_nothing(connect: Connect, tmp
     second_apps: list[web.Application] = []
     second = FakeTriton(taken)
     client = await connect(second_apps, triton=second, store=store)
-    work = background.Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=background.WorkHead))
+    work = answer_run.Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=answer_run.WorkHead))
     await second_apps[0][BACKGROUND]._continue(work)
     await second.started.wait()
     await asyncio.wait_for(first.closed.wait(), 10)
