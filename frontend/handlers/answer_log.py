@@ -33,8 +33,8 @@ _PAGE = 64  # entries
 _EVENT_END = b"\n\n"
 
 
-class LogHead(Struct, frozen=True):
-    """What the form of the events depends on."""
+class LogBody(Struct, frozen=True):
+    """The body of a log: the form of the events depends on it."""
 
     request: bytes  # JSON, without the input
     requested: str  # the model's name, as the client wrote it
@@ -80,7 +80,7 @@ class Entry(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _ENTRY = msgspec.msgpack.Decoder(Entry)
-_HEAD = msgspec.msgpack.Decoder(LogHead)
+_BODY = msgspec.msgpack.Decoder(LogBody)
 
 
 def log_id(response_id: str) -> str:
@@ -88,11 +88,11 @@ def log_id(response_id: str) -> str:
     return LOG_PREFIX + response_id.removeprefix("resp_")
 
 
-def log_head(body: ResponsesRequest, name: ModelName, made: Sequence[Mapping[str, Any]], created_s: float) -> bytes:
-    """Return the head of a new log."""
+def log_body(body: ResponsesRequest, name: ModelName, made: Sequence[Mapping[str, Any]], created_s: float) -> bytes:
+    """Return the body of a new log."""
     fields = body.model_dump(by_alias=True, exclude_none=True) | {"input": "-"}
     return _ENCODER.encode(
-        LogHead(orjson.dumps(fields), name.requested, name.model.parameters.to_config(), orjson.dumps(made), created_s)
+        LogBody(orjson.dumps(fields), name.requested, name.model.parameters.to_config(), orjson.dumps(made), created_s)
     )
 
 
@@ -101,11 +101,11 @@ class Replay:
 
     Args:
         response_id: of the answer.
-        head: of the log.
+        body: of the log.
     """
 
-    def __init__(self, response_id: str, head: bytes, settings: Settings) -> None:
-        decoded = _HEAD.decode(head)
+    def __init__(self, response_id: str, body: bytes, settings: Settings) -> None:
+        decoded, self.num_bytes = _BODY.decode(body), len(body)
         self._time_s = 0.0
         self.requested, self.created_s = decoded.requested, decoded.created_s
         self.body, _ = parse(ResponsesRequest, decoded.request, settings)
@@ -179,12 +179,12 @@ class LogReader:
         Raises:
             StoreUnavailable: see Store.
         """
-        items = await self._store.items(self._owner, self._log, after=self._after, limit=_PAGE, is_newest_first=False)
-        if items is None or not (items or self._after):  # each log has a first entry
+        page = await self._store.items(self._owner, self._log, after=self._after, limit=_PAGE, is_newest_first=False)
+        if page is None or not (page.items or self._after):  # each log has a first entry
             return None
-        if items:
-            self._after = items[-1].id
-        return [_ENTRY.decode(item.value) for item in items]
+        if page.items:
+            self._after = page.items[-1].id
+        return [_ENTRY.decode(item.value) for item in page.items]
 
     async def read_into(self, replay: Replay) -> None:
         """Replay all that is there."""

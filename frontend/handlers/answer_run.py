@@ -33,7 +33,7 @@ _MAX_RUNS = 16  # of one work: its process may die with it each time
 
 
 class WorkHead(Struct, frozen=True):
-    """The head of work. Its only item is the GenerationRequest."""
+    """The head of work. Its body is the GenerationRequest."""
 
     response_id: str
     request_id: str
@@ -187,8 +187,8 @@ class Run:
             if conversation is not None and not await store.find_items(owner, [made[-1].id], conversation):
                 given = (await store.items_of(owner, [identity]))[identity][: head.num_input]
                 await store.append(owner, conversation, [*given, *made])
-            ended = replace(head, response=written(response), is_running=False)
-            await store.replace(owner, identity, msgspec.json.encode(ended))
+            ended = msgspec.json.encode(replace(head, is_running=False))
+            await store.replace(owner, identity, ended, body=written(response))
         await store.delete(owner, Kind.WORK, self._work.id)
 
 

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from frontend.errors import APIError
 from frontend.handlers.answer_log import Cut, LogReader, Replay, log_id
-from frontend.handlers.bodies import LARGE_BYTES, work_on_body
+from frontend.handlers.bodies import work_on_body
 from frontend.handlers.completions import EventStream
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.large_answers import LARGE_ANSWERS, write
-from frontend.handlers.stored import not_stored, owner_of, store_of, stored
+from frontend.handlers.stored import body_of, not_stored, owner_of, store_of, stored
 from frontend.handlers.turns import ResponseHead
 from frontend.protocol.response_objects import Response
 from frontend.request_context import CLIENT_CLOSED, FACTS, SETTINGS, is_draining
@@ -70,8 +70,7 @@ async def _replay(request: web.Request, response_id: str) -> Replay | None:
     found = (await stored(store_of(request).read(owner_of(request), Kind.LOG, [identity]))).get(identity)
     if found is None:
         return None
-    request[FACTS].is_costly = len(found.head) > LARGE_BYTES
-    return await work_on_body(request, Replay, response_id, found.head, request.app[SETTINGS])
+    return await work_on_body(request, Replay, response_id, await body_of(request, found), request.app[SETTINGS])
 
 
 async def _write_events(

@@ -23,9 +23,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from frontend.errors import APIError, Draining, EngineFailed, ModelNotFound, Overloaded, RateLimited, StoreFailed
-from frontend.handlers.answer_log import Entry, Failure, Replay, log_head, log_id
+from frontend.handlers.answer_log import Entry, Failure, Replay, log_body, log_id
 from frontend.handlers.answer_run import Cancelled, LoggedGeneration, Lost, Run, Work, WorkHead
-from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES, work_on_body
+from frontend.handlers.bodies import reserve, work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import chat_generations, fetch_images
 from frontend.handlers.documents import with_documents
@@ -47,11 +47,10 @@ from frontend.request_context import (
     RequestFacts,
     find_model,
     is_draining,
-    sender_of,
     unexpected,
 )
 from frontend.store.place import outlives_frontend
-from frontend.store.types import Claimed, Item, Kind, Store, StoreUnavailable
+from frontend.store.types import Claimed, Kind, Store, StoreUnavailable
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.places import Places
 from model_repository.contract.codec import pack
@@ -140,15 +139,15 @@ class Background:
     ) -> Replay:
         """Store an answer that is queued, with the work on it."""
         store, owner, response_id = self._store, work.owner, work.head.response_id
-        head = log_head(call.body, call.name, made, time.time())
-        replay = await work_on_body(call.request, Replay, response_id, head, self._app[SETTINGS])
-        queued, given = Entry(0), turn.given()
-        response = msgspec.json.encode(turn.head(replay.reply.so_far("queued"), len(given), is_running=True))
-        packed = Item("", pack(generation))
-        await stored(store.create(owner, Kind.LOG, log_id(response_id), head, [queued.item()]))
+        log = log_body(call.body, call.name, made, time.time())
+        replay = await work_on_body(call.request, Replay, response_id, log, self._app[SETTINGS])
+        given, body = turn.given(), written(replay.reply.so_far("queued"))
+        head = msgspec.json.encode(turn.head(len(given), is_running=True))
+        work_head = msgspec.msgpack.encode(work.head)
+        await stored(store.create(owner, Kind.LOG, log_id(response_id), b"", [Entry(0).item()], log))
         # Work without its answer ends once it is claimed.
-        await stored(store.create(owner, Kind.WORK, work.id, msgspec.msgpack.encode(work.head), [packed]))
-        await stored(store.create(owner, Kind.RESPONSE, response_id, response, given))
+        await stored(store.create(owner, Kind.WORK, work.id, work_head, body=pack(generation)))
+        await stored(store.create(owner, Kind.RESPONSE, response_id, head, given, body))
         return replay
 
     async def close(self) -> None:
@@ -189,22 +188,23 @@ class Background:
             if found := await self._store.read(claimed.owner, Kind.RESPONSE, [identity]):
                 head = msgspec.json.decode(found[identity].head, type=ResponseHead)
                 error = {"code": "server_error", "message": "The server cannot go on with this answer"}
-                response = orjson.loads(bytes(head.response)) | {"status": "failed", "error": error}
-                ended = replaced(head, response=written(response), is_running=False)
-                await self._store.replace(claimed.owner, identity, msgspec.json.encode(ended))
+                [body] = (await self._store.bodies(claimed.owner, [identity])).values()
+                response = orjson.loads(body) | {"status": "failed", "error": error}
+                ended = msgspec.json.encode(replaced(head, is_running=False))
+                await self._store.replace(claimed.owner, identity, ended, body=written(response))
             await self._store.delete(claimed.owner, Kind.WORK, claimed.id)
 
     async def _continue(self, work: Work) -> None:
         """Continue work that another process has begun."""
         store, owner, response_id = self._store, work.owner, work.head.response_id
         found = (await store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
-        log = (await store.read(owner, Kind.LOG, [log_id(response_id)])).get(log_id(response_id))
+        log = (await store.bodies(owner, [log_id(response_id)])).get(log_id(response_id))
         is_running = found is not None and msgspec.json.decode(found.head, type=ResponseHead).is_running
         if log is None or not is_running:
             await store.delete(owner, Kind.WORK, work.id)
             return
         logger.info("%s goes on", response_id)
-        replay = Replay(response_id, log.head, self._app[SETTINGS])
+        replay = Replay(response_id, log, self._app[SETTINGS])
         request = await _request_of(self._app, work.head)
         call = Call(request, self._app, replay.chat, replay.name, {}, (), Places(replay.body))
         self._start(work, request, partial(self._run, call, work, replay))
@@ -290,14 +290,14 @@ class Background:
         if name.model.parameters.fingerprint != replay.name.model.parameters.fingerprint:
             raise EngineFailed("The model has changed since the answer was begun.")
         found = (await self._store.read(work.owner, Kind.WORK, [work.id])).get(work.id)
-        if found is not None and found.num_bytes > LARGE_BYTES:
-            await self._app[LARGE_BODIES].reserve(sender_of(request), found.num_bytes)
-            facts.num_reserved_bytes = found.num_bytes
-        items = (await self._store.items_of(work.owner, [work.id]))[work.id]
-        if not items:
+        if found is None:
+            raise Lost
+        await reserve(request, found.num_bytes + replay.num_bytes)
+        bodies = await self._store.bodies(work.owner, [work.id])
+        if not bodies:
             raise Lost
         try:
-            generation = msgspec.msgpack.decode(items[0].value, type=GenerationRequest)
+            generation = msgspec.msgpack.decode(bodies[work.id], type=GenerationRequest)
         except msgspec.DecodeError as exc:
             raise EngineFailed("Another version of the server has begun this answer") from exc
         call = replace(call, name=name)

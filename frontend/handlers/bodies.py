@@ -24,6 +24,7 @@ from frontend.request_context import FACTS, SETTINGS, lock_of_sender, sender_of
 BODY_TIMEOUT_S = 60.0  # time for a body, from the end of its head
 LARGE_BYTES = 65_536  # more than this counts as memory
 _MANY_VALUES = 500  # commas and colons: the work on 500 values takes some milliseconds
+MAX_STORED = 4  # bodies of the largest size: one request may read their bytes from the store
 MAX_LARGEST = 8  # bodies of the largest size in memory at a time; each costs up to eight times its size
 _JSON = re.compile(r"application/([\w.+-]+\+)?json")
 
@@ -91,6 +92,24 @@ async def work_on_body[*Arguments, Result](
     if not request[FACTS].is_costly:
         return function(*arguments)
     return await request.app[LARGE_BODIES].work(lock_of_sender(request), function, *arguments)
+
+
+async def reserve(request: web.Request, num_bytes: int) -> None:
+    """Reserve memory for stored bytes before they are read, as for those of a body.
+
+    Raises:
+        Overloaded: the memory stays full.
+    """
+    if num_bytes <= LARGE_BYTES:
+        return
+    memory, facts, sender = request.app[LARGE_BODIES], request[FACTS], sender_of(request)
+    num_bytes = min(num_bytes, MAX_STORED * request.app[SETTINGS].max_body_bytes)  # log probabilities may have more
+    if facts.num_reserved_bytes:
+        memory.grow(sender, num_bytes)
+    else:
+        await memory.reserve(sender, num_bytes)
+    facts.num_reserved_bytes += num_bytes
+    facts.is_costly = True
 
 
 async def expect_later(request: web.Request) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,13 +11,14 @@ from aiohttp import web
 from msgspec import Struct
 
 from frontend.errors import InvalidRequest
-from frontend.handlers.bodies import read_body
+from frontend.handlers.bodies import read_body, reserve
 from frontend.handlers.call import ignored_header, refuse_ignored
 from frontend.handlers.stored import (
     Page,
     delete_stored,
     find_stored,
     id_in,
+    listed,
     listed_items,
     not_stored,
     owner_of,
@@ -27,8 +27,8 @@ from frontend.handlers.stored import (
 )
 from frontend.handlers.turns import as_items
 from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
-from frontend.request_context import json_response
-from frontend.store.types import Item, Kind, Stored
+from frontend.request_context import SETTINGS, json_response
+from frontend.store.types import Kind, Stored
 
 
 class ConversationHead(Struct, frozen=True):
@@ -71,9 +71,8 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 async def list_items(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}/items."""
-    identity, page = id_in(request, "conversation_id"), Page(request)
-    await _found(request, identity)
-    return json_response(await listed_items(request, identity, page))
+    found, page = await _found(request, id_in(request, "conversation_id")), Page(request)
+    return json_response(await listed_items(request, found, page))
 
 
 async def add_items(request: web.Request) -> web.Response:
@@ -84,19 +83,19 @@ async def add_items(request: web.Request) -> web.Response:
     if not (items := as_items(body.items)):
         raise InvalidRequest("items: has no item of a type that is stored", param="items")
     await stored(store_of(request).append(owner_of(request), identity, items))
-    ids, objects = _listed(items)
-    listed = {"object": "list", "data": objects, "first_id": ids[0], "last_id": ids[-1], "has_more": False}
-    return json_response(listed, headers=headers)
+    values = [orjson.Fragment(item.value) for item in items]
+    return json_response(listed([item.id for item in items], values, has_more=False), headers=headers)
 
 
 async def get_item(request: web.Request) -> web.Response:
     """GET /v1/conversations/{conversation_id}/items/{item_id}."""
     identity, item = id_in(request, "conversation_id"), id_in(request, "item_id")
-    await _found(request, identity)
+    conversation = await _found(request, identity)
+    await reserve(request, min(conversation.num_item_bytes, request.app[SETTINGS].max_body_bytes))
     found = await stored(store_of(request).find_items(owner_of(request), [item], identity))
     if not found:
         raise not_stored("item_id", item)
-    return json_response(orjson.loads(found[item]))
+    return json_response(orjson.Fragment(found[item]))
 
 
 async def delete_item(request: web.Request) -> web.Response:
@@ -124,7 +123,3 @@ def _conversation(found: Stored) -> dict[str, Any]:
     head = msgspec.json.decode(found.head, type=ConversationHead)
     created = int(found.created_s)
     return {"id": found.id, "object": "conversation", "created_at": created, "metadata": head.metadata}
-
-
-def _listed(items: Sequence[Item]) -> tuple[list[str], list[Any]]:
-    return [item.id for item in items], [orjson.loads(item.value) for item in items]

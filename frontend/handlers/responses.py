@@ -19,10 +19,20 @@ from frontend.handlers.answer_log import log_id
 from frontend.handlers.answer_run import work_id
 from frontend.handlers.answer_stream import POLL_S, running_answer, stream_answer
 from frontend.handlers.background import BACKGROUND
-from frontend.handlers.bodies import work_on_body
+from frontend.handlers.bodies import reserve, work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import answer_chat, generated, num_prompt_tokens
-from frontend.handlers.stored import Page, delete_stored, find_stored, id_in, owner_of, store_of, stored
+from frontend.handlers.stored import (
+    Page,
+    body_of,
+    delete_stored,
+    find_stored,
+    id_in,
+    listed_items,
+    owner_of,
+    store_of,
+    stored,
+)
 from frontend.handlers.summaries import INSTRUCTION, SUMMARIES, sealed, with_summaries
 from frontend.handlers.turns import ResponseHead, Turn, turn_of
 from frontend.json_pieces import json_bytes
@@ -36,7 +46,7 @@ from frontend.protocol.responses import (
     ResponsesRequest,
 )
 from frontend.request_context import json_response
-from frontend.store.types import Kind, Stored
+from frontend.store.types import Item, Kind, Stored
 from frontend.translate.reply import Event, Keep
 from frontend.translate.responses_chat import PlacedItem, responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
@@ -129,9 +139,14 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 async def _shown(request: web.Request, found: Stored, head: ResponseHead) -> web.Response:
     if head.is_running and (running := await running_answer(request, found.id, head)) is not None:
         return web.Response(body=json_bytes(running), content_type="application/json")
-    items = (await stored(store_of(request).items_of(owner_of(request), [found.id])))[found.id]
-    output = b",".join(item.value for item in items[head.num_input :])
-    return json_response({**orjson.loads(bytes(head.response)), "output": orjson.Fragment(b"[" + output + b"]")})
+    await reserve(request, found.num_item_bytes)
+    body, store = await body_of(request, found), store_of(request)
+    items = await stored(store.items(owner_of(request), found.id, start=head.num_input, is_newest_first=False))
+    return json_response(await work_on_body(request, _joined, body, items.items if items else ()))
+
+
+def _joined(body: bytes, output: Sequence[Item]) -> dict[str, Any]:
+    return {**orjson.loads(body), "output": [orjson.Fragment(item.value) for item in output]}
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -192,11 +207,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 async def list_input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{response_id}/input_items."""
     found, head = await _found(request)
-    page = Page(request)
-    items = (await stored(store_of(request).items_of(owner_of(request), [found.id])))[found.id][: head.num_input]
-    listed = page.of(items)
-    ids = [item.id for item in listed or ()]
-    return json_response(page.listed(listed, ids, [orjson.loads(item.value) for item in listed or ()]))
+    return json_response(await listed_items(request, found, Page(request), stop=head.num_input))
 
 
 async def _found(request: web.Request) -> tuple[Stored, ResponseHead]:

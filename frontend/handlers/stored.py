@@ -13,9 +13,10 @@ import orjson
 from aiohttp import web
 
 from frontend.errors import InvalidRequest, NotFound, NotStored, StoreFailed, shown
+from frontend.handlers.bodies import reserve
 from frontend.request_context import FACTS, SETTINGS
 from frontend.store.place import open_store, place_of
-from frontend.store.types import Item, Kind, Store, Stored, StoreUnavailable
+from frontend.store.types import NO_LIMIT, Kind, Store, Stored, StoreUnavailable
 from frontend.telemetry.definitions import STORE_CALLS, STORED_BYTES, STORED_OBJECTS
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.observer import OBSERVER
@@ -140,15 +141,51 @@ async def delete_stored(request: web.Request, kind: Kind, name: str, identity: s
         raise not_stored(name, identity)
 
 
-async def listed_items(request: web.Request, identity: str, page: Page) -> dict[str, Any]:
-    """Return a page of the items of an object."""
-    found = await stored(
+async def body_of(request: web.Request, found: Stored) -> bytes:
+    """Return the body of an object, in bounded memory.
+
+    Raises:
+        NotStored: the object was deleted in the meantime.
+    """
+    await reserve(request, found.num_body_bytes)
+    bodies = await stored(store_of(request).bodies(owner_of(request), [found.id]))
+    if found.id not in bodies:
+        raise not_stored("id", found.id)
+    return bodies[found.id]
+
+
+async def listed_items(request: web.Request, found: Stored, page: Page, *, stop: int = NO_LIMIT) -> dict[str, Any]:
+    """Return a page of the items of an object; it ends early where they are large.
+
+    Args:
+        stop: the number of the first item that is left out.
+
+    Raises:
+        NotStored: `after` names no item.
+    """
+    max_bytes = request.app[SETTINGS].max_body_bytes
+    await reserve(request, min(found.num_item_bytes, max_bytes))
+    items = await stored(
         store_of(request).items(
-            owner_of(request), identity, after=page.after, limit=page.limit + 1, is_newest_first=page.is_newest_first
+            owner_of(request),
+            found.id,
+            stop=stop,
+            after=page.after,
+            limit=page.limit,
+            max_bytes=max_bytes,
+            is_newest_first=page.is_newest_first,
         )
     )
-    items = found or ()
-    return page.listed(found, [item.id for item in items], [orjson.loads(item.value) for item in items])
+    if items is None:
+        raise not_stored("after", page.after)
+    values = [orjson.Fragment(item.value) for item in items.items]
+    return listed([item.id for item in items.items], values, has_more=items.has_more)
+
+
+def listed(ids: Sequence[str], objects: Sequence[Any], *, has_more: bool) -> dict[str, Any]:
+    """Return a page of a list."""
+    first_id, last_id = (ids[0], ids[-1]) if ids else (None, None)
+    return {"object": "list", "data": objects, "first_id": first_id, "last_id": last_id, "has_more": has_more}
 
 
 class Page:
@@ -170,28 +207,3 @@ class Page:
         if self.after and not is_id(self.after):
             raise not_stored("after", self.after)
         self.is_newest_first = order == "desc"
-
-    def of(self, items: Sequence[Item]) -> list[Item] | None:
-        """Return the items of the page, and one more; None: `after` is no item."""
-        ordered = list(items[::-1] if self.is_newest_first else items)
-        places = {item.id: place for place, item in enumerate(ordered, 1)}
-        if self.after and self.after not in places:
-            return None
-        start = places.get(self.after, 0)
-        return ordered[start : start + self.limit + 1]
-
-    def listed(self, found: list[Any] | None, ids: list[str], objects: list[Any]) -> dict[str, Any]:
-        """Return a page; `found` has one more than its limit if there are more.
-
-        Raises:
-            NotStored: `after` names nothing.
-        """
-        if found is None:
-            raise not_stored("after", self.after)
-        return {
-            "object": "list",
-            "data": objects[: self.limit],
-            "first_id": ids[0] if ids else None,
-            "last_id": ids[: self.limit][-1] if ids else None,
-            "has_more": len(found) > self.limit,
-        }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +13,17 @@ import orjson
 from aiohttp import web
 from msgspec import Struct
 
-from frontend.errors import StoreFailed
-from frontend.handlers.bodies import read_body
+from frontend.errors import InvalidRequest, StoreFailed
+from frontend.handlers.bodies import read_body, reserve, work_on_body
 from frontend.handlers.call import Call, ignored_header, refuse_ignored
 from frontend.handlers.stored import (
     STORE,
     Page,
+    body_of,
     delete_stored,
     find_stored,
     id_in,
+    listed,
     listed_items,
     not_stored,
     owner_of,
@@ -30,43 +33,52 @@ from frontend.handlers.stored import (
 from frontend.json_pieces import json_bytes
 from frontend.protocol.chat import ChatCompletionRequest
 from frontend.protocol.conversations import MetadataRequest
-from frontend.request_context import json_response
+from frontend.request_context import SETTINGS, json_response
 from frontend.store.types import Item, Kind, Stored
 from frontend.translate.reply import Keep
 
+_MAX_METADATA_BYTES = 65_536  # 16 values of OpenAI's size have less
 _SCANNED = 100  # chats that are read at a time, to find those that a query asks for
 
 
 class _Head(Struct, frozen=True):
-    """The head of a stored chat; its items are the messages of the request."""
+    """The head of a stored chat. Its body is the answer, its items are the messages of the request."""
 
-    completion: msgspec.Raw
     model: str
     metadata: dict[str, Any] = {}
 
 
 def keep_of(call: Call[ChatCompletionRequest]) -> Keep | None:
-    """Return the function that stores the answer to a chat; None: it is not to be stored."""
-    return partial(_keep, call) if call.body.store and STORE in call.app else None
+    """Return the function that stores the answer to a chat; None: it is not to be stored.
+
+    Raises:
+        InvalidRequest: its metadata are too large.
+    """
+    if not call.body.store or STORE not in call.app:
+        return None
+    if (num_bytes := len(orjson.dumps(call.body.metadata))) > _MAX_METADATA_BYTES:
+        rule = f"has {num_bytes:,} bytes of JSON: at most {_MAX_METADATA_BYTES:,} with `store: true`"
+        raise InvalidRequest(f"metadata: {rule}", param="metadata")
+    return partial(_keep, call)
 
 
 async def _keep(call: Call[ChatCompletionRequest], completion: Mapping[str, Any]) -> bool:
-    head, items = await asyncio.to_thread(_made, call.body, completion)  # they may have many megabytes
+    items, body = await asyncio.to_thread(_made, call.body, completion)  # they may have many megabytes
+    head = msgspec.json.encode(_Head(completion["model"], call.body.metadata or {}))
     try:
-        await stored(call.app[STORE].create(owner_of(call.request), Kind.CHAT, completion["id"], head, items))
+        await stored(call.app[STORE].create(owner_of(call.request), Kind.CHAT, completion["id"], head, items, body))
     except StoreFailed:
         return False
     return True
 
 
-def _made(chat: ChatCompletionRequest, completion: Mapping[str, Any]) -> tuple[bytes, list[Item]]:
-    """Return head and items of a chat."""
+def _made(chat: ChatCompletionRequest, completion: Mapping[str, Any]) -> tuple[list[Item], bytes]:
+    """Return items and body of a chat."""
     items = []
     for number, message in enumerate(chat.messages):
         name = f"{completion['id']}-{number}"
         items.append(Item(name, orjson.dumps({"id": name, **message.model_dump(by_alias=True, exclude_none=True)})))
-    head = _Head(msgspec.Raw(json_bytes(completion)), completion["model"], chat.metadata or {})
-    return msgspec.json.encode(head), items
+    return items, json_bytes(completion)
 
 
 async def list_chats(request: web.Request) -> web.Response:
@@ -90,12 +102,18 @@ async def list_chats(request: web.Request) -> web.Response:
         if len(read) < _SCANNED:
             break
         after = read[-1].id
-    return json_response(page.listed(found, [each.id for each in found], [_chat(each) for each in found]))
+    totals = itertools.accumulate(each.num_body_bytes for each in found[: page.limit])
+    num_fitting = sum(total <= request.app[SETTINGS].max_body_bytes for total in totals)
+    shown = found[: max(num_fitting, 1)]
+    await reserve(request, sum(each.num_body_bytes for each in shown))
+    bodies = await stored(store_of(request).bodies(owner_of(request), [each.id for each in shown]))
+    chats = await work_on_body(request, _joined, shown, bodies)
+    return json_response(listed([each.id for each in shown], chats, has_more=len(shown) < len(found)))
 
 
 async def get_chat(request: web.Request) -> web.Response:
     """GET /v1/chat/completions/{completion_id}."""
-    return json_response(_chat(await _found(request)))
+    return json_response(await _chat(request))
 
 
 async def update_chat(request: web.Request) -> web.Response:
@@ -105,7 +123,7 @@ async def update_chat(request: web.Request) -> web.Response:
     refuse_ignored(request.app, ignored)
     head = msgspec.json.encode(msgspec.structs.replace(_head(found), metadata=body.metadata))
     await stored(store_of(request).replace(owner_of(request), found.id, head))
-    return json_response(_chat(await _found(request)), headers=ignored_header(ignored))
+    return json_response(await _chat(request), headers=ignored_header(ignored))
 
 
 async def delete_chat(request: web.Request) -> web.Response:
@@ -118,7 +136,7 @@ async def delete_chat(request: web.Request) -> web.Response:
 async def list_messages(request: web.Request) -> web.Response:
     """GET /v1/chat/completions/{completion_id}/messages."""
     found, page = await _found(request), Page(request, is_newest_first=False)
-    return json_response(await listed_items(request, found.id, page))
+    return json_response(await listed_items(request, found, page))
 
 
 async def _found(request: web.Request) -> Stored:
@@ -129,6 +147,12 @@ def _head(found: Stored) -> _Head:
     return msgspec.json.decode(found.head, type=_Head)
 
 
-def _chat(found: Stored) -> dict[str, Any]:
-    head = _head(found)
-    return {**orjson.loads(bytes(head.completion)), "metadata": head.metadata}
+async def _chat(request: web.Request) -> dict[str, Any]:
+    found = await _found(request)
+    [chat] = await work_on_body(request, _joined, [found], {found.id: await body_of(request, found)})
+    return chat
+
+
+def _joined(found: Sequence[Stored], bodies: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    """Return the chats that have bodies: the others were deleted in the meantime."""
+    return [{**orjson.loads(bodies[each.id]), "metadata": _head(each).metadata} for each in found if each.id in bodies]

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from frontend.errors import InvalidRequest, StoreFailed, shown
 from frontend.handlers.answer_log import LOG_PREFIX
-from frontend.handlers.bodies import LARGE_BODIES, LARGE_BYTES, work_on_body
+from frontend.handlers.bodies import MAX_STORED, reserve, work_on_body
 from frontend.handlers.stored import STORE, is_id, not_stored, owner_of, stored
 from frontend.json_pieces import json_bytes
 from frontend.protocol.responses import (
@@ -26,21 +26,19 @@ from frontend.protocol.responses import (
     ResponseItem,
     ResponsesRequest,
 )
-from frontend.request_context import FACTS, SETTINGS, sender_of
+from frontend.request_context import SETTINGS
 from frontend.store.types import Item, Kind, Store, Stored
 from frontend.translate.responses_chat import PlacedItem, input_items
 
 MAX_ITEMS = 2048
-MAX_BODIES = 4  # of the largest size: a conversation may have their bytes
 _OTHER_ITEMS = (LOG_PREFIX, "chatcmpl-")  # of what is no conversation of items
 _NUM_ANCESTORS = 64  # in a head: a chain of 1,000 answers is found in 16 reads
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc", "compaction": "cmp"}
 
 
 class ResponseHead(Struct, frozen=True):
-    """The head of a stored answer."""
+    """The head of a stored answer. Its body is the answer without its output."""
 
-    response: msgspec.Raw  # without its output
     num_input: int  # items of the input; those of the output follow
     ancestors: tuple[str, ...] = ()  # the ids of the answers before it, the last one first
     conversation: str | None = None
@@ -84,10 +82,10 @@ class Turn:
         if self.store is None:
             return False
         # Not on the event loop: an answer with log probabilities may have many megabytes.
-        given, made = await asyncio.to_thread(lambda: (self.given(), made_items(response)))
-        head = msgspec.json.encode(self.head(response, len(given)))
+        given, made, body = await asyncio.to_thread(lambda: (self.given(), made_items(response), written(response)))
+        head = msgspec.json.encode(self.head(len(given)))
         try:
-            await stored(self.store.create(self.owner, Kind.RESPONSE, response["id"], head, given + made))
+            await stored(self.store.create(self.owner, Kind.RESPONSE, response["id"], head, given + made, body))
             if self.conversation is not None:
                 await stored(self.store.append(self.owner, self.conversation, given + made))
         except StoreFailed:
@@ -98,21 +96,19 @@ class Turn:
         """Return the input as it is stored."""
         return as_items(self.input)
 
-    def head(self, response: Mapping[str, Any], num_input: int, *, is_running: bool = False) -> ResponseHead:
+    def head(self, num_input: int, *, is_running: bool = False) -> ResponseHead:
         """Return the head of an answer.
 
         Args:
             is_running: in the background.
         """
         ancestors = tuple(self.ancestors[:_NUM_ANCESTORS])
-        return ResponseHead(
-            written(response), num_input, ancestors, self.conversation, is_background=is_running, is_running=is_running
-        )
+        return ResponseHead(num_input, ancestors, self.conversation, is_background=is_running, is_running=is_running)
 
 
-def written(response: Mapping[str, Any]) -> msgspec.Raw:
-    """Return an answer as its head has it."""
-    return msgspec.Raw(orjson.dumps({**response, "output": []}))
+def written(response: Mapping[str, Any]) -> bytes:
+    """Return the body of a stored answer."""
+    return orjson.dumps({**response, "output": []})
 
 
 def made_items(response: Mapping[str, Any]) -> list[Item]:
@@ -136,29 +132,29 @@ async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
                 raise InvalidRequest(f"{name}: {rule}", param=name, code="unsupported_value")
     ancestors: Sequence[str] = ()
     items: Sequence[Item] = ()
+    num_bytes = 0
     place = "conversation" if conversation is not None else "previous_response_id"
     if store is not None and previous is not None:
         chain = await _chain(store, owner, previous)
         ancestors = [each.id for each in chain]
-        _check_size(request, place, sum(each.num_bytes for each in chain))
+        num_bytes = await _reserve(request, body, place, chain)
         of_all = await stored(store.items_of(owner, ancestors))
         if any(len(of_all[each.id]) != each.num_items for each in chain):  # deleted in the meantime
             raise not_stored(place, previous, "previous_response_not_found")
         items = [item for identity in reversed(ancestors) for item in of_all[identity]]
     elif store is not None and conversation is not None:
-        _check_size(request, place, (await _conversation(store, owner, conversation.id)).num_bytes)
+        num_bytes = await _reserve(request, body, place, [await _conversation(store, owner, conversation.id)])
         items = (await stored(store.items_of(owner, [conversation.id])))[conversation.id]
         await _conversation(store, owner, conversation.id)  # it is still there
-    if len(items) + len(body.input) > MAX_ITEMS:
-        rule = f"has {len(items)} items, and with the input {len(items) + len(body.input)}: at most {MAX_ITEMS}"
-        raise InvalidRequest(f"{place}: {rule}", param=place)
     references = [each for each in body.references() if is_id(each) and not each.startswith(_OTHER_ITEMS)]
-    named = await stored(store.find_items(owner, references)) if store is not None and references else {}
-    _check_size(
-        request, "input", sum(len(item.value) for item in items) + sum(len(named.get(each, b"")) for each in references)
-    )
-    history = await _read(request, [item.value for item in items])
-    referred = dict(zip(named, await _read(request, list(named.values())), strict=True))
+    named: Mapping[str, bytes] = {}
+    if store is not None and references:
+        sizes = await stored(store.item_sizes(owner, references))
+        _check_size(request, "input", num_bytes + sum(sizes.get(each, 0) for each in references))
+        await reserve(request, sum(sizes.values()))
+        named = await stored(store.find_items(owner, list(sizes)))
+    history = await work_on_body(request, _parsed, [item.value for item in items])
+    referred = dict(zip(named, await work_on_body(request, _parsed, named.values()), strict=True))
     is_kept = isinstance(body, ResponsesRequest) and body.store is not False
     return Turn(
         owner,
@@ -200,25 +196,30 @@ async def _chain(store: Store, owner: str, identity: str) -> list[Stored]:
     return chain
 
 
+async def _reserve(request: web.Request, body: InputTokensRequest, place: str, found: Sequence[Stored]) -> int:
+    """Reserve the memory of the items of objects, and return their bytes.
+
+    Raises:
+        InvalidRequest: there are too many, or they are too large.
+    """
+    num_items, num_bytes = sum(each.num_items for each in found), sum(each.num_item_bytes for each in found)
+    if num_items + len(body.input) > MAX_ITEMS:
+        rule = f"has {num_items} items, and with the input {num_items + len(body.input)}: at most {MAX_ITEMS}"
+        raise InvalidRequest(f"{place}: {rule}", param=place)
+    _check_size(request, place, num_bytes)
+    await reserve(request, num_bytes)
+    return num_bytes
+
+
 def _check_size(request: web.Request, place: str, num_bytes: int) -> None:
     """Check the size of a conversation before it is read.
 
     Raises:
         InvalidRequest: it is too large.
     """
-    limit = MAX_BODIES * request.app[SETTINGS].max_body_bytes
+    limit = MAX_STORED * request.app[SETTINGS].max_body_bytes
     if num_bytes > limit:
         raise InvalidRequest(f"{place}: the conversation has {num_bytes:,} bytes: at most {limit:,}", param=place)
-
-
-async def _read(request: web.Request, values: Sequence[bytes]) -> list[ResponseItem]:
-    """Return stored items, in memory that is bounded like that of bodies."""
-    facts, num_bytes = request[FACTS], sum(map(len, values))
-    if num_bytes > LARGE_BYTES:
-        facts.is_costly = True
-        request.app[LARGE_BODIES].grow(sender_of(request), num_bytes)
-        facts.num_reserved_bytes += num_bytes
-    return await work_on_body(request, _parsed, values)
 
 
 def _parsed(values: Iterable[bytes]) -> list[ResponseItem]:

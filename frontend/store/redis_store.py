@@ -18,6 +18,7 @@ from frontend.store.types import (
     Bounds,
     Claimed,
     Item,
+    ItemPage,
     Kind,
     Stored,
     StoreUnavailable,
@@ -34,7 +35,7 @@ _NUM_RETRIES, _RETRY_S = 3, 0.5  # another server takes over
 _OBJECT_BYTES, _ITEM_BYTES = 1000, 600  # of keys and places in indexes, beside the values
 
 # The keys of an owner behind its prefix:
-# o:ID  a hash: kind, head, version, num_items, num_bytes, created_s
+# o:ID  a hash: kind, head, body, version, num_items, num_bytes, created_s
 # n:ID  the items' names by number: the id, or #NUMBER:ID if it is empty or of an item before it
 # v:ID  the items' values by name
 # i:ID  the objects that have the item with this id
@@ -43,6 +44,12 @@ _OBJECT_BYTES, _ITEM_BYTES = 1000, 600  # of keys and places in indexes, beside 
 # KEYS[1] is the prefix. ARGV: time, then what the script reads.
 _PRELUDE = """
 local p, now = KEYS[1], ARGV[1]
+local function fields_of(id)
+  local key = p .. 'o:' .. id
+  local fields = redis.call('HMGET', key, 'head', 'version', 'num_items', 'created_s', 'num_bytes')
+  fields[#fields + 1] = redis.call('HSTRLEN', key, 'body')
+  return fields[1] and {id, unpack(fields)} or nil
+end
 local function use(id) redis.call('ZADD', p .. 'u', 'XX', now, id) end
 local function grow(id, size)
   redis.call('HINCRBY', p .. 'o:' .. id, 'num_bytes', size)
@@ -60,15 +67,15 @@ local function drop(id)
   return size or 0
 end
 """.replace("KINDS", ", ".join(f"'{kind}'" for kind in Kind))
-# id, size of the items, then name and value of each; of a new object: kind, head and its size.
+# id, size of the items, then name and value of each; of a new object, its size, kind, head and body come first.
 _APPEND = """
 local id, size, first = ARGV[2], ARGV[3], 4
 if NEW then
   if redis.call('EXISTS', p .. 'o:' .. id) == 1 then return 1 end  -- the answer to the first try was lost
-  redis.call('HSET', p .. 'o:' .. id, 'kind', ARGV[4], 'head', ARGV[5], 'version', 0, 'created_s', now)
+  redis.call('HSET', p .. 'o:' .. id, 'kind', ARGV[4], 'head', ARGV[5], 'body', ARGV[6], 'version', 0, 'created_s', now)
   redis.call('ZADD', p .. 'c:' .. ARGV[4], now, id)
   redis.call('ZADD', p .. 'u', now, id)
-  first = 6
+  first = 7
 end
 if redis.call('EXISTS', p .. 'o:' .. id) == 0 then return 0 end
 local number = redis.call('HINCRBY', p .. 'o:' .. id, 'num_items', (#ARGV + 1 - first) / 2)
@@ -89,39 +96,52 @@ return 1
 """
 _CREATE = _APPEND.replace("NEW", "true")
 _APPEND = _APPEND.replace("NEW", "false")
-_FIELDS = "'head', 'version', 'num_items', 'created_s', 'num_bytes'"
 _READ = """
 local kind, found = ARGV[2], {}
 for place = 3, #ARGV do
   local key = p .. 'o:' .. ARGV[place]
   if redis.call('HGET', key, 'kind') == kind then
     use(ARGV[place])
-    found[#found + 1] = {ARGV[place], unpack(redis.call('HMGET', key, FIELDS))}
+    found[#found + 1] = fields_of(ARGV[place])
   end
 end
 return found
-""".replace("FIELDS", _FIELDS)
+"""
+_BODIES = """
+local found = {}
+for place = 2, #ARGV do found[#found + 1] = redis.call('HGET', p .. 'o:' .. ARGV[place], 'body') end
+return found
+"""
+# id, version or -1, then name and value of each field
 _REPLACE = """
 local key = p .. 'o:' .. ARGV[2]
-local version, head = unpack(redis.call('HMGET', key, 'version', 'head'))
-if not version or (tonumber(ARGV[4]) >= 0 and version ~= ARGV[4]) then return 0 end
-redis.call('HSET', key, 'head', ARGV[3])
+local version = redis.call('HGET', key, 'version')
+if not version or (tonumber(ARGV[3]) >= 0 and version ~= ARGV[3]) then return 0 end
+for place = 4, #ARGV, 2 do
+  grow(ARGV[2], #ARGV[place + 1] - redis.call('HSTRLEN', key, ARGV[place]))
+  redis.call('HSET', key, ARGV[place], ARGV[place + 1])
+end
 redis.call('HINCRBY', key, 'version', 1)
-grow(ARGV[2], #ARGV[3] - #head)
 use(ARGV[2])
 return 1
 """
-# id, name of the item behind which the page begins, or an empty one; limit; 1: newest first
+# id, numbers of the first item and of that behind the last one, name of the item behind which the page begins or an
+# empty one, limits of the number and of bytes; 1: newest first. A value that does not fit is false.
 _ITEMS = """
-local id, after, range = ARGV[2], ARGV[3], ARGV[5] == '1' and 'ZREVRANGE' or 'ZRANGE'
-local first = 0
+local id, low, high, after, is_newest_first = ARGV[2], ARGV[3], '(' .. ARGV[4], ARGV[5], ARGV[8] == '1'
 if after ~= '' then
-  first = redis.call(ARGV[5] == '1' and 'ZREVRANK' or 'ZRANK', p .. 'n:' .. id, after)
-  if not first then return false end
-  first = first + 1
+  local number = tonumber(redis.call('ZSCORE', p .. 'n:' .. id, after))
+  if not number or number < tonumber(ARGV[3]) or number >= tonumber(ARGV[4]) then return false end
+  if is_newest_first then high = '(' .. number else low = '(' .. number end
 end
-local names, found = redis.call(range, p .. 'n:' .. id, first, first + ARGV[4] - 1), {}
-for _, name in ipairs(names) do found[#found + 1] = {name, redis.call('HGET', p .. 'v:' .. id, name)} end
+local range, first, last = 'ZRANGEBYSCORE', low, high
+if is_newest_first then range, first, last = 'ZREVRANGEBYSCORE', high, low end
+local found, total = {}, 0
+for place, name in ipairs(redis.call(range, p .. 'n:' .. id, first, last, 'LIMIT', 0, ARGV[6])) do
+  total = total + redis.call('HSTRLEN', p .. 'v:' .. id, name)
+  local fits = place == 1 or total <= tonumber(ARGV[7])
+  found[place] = {name, fits and redis.call('HGET', p .. 'v:' .. id, name)}
+end
 use(id)
 return found
 """
@@ -129,10 +149,13 @@ _FIND = """
 local found = {}
 for place = 3, #ARGV do
   local id = ARGV[2] ~= '' and ARGV[2] or redis.call('SRANDMEMBER', p .. 'i:' .. ARGV[place])
-  found[#found + 1] = id and redis.call('HGET', p .. 'v:' .. id, ARGV[place]) or false
+  local is_there = id and redis.call('HEXISTS', p .. 'v:' .. id, ARGV[place]) == 1
+  found[#found + 1] = is_there and redis.call('COMMAND', p .. 'v:' .. id, ARGV[place])
 end
 return found
 """
+_SIZES = _FIND.replace("COMMAND", "HSTRLEN")
+_FIND = _FIND.replace("COMMAND", "HGET")
 _REMOVE_ITEM = """
 local id, name = ARGV[2], ARGV[3]
 local value = redis.call('HGET', p .. 'v:' .. id, name)
@@ -158,11 +181,10 @@ if ARGV[3] ~= '' then
 end
 local found = {}
 for _, id in ipairs(redis.call(range, key, first, first + ARGV[4] - 1)) do
-  local fields = redis.call('HMGET', p .. 'o:' .. id, FIELDS)
-  if fields[1] then found[#found + 1] = {id, unpack(fields)} end
+  found[#found + 1] = fields_of(id)
 end
 return found
-""".replace("FIELDS", _FIELDS)
+"""
 _CLAIM = """
 local found = {}
 for _, id in ipairs(redis.call('ZRANGE', p .. 'c:' .. ARGV[2], 0, -1)) do
@@ -223,13 +245,15 @@ class RedisStore:
         self._clock, self._note = clock, note
         self._num_written_bytes = 0  # since the last sweep
 
-    async def create(self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = ()) -> None:
+    async def create(
+        self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
+    ) -> None:
         """See Store."""
-        size = _OBJECT_BYTES + len(head) + _size(items)
+        size = _OBJECT_BYTES + len(head) + len(body) + _size(items)
         await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
         if kind is Kind.WORK:
             await self._answer(self._redis.zadd(_WORKING, {owner: self._clock()}))
-        await self._run(_CREATE, owner, identity, size, kind, head, *_flat(items))
+        await self._run(_CREATE, owner, identity, size, kind, head, body, *_flat(items))
         await self._bound(owner, size)
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
@@ -237,9 +261,17 @@ class RedisStore:
         found = await self._run(_READ, owner, kind, *ids) if ids else ()
         return {each.id: each for each in map(_stored, found)}
 
-    async def replace(self, owner: str, identity: str, head: bytes, version: int | None = None) -> bool:
+    async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """See Store."""
-        return bool(await self._run(_REPLACE, owner, identity, head, -1 if version is None else version))
+        found = await self._run(_BODIES, owner, *ids) if ids else ()
+        return {identity: body for identity, body in zip(ids, found, strict=True) if body is not None}
+
+    async def replace(
+        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
+    ) -> bool:
+        """See Store."""
+        new = ("head", head) if body is None else ("head", head, "body", body)
+        return bool(await self._run(_REPLACE, owner, identity, -1 if version is None else version, *new))
 
     async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
         """See Store."""
@@ -248,19 +280,40 @@ class RedisStore:
         return is_there
 
     async def items(
-        self, owner: str, identity: str, *, after: str = "", limit: int = NO_LIMIT, is_newest_first: bool
-    ) -> list[Item] | None:
+        self,
+        owner: str,
+        identity: str,
+        *,
+        start: int = 0,
+        stop: int = NO_LIMIT,
+        after: str = "",
+        limit: int = NO_LIMIT,
+        max_bytes: int = NO_LIMIT,
+        is_newest_first: bool,
+    ) -> ItemPage | None:
         """See Store."""
-        found = await self._run(_ITEMS, owner, identity, after, min(limit, 2**31), int(is_newest_first))
-        return None if found is None else [_item(*each) for each in found]
+        place = start, stop, after, min(limit + 1, 2**31), max_bytes, int(is_newest_first)
+        found = await self._run(_ITEMS, owner, identity, *place)
+        if found is None:
+            return None
+        items = [_item(name, value) for name, value in found[:limit] if value is not None]
+        return ItemPage(items, len(items) < len(found))
 
     async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
         """See Store."""
-        return {each: await self.items(owner, each, is_newest_first=False) or [] for each in ids}
+        pages = {each: await self.items(owner, each, is_newest_first=False) for each in ids}
+        return {each: list(page.items) if page else [] for each, page in pages.items()}
 
     async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
         """See Store."""
-        found = await self._run(_FIND, owner, identity, *ids) if ids else ()
+        return await self._found(_FIND, owner, ids, identity)
+
+    async def item_sizes(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, int]:
+        """See Store."""
+        return await self._found(_SIZES, owner, ids, identity)
+
+    async def _found(self, script: str, owner: str, ids: Sequence[str], identity: str) -> dict[str, Any]:
+        found = await self._run(script, owner, identity, *ids) if ids else ()
         return {identity: value for identity, value in zip(ids, found, strict=True) if value is not None}
 
     async def remove_item(self, owner: str, identity: str, item: str) -> bool:
@@ -369,8 +422,10 @@ def _item(name: bytes, value: bytes) -> Item:
 
 
 def _stored(found: Sequence[Any]) -> Stored:
-    identity, head, version, num_items, created_s, num_bytes = found
-    return Stored(identity.decode(), head, int(version), int(num_items), float(created_s), int(num_bytes))
+    identity, head, version, num_items, created_s, num_bytes, num_body_bytes = found
+    return Stored(
+        identity.decode(), head, int(version), int(num_items), float(created_s), int(num_bytes), int(num_body_bytes)
+    )
 
 
 def _share(sizes: Sequence[int], max_bytes: int | None) -> int | None:

@@ -13,6 +13,7 @@ from frontend.store.types import (
     Bounds,
     Claimed,
     Item,
+    ItemPage,
     Kind,
     Stored,
     StoreUnavailable,
@@ -28,6 +29,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     CREATE TABLE objects (
         owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, head {bytes} NOT NULL, version BIGINT NOT NULL,
         num_items BIGINT NOT NULL, num_bytes BIGINT NOT NULL, created_s {float} NOT NULL, used_s {float} NOT NULL,
+        body {bytes} NOT NULL,
         PRIMARY KEY (owner, id)
     )
     """,
@@ -47,7 +49,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
 )
 _OBJECT_BYTES, _ITEM_BYTES = 500, 400  # of a row and its places in the indexes, beside its values
 
-_HEAD = "id, head, version, num_items, created_s, num_bytes"
+_HEAD = "id, head, version, num_items, created_s, num_bytes, LENGTH(body)"
 _OF = "owner = :owner AND id = :id"
 _ITEM = "(SELECT MIN(number) FROM items WHERE owner = :owner AND object = :id AND id = :item)"
 _CREATED = "(SELECT created_s, id FROM objects WHERE owner = :owner AND kind = :kind AND id = :after)"
@@ -112,11 +114,13 @@ class SqlStore:
         self._num_written_bytes = 0  # since the last sweep
         self._written = dict[str, Usage]()  # by owners with bounds of their own, since the last sweep
 
-    async def create(self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = ()) -> None:
+    async def create(
+        self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
+    ) -> None:
         """See Store."""
-        values = {"owner": owner, "id": identity, "kind": kind, "head": head, "now": self._clock()}
-        values["num_bytes"] = num_bytes = _OBJECT_BYTES + len(head)
-        insert = "INSERT INTO objects VALUES (:owner, :id, :kind, :head, 0, 0, :num_bytes, :now, :now)"
+        values = {"owner": owner, "id": identity, "kind": kind, "head": head, "body": body, "now": self._clock()}
+        values["num_bytes"] = num_bytes = _OBJECT_BYTES + len(head) + len(body)
+        insert = "INSERT INTO objects VALUES (:owner, :id, :kind, :head, 0, 0, :num_bytes, :now, :now, :body)"
         statements = [(insert, values), *self._appended(owner, identity, items)]
         await self._write(owner, statements, num_bytes + _size(items), num_objects=1)
 
@@ -127,16 +131,26 @@ class SqlStore:
         rows = await self._run([(text, each) for each in values for text in (select, _USED)])
         return {row[0]: Stored(*row) for found in rows[::2] for row in found}
 
-    async def replace(self, owner: str, identity: str, head: bytes, version: int | None = None) -> bool:
+    async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """See Store."""
+        select = f"SELECT id, body FROM objects WHERE {_OF}"
+        rows = await self._run([(select, {"owner": owner, "id": each}) for each in ids])
+        return dict(row for found in rows for row in found)
+
+    async def replace(
+        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
+    ) -> bool:
+        """See Store."""
+        new = {"head": head} if body is None else {"head": head, "body": body}
+        size = sum(map(len, new.values()))
         update = f"""
-            UPDATE objects SET head = :head, version = version + 1, used_s = :now,
-                num_bytes = num_bytes + :size - LENGTH(head)
+            UPDATE objects SET {"".join(f"{name} = :{name}, " for name in new)} version = version + 1, used_s = :now,
+                num_bytes = num_bytes + :size - {" - ".join(f"LENGTH({name})" for name in new)}
             WHERE {_OF} AND (version = :version OR :version < 0) RETURNING id
         """
-        values = {"head": head, "size": len(head), "owner": owner, "id": identity, "now": self._clock()}
+        values = {**new, "size": size, "owner": owner, "id": identity, "now": self._clock()}
         values["version"] = -1 if version is None else version
-        [changed] = await self._write(owner, [(update, values)], len(head))
+        [changed] = await self._write(owner, [(update, values)], size)
         return bool(changed)
 
     async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
@@ -145,17 +159,37 @@ class SqlStore:
         return bool(changed)
 
     async def items(
-        self, owner: str, identity: str, *, after: str = "", limit: int = NO_LIMIT, is_newest_first: bool
-    ) -> list[Item] | None:
+        self,
+        owner: str,
+        identity: str,
+        *,
+        start: int = 0,
+        stop: int = NO_LIMIT,
+        after: str = "",
+        limit: int = NO_LIMIT,
+        max_bytes: int = NO_LIMIT,
+        is_newest_first: bool,
+    ) -> ItemPage | None:
         """See Store."""
         order, beyond = ("DESC", "<") if is_newest_first else ("ASC", ">")
+        # No value is read to find its size, nor one that does not fit.
         select = f"""
-            SELECT id, value FROM items WHERE owner = :owner AND object = :id
-            {f"AND number {beyond} {_ITEM}" if after else ""} ORDER BY number {order} LIMIT :limit
+            WITH sized AS (
+                SELECT number, LENGTH(value) AS size FROM items
+                WHERE owner = :owner AND object = :id AND number >= :start AND number < :stop
+                {f"AND number {beyond} {_ITEM}" if after else ""} ORDER BY number {order} LIMIT :limit
+            ), summed AS (SELECT number, size, SUM(size) OVER (ORDER BY number {order}) AS total FROM sized)
+            SELECT items.id, items.value FROM summed LEFT JOIN items ON items.owner = :owner AND items.object = :id
+                AND items.number = summed.number AND (total <= :max_bytes OR total = size)
+            ORDER BY summed.number {order}
         """
-        values = {"owner": owner, "id": identity, "item": after, "limit": limit, "now": self._clock()}
+        values = {"owner": owner, "id": identity, "item": after, "limit": limit + 1, "now": self._clock()}
+        values |= {"start": start, "stop": stop, "max_bytes": max_bytes}
         [[number]], rows, _ = await self._run([(f"SELECT {_ITEM}", values), (select, values), (_USED, values)])
-        return None if after and number is None else [Item(*row) for row in rows]
+        if after and (number is None or not start <= number < stop):
+            return None
+        items = [Item(*row) for row in rows[:limit] if row[1] is not None]
+        return ItemPage(items, len(items) < len(rows))
 
     async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
         """See Store."""
@@ -165,7 +199,14 @@ class SqlStore:
 
     async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
         """See Store."""
-        select = "SELECT value FROM items WHERE owner = :owner AND id = :item AND :id IN ('', object) LIMIT 1"
+        return await self._found("value", owner, ids, identity)
+
+    async def item_sizes(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, int]:
+        """See Store."""
+        return await self._found("LENGTH(value)", owner, ids, identity)
+
+    async def _found(self, column: str, owner: str, ids: Sequence[str], identity: str) -> dict[str, Any]:
+        select = f"SELECT {column} FROM items WHERE owner = :owner AND id = :item AND :id IN ('', object) LIMIT 1"
         rows = await self._run([(select, {"owner": owner, "id": identity, "item": each}) for each in ids])
         return {identity: found[0][0] for identity, found in zip(ids, rows, strict=True) if found}
 

@@ -1,6 +1,6 @@
-"""What a server keeps for its callers: objects, each with a head and a list of items, and the bounds on them.
+"""What a server keeps for its callers: objects, each with a head, a body and a list of items, and the bounds on them.
 
-A head and an item are bytes, which the store does not read.
+Head, body and items are bytes, which the store does not read. A head is small: many are read at a time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,29 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemPage:
+    """Items that follow each other."""
+
+    items: Sequence[Item]
+    has_more: bool  # in the range that was asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
-    """The head of an object."""
+    """An object without its body and its items."""
 
     id: str
     head: bytes
     version: int  # it grows with each change of the head
     num_items: int
     created_s: float  # unix time
-    num_bytes: int  # of head and items, with what they cost beside them
+    num_bytes: int  # of head, body and items, with what they cost beside them
+    num_body_bytes: int
+
+    @property
+    def num_item_bytes(self) -> int:
+        """The bytes of its items, at most."""
+        return self.num_bytes - self.num_body_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +103,52 @@ class Store(Protocol):
     All calls raise StoreUnavailable. A read counts as a use of the object.
     """
 
-    async def create(self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = ()) -> None:
+    async def create(
+        self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
+    ) -> None:
         """Add an object with a new id."""
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
         """Return the objects with these ids."""
 
-    async def replace(self, owner: str, identity: str, head: bytes, version: int | None = None) -> bool:
-        """Replace a head; return whether the object was there, and had this version if one is given."""
+    async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
+        """Return the bodies of objects."""
+
+    async def replace(
+        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
+    ) -> bool:
+        """Replace a head, and a body if one is given.
+
+        Args:
+            version: None: any one.
+
+        Returns:
+            Whether the object was there, with this version.
+        """
 
     async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
         """Add items at the end; return whether the object was there."""
 
     async def items(
-        self, owner: str, identity: str, *, after: str = "", limit: int = NO_LIMIT, is_newest_first: bool
-    ) -> list[Item] | None:
-        """Return items in their order, or in the reverse one; None: `after` is no item of the object.
+        self,
+        owner: str,
+        identity: str,
+        *,
+        start: int = 0,
+        stop: int = NO_LIMIT,
+        after: str = "",
+        limit: int = NO_LIMIT,
+        max_bytes: int = NO_LIMIT,
+        is_newest_first: bool,
+    ) -> ItemPage | None:
+        """Return items in their order, or in the reverse one; None: `after` is no item of the range.
 
         Args:
+            start: the number of the first item of the range.
+            stop: the number of the first item behind it.
             after: the id of an item; those behind it are returned. Empty: all.
+            limit: of the number of items.
+            max_bytes: of their values. The first item is returned also if it has more.
         """
 
     async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
@@ -115,6 +156,9 @@ class Store(Protocol):
 
     async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
         """Return the items with these ids, of one object or of any."""
+
+    async def item_sizes(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, int]:
+        """Return the bytes of the items that `find_items` returns."""
 
     async def remove_item(self, owner: str, identity: str, item: str) -> bool:
         """Remove an item; return whether it was there."""

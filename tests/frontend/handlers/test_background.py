@@ -594,8 +594,7 @@ async def test_work_goes_on_with_its_key_alone(connect: Connect, tmp_path: Path,
     await connect(apps, triton=second, store=store, key_file=str(keys.path))
 
     async def head() -> Any:
-        found = await apps[0][STORE].read("a" * 32, Kind.RESPONSE, [begun.id])
-        return json.loads(found[begun.id].head)["response"]
+        return json.loads((await apps[0][STORE].bodies("a" * 32, [begun.id]))[begun.id])
 
     found = await until(head, lambda response: response["status"] != "queued")
     assert found["status"] == ("failed" if is_removed else "completed")

@@ -83,3 +83,23 @@ async def test_metadata_are_changed_and_a_chat_is_deleted(client: Client) -> Non
     for call in (client.chat.completions.retrieve, client.chat.completions.delete):
         with pytest.raises(openai.NotFoundError):
             await call(answer.id)
+
+
+async def test_a_page_of_large_chats_ends_early(serve: Serve, triton: FakeTriton) -> None:
+    http = await serve(triton, max_body_bytes=4096)
+    triton.script = chunks("a" * 1000)
+    ids = [
+        (await (await http.post("/v1/chat/completions", json=CHAT | {"store": True})).json())["id"] for _ in range(3)
+    ]
+    page = await (await http.get("/v1/chat/completions")).json()
+    assert ([each["id"] for each in page["data"]], page["has_more"], page["last_id"]) == (ids[:2], True, ids[1])
+    page = await (await http.get(f"/v1/chat/completions?after={ids[1]}")).json()
+    assert ([each["id"] for each in page["data"]], page["has_more"]) == (ids[2:], False)
+
+
+async def test_metadata_that_are_read_with_many_chats_are_bounded(client: Client) -> None:
+    metadata = {"a": "b" * 70_000}
+    with pytest.raises(openai.BadRequestError, match="metadata: has 70,008 bytes") as refused:
+        await client.chat.completions.create(**CHAT, store=True, metadata=metadata)
+    assert refused.value.param == "metadata"
+    await client.chat.completions.create(**CHAT, metadata=metadata)

@@ -7,12 +7,16 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
+from frontend.handlers import shared_memory
+from frontend.handlers.bodies import LARGE_BODIES
+from frontend.handlers.stored import STORE
 from frontend.store import sqlite
 from frontend.store.types import StoreUnavailable
 from model_repository.contract.request import ChatPrompt
 from tests.fakes import FakeTriton, chunks
-from tests.frontend.bodies import RESPONSE, WEATHER
+from tests.frontend.bodies import CHAT, RESPONSE, WEATHER
 from tests.frontend.conftest import Serve
 
 type Client = openai.AsyncOpenAI
@@ -240,3 +244,38 @@ async def test_a_conversation_is_bounded_before_it_is_read(connect: Callable[...
                 last = await client.responses.create(
                     model=RESPONSE["model"], input="a" * 3000, previous_response_id=last and last.id
                 )
+
+
+async def test_a_page_of_large_items_ends_early(connect: Callable[..., Awaitable[Client]]) -> None:
+    async with await connect(max_body_bytes=4096) as client:
+        texts = [letter * 1500 for letter in "abc"]
+        asked: Any = [{"type": "message", "role": "user", "content": text} for text in texts]
+        conversation = await client.conversations.create()
+        for item in asked:
+            await client.conversations.items.create(conversation.id, items=[item])
+        page = await client.conversations.items.list(conversation.id, order="asc")
+        assert (len(page.data), page.has_more) == (2, True)
+        listed: list[Any] = [item async for item in client.conversations.items.list(conversation.id, order="asc")]
+        assert [item.content[0].text for item in listed] == texts
+
+
+async def test_stored_items_are_read_into_reserved_memory_alone(
+    serve: Serve, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apps: list[web.Application] = []
+    http = await serve(triton, apps)
+    body = RESPONSE | {"input": "a" * 100_000, "instructions": "b" * 100_000}
+    first = (await (await http.post("/v1/responses", json=body)).json())["id"]
+    triton.script = chunks("a" * 100_000)
+    chat = (await (await http.post("/v1/chat/completions", json=CHAT | {"store": True})).json())["id"]
+    [item] = (await (await http.get(f"/v1/responses/{first}/input_items")).json())["data"]
+    store, memory = apps[0][STORE], apps[0][LARGE_BODIES]
+    memory.grow("other", memory._num_free_bytes)
+    monkeypatch.setattr(shared_memory, "_WAIT_S", 0.01)
+    for name in ("items", "items_of", "find_items"):
+        monkeypatch.setattr(store, name, None)
+    reference = {"type": "item_reference", "id": item["id"]}
+    for asked in ({"previous_response_id": first}, {"input": [reference]}):
+        assert (await http.post("/v1/responses", json=RESPONSE | asked)).status == 503
+    for path in (f"responses/{first}", f"responses/{first}/input_items", f"chat/completions/{chat}"):
+        assert (await http.get(f"/v1/{path}")).status == 503

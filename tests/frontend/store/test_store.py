@@ -23,7 +23,7 @@ def items(*ids: str) -> list[Item]:
 
 async def ids_of(store: Store, identity: str, owner: str = A, **page: Any) -> list[str] | None:
     found = await store.items(owner, identity, **{"is_newest_first": False, **page})
-    return None if found is None else [item.id for item in found]
+    return None if found is None else [item.id for item in found.items]
 
 
 async def test_an_object_is_read_changed_and_deleted(place: Place) -> None:
@@ -64,6 +64,8 @@ async def test_items_are_added_listed_found_and_removed(place: Place) -> None:
     }
     assert await store.find_items(A, ["9", "8", "1"]) == {"9": b"value of 9", "1": b"value of 1"}
     assert await store.find_items(A, ["9", "1"], "y") == {"9": b"value of 9"}
+    assert await store.item_sizes(A, ["9", "8", "1"]) == {"9": 10, "1": 10}
+    assert await store.item_sizes(A, ["9", "1"], "y") == {"9": 10}
     assert await store.remove_item(A, "x", "2")
     assert not await store.remove_item(A, "x", "2")
     assert await ids_of(store, "x") == ["1", "3", "4"]
@@ -77,12 +79,61 @@ async def test_items_may_have_no_id_or_one_that_is_there(place: Place) -> None:
     store = place.open()
     await store.create(A, KIND, "x", b"", [Item("", b"0"), Item("1", b"1"), Item("1", b"2"), Item("", b"3")])
     assert await store.append(A, "x", [Item("1", b"4")])
-    found = await store.items(A, "x", is_newest_first=False)
-    assert found == [Item("", b"0"), Item("1", b"1"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
-    assert await store.items(A, "x", after="1", limit=1, is_newest_first=False) == [Item("1", b"2")]
+    found = await store.items_of(A, ["x"])
+    assert found["x"] == [Item("", b"0"), Item("1", b"1"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
+    page = await store.items(A, "x", after="1", limit=1, is_newest_first=False)
+    assert page is not None and page.items == [Item("1", b"2")]
     assert await store.remove_item(A, "x", "1")
-    found = await store.items(A, "x", is_newest_first=False)
-    assert found == [Item("", b"0"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
+    found = await store.items_of(A, ["x"])
+    assert found["x"] == [Item("", b"0"), Item("1", b"2"), Item("", b"3"), Item("1", b"4")]
+
+
+async def test_a_head_comes_without_the_body(place: Place) -> None:
+    store = place.open()
+    await store.create(A, KIND, "x", b"head", items("1"), body=b"1" * 1000)
+    await store.create(A, KIND, "y", b"")
+    [found] = (await store.read(A, KIND, ["x"])).values()
+    assert (found.head, found.num_body_bytes) == (b"head", 1000)
+    assert found.num_item_bytes == found.num_bytes - 1000 < 2000
+    listed = await store.page(A, KIND, limit=9, is_newest_first=False)
+    assert listed is not None and [each.num_body_bytes for each in listed] == [1000, 0]
+    assert await store.bodies(A, ["y", "x", "z"]) == {"x": b"1" * 1000, "y": b""}
+    assert await store.bodies(B, ["x"]) == await store.bodies(A, []) == {}
+    assert await store.replace(A, "x", b"other")
+    assert await store.bodies(A, ["x"]) == {"x": b"1" * 1000}
+    assert await store.replace(A, "x", b"other", body=b"2" * 3000)
+    assert await store.bodies(A, ["x"]) == {"x": b"2" * 3000}
+    [changed] = (await store.read(A, KIND, ["x"])).values()
+    assert changed.num_bytes == found.num_bytes + 2001
+
+
+@pytest.mark.parametrize(
+    ("asked", "ids", "has_more"),
+    [
+        ({}, "12345", False),
+        ({"limit": 5}, "12345", False),
+        ({"limit": 4}, "1234", True),
+        ({"max_bytes": 250}, "12", True),
+        ({"max_bytes": 200, "after": "1"}, "23", True),
+        ({"max_bytes": 1}, "1", True),
+        ({"max_bytes": 1, "after": "4"}, "5", False),
+        ({"max_bytes": 250, "is_newest_first": True}, "54", True),
+        ({"start": 1, "stop": 4}, "234", False),
+        ({"start": 1, "stop": 4, "is_newest_first": True, "limit": 2}, "43", True),
+        ({"stop": 3, "after": "2", "limit": 1}, "3", False),
+        ({"start": 2, "after": "4", "is_newest_first": True}, "3", False),
+        ({"start": 2, "after": "2"}, None, None),
+        ({"stop": 3, "after": "4"}, None, None),
+    ],
+)
+async def test_a_page_of_items_has_a_range_and_a_bound(
+    place: Place, asked: dict[str, Any], ids: str | None, has_more: bool | None
+) -> None:
+    store = place.open()
+    await store.create(A, KIND, "x", b"", [Item(each, bytes(100)) for each in "12345"])
+    found = await store.items(A, "x", **{"is_newest_first": False, **asked})
+    assert (found and "".join(item.id for item in found.items)) == ids
+    assert (found and found.has_more) == has_more
 
 
 async def test_objects_are_listed_in_the_order_of_their_creation(place: Place) -> None:
@@ -110,8 +161,8 @@ async def test_another_owner_sees_and_changes_nothing(place: Place) -> None:
     assert await store.read(B, KIND, ["x"]) == {}
     assert not await store.replace(B, "x", b"mine")
     assert not await store.append(B, "x", items("3"))
-    assert await store.items(B, "x", is_newest_first=True) == []
-    assert await store.items(B, "x", after="1", is_newest_first=True) is None
+    assert await ids_of(store, "x", B) == []
+    assert await ids_of(store, "x", B, after="1") is None
     assert await store.items_of(B, ["x"]) == {"x": []}
     assert await store.find_items(B, ["1"]) == await store.find_items(B, ["1"], "x") == {}
     assert not await store.remove_item(B, "x", "1")
@@ -249,5 +300,4 @@ async def test_calls_at_the_same_time_lose_nothing(place: Place) -> None:
     await store.create(A, KIND, "x", b"")
     adding = (each.append(A, "x", items(f"{number}")) for number in range(50) for each in others)
     assert all(await asyncio.gather(*adding))
-    found = await store.items(A, "x", is_newest_first=False)
-    assert found is not None and len(found) == 50 * len(others)
+    assert len((await store.items_of(A, ["x"]))["x"]) == 50 * len(others)
