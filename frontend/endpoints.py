@@ -56,6 +56,7 @@ class Endpoint:
         call: answers a call.
         tasks: of the models that may be called; empty: any.
         answer: type of the answer; None: for people and health checks, not for clients.
+        query: schemas of the query's fields.
         event: type of the events of a stream.
         has_names: each event has its type as its name, and the stream has no [DONE].
         error: type of the errors.
@@ -73,6 +74,7 @@ class Endpoint:
     tasks: Collection[Task] = ()
     body: type[Body] | None = None
     answer: Any = None
+    query: Mapping[str, Any] = field(default_factory=dict)
     event: Any = None
     has_names: bool = False
     error: Any = answers.ErrorEnvelope
@@ -231,9 +233,12 @@ ENDPOINTS = (
     ),
     Endpoint(
         path="/v1/responses/{response_id}",
-        summary="A stored answer",
+        summary="A stored answer, or the events of one with `background: true`",
         ask=responses.get_response,
+        query={"stream": {"type": "boolean"}, "starting_after": {"type": "integer", "minimum": 0}},
         answer=response_objects.Response,
+        event=response_objects.ResponseStreamEvent,
+        has_names=True,
     ),
     Endpoint(
         path="/v1/responses/{response_id}",

@@ -89,11 +89,13 @@ def _describe(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         for row in parameters():
             if row.endpoint == endpoint.path and row.name in properties:
                 properties[row.name]["x-runtimes"] = dict(row.treatments)
-    if endpoint.parts:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in endpoint.parts
-        ]
+    of_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in endpoint.parts
+    ]
+    of_query = [{"name": name, "in": "query", "schema": schema} for name, schema in endpoint.query.items()]
+    if of_path or of_query:
+        described["parameters"] = [*of_path, *of_query]
     return described
 
 
@@ -107,7 +109,7 @@ def _errors(endpoint: Endpoint) -> dict[str, str]:
     if endpoint.has_model:
         is_stored = any(part.endswith("_id") for part in endpoint.parts)
         statuses["404"] = "Nothing of this id is stored" if is_stored else "There is no model of this name"
-    if endpoint.event is not None:
+    if endpoint.event is not None and endpoint.call is not None:
         statuses["504"] = "The answer took longer than the server allows"
     if endpoint.error is answers.MessageError:
         statuses["529"] = statuses.pop("503")

@@ -62,3 +62,11 @@ def test_every_status_of_an_error_is_described() -> None:
     responses = DOCUMENT["paths"]["/v1/chat/completions"]["post"]["responses"]
     assert statuses(APIError) - {"405"} == responses.keys() - {"200", "422"}  # 405 is of no operation
     assert {status for status in responses if "headers" in responses[status]} == {"429", "503"}
+
+
+def test_a_stored_answer_is_an_object_or_a_stream() -> None:
+    described = DOCUMENT["paths"]["/v1/responses/{response_id}"]["get"]
+    assert [field["name"] for field in described["parameters"]] == ["response_id", "stream", "starting_after"]
+    content = described["responses"]["200"]["content"]
+    created = DOCUMENT["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]
+    assert content["text/event-stream"] == created["text/event-stream"]
