@@ -248,7 +248,7 @@ def as_items(items: Iterable[ResponseItem]) -> list[Item]:
     found = list[Item]()
     for item in items:
         if not item.is_skipped and item.type != COMPACTION_TRIGGER:
-            fields = item.model_dump(by_alias=True, exclude_none=True)
+            fields = {"status": "completed", **item.model_dump(by_alias=True, exclude_none=True)}
             if not is_id(fields.get("id", "")):
                 fields["id"] = f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}"
             found.append(Item(fields["id"], orjson.dumps(fields)))

@@ -135,7 +135,7 @@ async def test_the_input_is_listed_in_pages(client: Client) -> None:
         model=RESPONSE["model"], input=[{"role": "user", "content": text} for text in texts]
     )
     listed: list[Any] = [item async for item in client.responses.input_items.list(answer.id, limit=2, order="asc")]
-    assert [item.content[0].text for item in listed] == texts
+    assert [(item.content[0].text, item.status) for item in listed] == [(text, "completed") for text in texts]
     newest: Any = await client.responses.input_items.list(answer.id)
     assert [item.id for item in newest.data] == [item.id for item in listed[::-1]]
     with pytest.raises(openai.NotFoundError):
