@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from tests.extra_fields import refuse_extra_fields
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-_UNTYPED = {"store"}  # a field of OpenAI's document that the client's type lacks
+# Fields of OpenAI's document, and of its answers, that the client's type lacks.
+_UNTYPED = {"store", "presence_penalty", "frequency_penalty"}
 
 
 def checked_response(body: Any) -> Response:

@@ -151,21 +151,23 @@ class Response(TypedDict):
     background: bool
     previous_response_id: str | None
     conversation: ConversationId | None
+    frequency_penalty: float
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
+    presence_penalty: float
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: ServiceTier
-    temperature: float | None
+    temperature: float
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_logprobs: int
-    top_p: float | None
+    top_p: float
     truncation: Literal["auto", "disabled"]
     user: str | None
 

@@ -22,6 +22,7 @@ from frontend.translate.logprobs import chat_logprobs
 from frontend.translate.reply import Event, Keep, Reply, chat_parsers
 from frontend.triton.models import ModelName
 from model_repository.contract.output import FinishReason, GenerationChunk, Usage
+from model_repository.model_parameters import API_SAMPLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ _FUNCTION_CALL = _Form("function_call", "fc", "response.function_call_arguments"
 _CUSTOM_CALL = _Form("custom_tool_call", "ctc", "response.custom_tool_call_input", "input")
 _ITEM = ("added", "done")  # events of an item
 _EMPTY_MESSAGE: Mapping[str, Any] = {"role": "assistant", "content": []}
+_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
 class ResponsesReply(Reply):
@@ -103,7 +105,7 @@ class ResponsesReply(Reply):
         self._has_no_text = chat.must_call()
         self._has_logprobs = bool(chat.logprobs)
         self._is_plain = not (chat.may_call() or self._has_logprobs)
-        self._frame = _frame(body, chat, self.id, name.requested, created)
+        self._frame = _frame(body, chat, self.id, name, created)
         self._is_queued = bool(identity)
         self._frame["background"] = self._is_queued
         self._frame["store"] = keep is not None or self._is_queued
@@ -322,9 +324,12 @@ class ResponsesReply(Reply):
         return part | {"annotations": [], "logprobs": lazy_list(partial(chat_logprobs, logprobs))}
 
 
-def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, model: str, created: int) -> Response:
+def _frame(
+    body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, name: ModelName, created: int
+) -> Response:
     """Return the answer without its output."""
     choice, form = body.tool_choice, body.text_format
+    sampling: dict[str, Any] = {**API_SAMPLING, **name.model.parameters.defaults_of(name.preset)}
     return {
         "id": identity,
         "object": "response",
@@ -333,37 +338,41 @@ def _frame(body: ResponsesRequest, chat: ChatCompletionRequest, identity: str, m
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "model": model,
+        "model": name.requested,
         "output": [],
         "usage": None,
         "store": False,
         "background": False,
         "previous_response_id": body.previous_response_id,
         "conversation": None if body.conversation is None else {"id": body.conversation.id},
+        "frequency_penalty": sampling["frequency_penalty"],
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": sampling["presence_penalty"],
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": body.effort, "summary": body.summary},
         "safety_identifier": body.safety_identifier,
         "service_tier": chat.tier() or "default",
-        "temperature": body.temperature,
+        "temperature": sampling["temperature"] if body.temperature is None else body.temperature,
         "text": {"format": _dumped(form) if form else {"type": "text"}},
         "tool_choice": "auto" if choice is None else choice.word or _dumped(choice),
         "tools": _tools(body.tools or ()),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
+        "top_p": sampling["top_p"] if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
 
 
 def _tools(tools: Sequence[ResponseTool]) -> list[dict[str, Any]]:
-    """Return those that are served."""
+    """Return those that are served. A function has each of its fields."""
     return [
-        _dumped(tool) | ({} if tool.tools is None else {"tools": _tools(tool.tools)})
+        (_FUNCTION if tool.type == "function" else {})
+        | _dumped(tool)
+        | ({} if tool.tools is None else {"tools": _tools(tool.tools)})
         for tool in tools
         if not tool.is_skipped
     ]

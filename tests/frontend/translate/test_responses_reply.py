@@ -21,6 +21,7 @@ from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.models import ModelName
 from model_repository.contract.codec import pack_logprobs
 from model_repository.contract.output import FinishReason, GenerationChunk, TokenLogprob, TopLogprob, Usage
+from model_repository.model_parameters import API_SAMPLING
 from model_repository.tool_formats import HERMES
 from tests.fakes import served_model
 from tests.frontend.answers import written
@@ -251,9 +252,17 @@ def test_the_request_is_repeated() -> None:
         "user": "u",
     }
     repeated = reply_to(**fields).whole([GenerationChunk(text="a", finish_reason=FinishReason.STOP, usage=USAGE)])
-    expected = fields | {"tools": TOOLS, "reasoning": {"effort": "low", "summary": None}}
+    tools = [{"description": None, "strict": None} | TOOLS[0], TOOLS[1]]
+    expected = fields | {"tools": tools, "reasoning": {"effort": "low", "summary": None}}
     assert {name: repeated[name] for name in fields} == expected
     assert (repeated["model"], repeated["store"], repeated["created_at"]) == ("r", False, 1)
+
+
+def test_sampling_that_the_request_leaves_out_is_the_models_own() -> None:
+    repeated = reply_to(top_p=0.25).whole([GenerationChunk(text="a", finish_reason=FinishReason.STOP, usage=USAGE)])
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    own = API_SAMPLING | NAME.model.parameters.defaults
+    assert [repeated[name] for name in names] == [own["temperature"], 0.25, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
