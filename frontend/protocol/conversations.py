@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from frontend.protocol.body import Body
 from frontend.protocol.responses import Items
@@ -23,7 +23,10 @@ class ConversationRequest(Body):
     """The body of POST /v1/conversations."""
 
     metadata: ObjectMetadata | None = None
-    items: Annotated[Items | None, Field(max_length=MAX_NEW_ITEMS)] = None
+    # OpenAI's Agents SDK sends an empty list.
+    items: Annotated[
+        Items | None, Field(max_length=MAX_NEW_ITEMS), BeforeValidator(lambda items: None if items == [] else items)
+    ] = None
 
 
 class MetadataRequest(Body):

@@ -142,6 +142,11 @@ async def test_the_input_is_listed_in_pages(client: Client) -> None:
         await client.responses.input_items.list(answer.id, after="msg_1")
 
 
+async def test_a_conversation_may_begin_without_items(client: Client) -> None:
+    conversation = await client.conversations.create(items=[])
+    assert not (await client.conversations.items.list(conversation.id)).data
+
+
 async def test_a_conversation_gets_the_items_of_each_turn(client: Client, triton: FakeTriton) -> None:
     items: Any = [{"type": "message", **HI}]
     conversation = await client.conversations.create(metadata={"a": "b"}, items=items)
