@@ -31,7 +31,7 @@ from frontend.handlers.stored import (
     stored,
 )
 from frontend.json_pieces import json_bytes
-from frontend.protocol.chat import ChatCompletionRequest
+from frontend.protocol.chat import ChatCompletionRequest, ChatMessage
 from frontend.protocol.conversations import MetadataRequest
 from frontend.request_context import SETTINGS, json_response
 from frontend.store.types import Item, Kind, Stored
@@ -77,8 +77,17 @@ def _made(chat: ChatCompletionRequest, completion: Mapping[str, Any]) -> tuple[l
     items = []
     for number, message in enumerate(chat.messages):
         name = f"{completion['id']}-{number}"
-        items.append(Item(name, orjson.dumps({"id": name, **message.model_dump(by_alias=True, exclude_none=True)})))
+        items.append(Item(name, orjson.dumps({"id": name, **_written(message)})))
     return items, json_bytes(completion)
+
+
+def _written(message: ChatMessage) -> dict[str, Any]:
+    """Return a message with its texts as one, and with its parts if there is more than a text."""
+    fields = message.model_dump(by_alias=True, exclude_none=True)
+    parts = fields.get("content") or []
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    is_text = len(parts) == len(texts) <= 1
+    return {**fields, "content": "".join(texts) or None, "content_parts": None if is_text else parts}
 
 
 async def list_chats(request: web.Request) -> web.Response:

@@ -229,10 +229,12 @@ class ChatList(TypedDict):
 
 
 class StoredMessage(TypedDict):
-    """A message of a stored chat, as it was sent."""
+    """A message of a stored chat, as it was sent, with the text of its content."""
 
     id: str
     role: str
+    content: str | None
+    content_parts: list[dict[str, Any]] | None  # None: the content is a text
 
 
 class MessageList(TypedDict):

@@ -56,10 +56,13 @@ async def test_a_stored_chat_is_the_answer_without_a_stream(
 
 
 async def test_its_messages_are_those_of_the_request(client: Client) -> None:
-    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
     answer = await client.chat.completions.create(model=CHAT["model"], messages=messages, store=True)
     listed: list[Any] = [each async for each in client.chat.completions.messages.list(answer.id, limit=1)]
     assert [(each.role, each.id) for each in listed] == [("system", f"{answer.id}-0"), ("user", f"{answer.id}-1")]
+    assert [each.content for each in listed] == ["Be brief.", "hi"]
+    assert [each.to_dict()["content_parts"] for each in listed] == [None, parts]
 
 
 async def test_chats_are_listed_by_model_and_metadata(client: Client) -> None:
