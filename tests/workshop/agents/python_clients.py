@@ -1,4 +1,4 @@
-"""Python's SDKs on their default paths: each does the same task of two tools, and prints its end.
+"""Python's SDKs on their default paths: each does the same task of two tools, some a second one, and prints its end.
 
 python python_clients.py CLIENT URL MODEL, in an environment with `requirements.txt`.
 """
@@ -13,6 +13,8 @@ from typing import Any
 
 CLIENT, URL, MODEL = sys.argv[1:]
 QUESTION = "Which code is in my files?"
+SECOND_QUESTION = "Which code is in other.txt?"
+FILES = {"note.txt": "The code is 4217.", "other.txt": "The code is 5318."}
 SCHEMAS = {
     "list_files": {"type": "object", "properties": {}},
     "read_file": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
@@ -29,7 +31,7 @@ def list_files() -> str:
 def read_file(path: str) -> str:
     """Read a file."""
     called.append(f"read_file {path}")
-    return "The code is 4217."
+    return FILES[path]
 
 
 def result(name: str, arguments: dict[str, Any]) -> str:
@@ -49,6 +51,34 @@ async def openai_agents_streamed() -> str:
     async for _ in run.stream_events():
         pass
     return run.final_output
+
+
+async def openai_agents_previous_response() -> str:
+    from agents import Runner
+
+    first = await Runner.run(_agent(), QUESTION)
+    return (await Runner.run(_agent(), SECOND_QUESTION, previous_response_id=first.last_response_id)).final_output
+
+
+async def openai_agents_conversation() -> str:
+    from agents import OpenAIConversationsSession
+
+    return await _two_turns(OpenAIConversationsSession())
+
+
+async def openai_agents_compaction() -> str:
+    """Compact the conversation after each answer. The session takes OpenAI's names of models only."""
+    from agents import OpenAIResponsesCompactionSession, SQLiteSession
+
+    options: Any = {"model": "gpt-4.1", "should_trigger_compaction": lambda _: True}
+    return await _two_turns(OpenAIResponsesCompactionSession("reader", SQLiteSession("reader"), **options))
+
+
+async def _two_turns(session: Any) -> str:
+    from agents import Runner
+
+    await Runner.run(_agent(), QUESTION, session=session)
+    return (await Runner.run(_agent(), SECOND_QUESTION, session=session)).final_output
 
 
 def _agent() -> Any:

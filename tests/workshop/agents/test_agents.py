@@ -14,6 +14,7 @@ import pytest
 
 from build_engines.build import build
 from build_engines.cpu_spec import CpuSpec
+from build_engines.serving import Serving
 from tests.build_engines.tiny_scorers import write_scorer
 from tests.documents import pdf
 from tests.integration.api import Api
@@ -29,6 +30,7 @@ PYTHON = (INSTALLED / "python" / "bin" / "python", HERE / "python_clients.py")
 RETRIEVAL = (INSTALLED / "python" / "bin" / "python", HERE / "retrieval_clients.py")
 CONCH = str(Path(sys.prefix, "bin", "conch"))
 NODE = ("node", "--input-type=module", "-")  # imports from the current folder
+ALIAS = "gpt-4.1"
 EMBEDDER = "all-minilm"
 RERANKER = "random-reranker"
 CONTEXT_WINDOW = 200_000  # Claude Code's first prompt has 30,000 of the demo model's tokens
@@ -39,7 +41,10 @@ PYTHON_CLIENTS = (
     *("litellm_openai", "litellm_responses", "litellm_anthropic", "litellm_messages", "litellm_messages_openai"),
 )
 RETRIEVAL_CLIENTS = ("langchain", "llama_index", "haystack", "mem0", "pydantic_ai", "litellm")
+# These do a second task, which needs the answer to the first one.
+PYTHON_SESSIONS = ("openai_agents_previous_response", "openai_agents_conversation", "openai_agents_compaction")
 NODE_CLIENTS = ("openai", "openai_streamed", "openai_unstored", "anthropic", "anthropic_streamed")
+NODE_SESSIONS = ("openai_second_turn", "openai_second_turn_streamed", "openai_previous_response")
 RERANK_CLIENTS = ("litellm_cohere", "litellm_jina")
 NODE_RETRIEVAL_CLIENTS = ("ai_sdk", "openai")
 AGENTS: Mapping[str, tuple[str, ...]] = {  # arguments for one task without questions
@@ -47,6 +52,18 @@ AGENTS: Mapping[str, tuple[str, ...]] = {  # arguments for one task without ques
     "codex": ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
     "opencode": ("run",),
 }
+# Codex lets a provider of this name write its summaries, here one after each step.
+CODEX_CONFIG = """
+model = "{model}"
+model_provider = "conch"
+model_context_window = 200000
+model_auto_compact_token_limit = 1000
+[model_providers.conch]
+name = "OpenAI"
+base_url = "{url}/v1"
+wire_api = "responses"
+env_key = "CONCH_API_KEY"
+"""
 PROXIED_CLIENTS = ("openai_agents_streamed", "langchain_openai", "langchain_anthropic")
 PROXIED_APIS = ("openai", "anthropic")  # of the proxy's requests
 QUESTION = "How long does my breakfast stay on the stove?"
@@ -58,6 +75,7 @@ DOCUMENTS = (
     "Penguins are birds that cannot fly, but swim very well.",
     "The violin has four strings and is played with a bow.",
 )
+NUMBERS = "One, two, three, four, five, six, seven, eight, nine."
 RETRIEVED = "It takes eight minutes."  # the model's answer where the third document is in the prompt
 
 if not INSTALLED.is_dir():
@@ -73,7 +91,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     _replace(checkpoint / "config.json", ": 2048", f": {CONTEXT_WINDOW}")
     _replace(checkpoint / "tokenizer_config.json", "if enable_thinking", "if enable_thinking is not false")
     _replace(checkpoint / "tokenizer_config.json", "if lora_name is defined", "if false")  # this model may think
-    artifact = build(CpuSpec(model_id=MODEL, runtime=reply_runtime.NAME, checkpoint=checkpoint), folder / "artifacts")
+    spec = CpuSpec(model_id=MODEL, runtime=reply_runtime.NAME, checkpoint=checkpoint, serving=Serving.of([ALIAS], {}))
+    artifact = build(spec, folder / "artifacts")
     others = {EMBEDDER: real_embedder(), RERANKER: write_scorer(folder / "scorer", "cross_encoder", seed=0)}
     specs = [CpuSpec(model_id=name, checkpoint=path) for name, path in others.items()]
     artifacts = [artifact, *(build(spec, folder / "artifacts") for spec in specs)]
@@ -124,9 +143,20 @@ def _check_task(output: str) -> None:
     assert end == {"answer": "The code in note.txt is 4217.", "called": ["list_files", "read_file note.txt"]}
 
 
+def _check_both_tasks(output: str) -> None:
+    end = json.loads(output.splitlines()[-1])
+    assert end["answer"] == "The code in other.txt is 5318."
+    assert end["called"] == ["list_files", "read_file note.txt", "read_file other.txt"]
+
+
 @pytest.mark.parametrize("client", PYTHON_CLIENTS)
 def test_a_python_sdk_does_the_task(url: str, client: str, tmp_path: Path) -> None:
     _check_task(_output([*PYTHON, client, url, MODEL], tmp_path))
+
+
+@pytest.mark.parametrize("client", PYTHON_SESSIONS)
+def test_openais_agents_sdk_goes_on_with_a_stored_conversation(url: str, client: str, tmp_path: Path) -> None:
+    _check_both_tasks(_output([*PYTHON, client, url, MODEL], tmp_path))
 
 
 @pytest.mark.parametrize("api", PROXIED_APIS)
@@ -170,6 +200,33 @@ def test_vercels_ai_sdk_does_the_task(url: str, client: str) -> None:
     _check_task(_output([*NODE, client, url, MODEL], INSTALLED / "node", source))
 
 
+@pytest.mark.parametrize("client", NODE_SESSIONS)
+def test_vercels_ai_sdk_goes_on_with_a_stored_conversation(url: str, client: str) -> None:
+    source = (HERE / "node_clients.mjs").read_text()
+    _check_both_tasks(_output([*NODE, client, url, MODEL], INSTALLED / "node", source))
+
+
+@pytest.mark.parametrize("client", ["previous_response", "conversation"])
+def test_openais_javascript_sdk_goes_on_with_a_stored_conversation(url: str, client: str) -> None:
+    _check_both_tasks(_stored(url, client))
+
+
+def test_openais_javascript_sdk_reads_the_rest_of_a_background_answer(url: str) -> None:
+    end = json.loads(_stored(url, "background"))
+    assert (end["status"], end["streamed"], end["answer"]) == ("completed", NUMBERS, NUMBERS)
+    assert end["numbers"] == list(range(len(end["numbers"])))
+
+
+def test_openais_javascript_sdk_finds_stored_chats(url: str) -> None:
+    found = {"asked": ["Name the numbers up to nine."], "answer": NUMBERS, "seen": "yes"}
+    assert json.loads(_stored(url, "chats")) == {"found": [found], "left": []}
+
+
+def _stored(url: str, client: str) -> str:
+    source = (HERE / "stored_clients.mjs").read_text()
+    return _output([*NODE, client, url, MODEL], INSTALLED / "node", source)
+
+
 @pytest.mark.parametrize("program", AGENTS)
 def test_a_coding_agent_edits_a_file(url: str, program: str, tmp_path: Path) -> None:
     note = tmp_path / "note.txt"
@@ -183,12 +240,27 @@ def test_claude_code_reads_a_pdf(url: str, tmp_path: Path) -> None:
     assert _said_by("claude", "Which word is in report.pdf?", url, tmp_path) == "The word is swordfish."
 
 
+def test_codex_compacts_with_a_provider_of_the_name_openai(url: str, tmp_path: Path) -> None:
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "config.toml").write_text(CODEX_CONFIG.format(url=url, model=MODEL))
+    (tmp_path / "note.txt").write_text("hello\n")
+    args = ("codex", *AGENTS["codex"], "Replace hello by goodbye in note.txt")
+    said = _output(args, tmp_path, PATH=_path_with("codex", tmp_path), CONCH_API_KEY="none").splitlines()[-1]
+    assert said == "I have replaced it, says the summary."
+    assert (tmp_path / "note.txt").read_text() == "goodbye\n"
+
+
 def _said_by(program: str, task: str, url: str, folder: Path) -> str:
-    """Return the last line of an agent that does a task in a folder. Skip where the program does not start."""
+    """Return the last line of an agent that does a task in a folder."""
+    launch = (CONCH, "launch", program, MODEL, "--url", url, "--", *AGENTS[program])
+    return _output([*launch, task], folder, PATH=_path_with(program, folder)).splitlines()[-1]
+
+
+def _path_with(program: str, home: Path) -> str:
+    """Return a PATH with a program. Skip where the program does not start."""
     path = os.pathsep.join((str(INSTALLED / "node" / "node_modules" / ".bin"), os.environ["PATH"]))
     try:
-        subprocess.run([program, "--version"], env=_environment(folder, PATH=path), capture_output=True, check=True)
+        subprocess.run([program, "--version"], env=_environment(home, PATH=path), capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as exc:
         pytest.skip(f"{program} does not start here: {exc}")
-    launch = (CONCH, "launch", program, MODEL, "--url", url, "--", *AGENTS[program])
-    return _output([*launch, task], folder, PATH=path).splitlines()[-1]
+    return path
