@@ -22,7 +22,7 @@ from frontend.handlers.large_answers import LARGE_ANSWERS
 from frontend.handlers.turns import ResponseHead, made_items, written
 from frontend.protocol.response_objects import Response
 from frontend.request_context import Admitted
-from frontend.store.types import Kind, Store, StoreUnavailable
+from frontend.store.types import Append, Change, Delete, Kind, Replace, Store, StoreUnavailable
 from frontend.translate.responses_reply import ResponsesReply
 from frontend.triton.chunk_queue import Announced, Resumed
 from model_repository.contract.output import GenerationChunk
@@ -174,22 +174,17 @@ class Run:
             raise Cancelled
 
     async def _store_end(self, response: Response) -> None:
-        """Store the end of an answer. A process that dies in the middle leaves this to the next one."""
+        """Store the end of an answer, and end the work. Without the work nothing is changed: all was stored before."""
         store, owner, identity = self._store, self._work.owner, self._work.head.response_id
-        found = (await store.read(owner, Kind.RESPONSE, [identity])).get(identity)
-        if found is not None:
-            head = msgspec.json.decode(found.head, type=ResponseHead)
-            made = made_items(response)
-            if found.num_items == head.num_input:
-                await store.append(owner, identity, made)
-            is_whole = response["status"] in ("completed", "incomplete")
-            conversation = head.conversation if is_whole else None
-            if conversation is not None and not await store.find_items(owner, [made[-1].id], conversation):
-                given = (await store.items_of(owner, [identity]))[identity][: head.num_input]
-                await store.append(owner, conversation, [*given, *made])
+        changes: list[Change] = [Delete(Kind.WORK, self._work.id)]
+        if found := (await store.read(owner, Kind.RESPONSE, [identity])).get(identity):
+            head, made = msgspec.json.decode(found.head, type=ResponseHead), made_items(response)
             ended = msgspec.json.encode(replace(head, is_running=False))
-            await store.replace(owner, identity, ended, body=written(response))
-        await store.delete(owner, Kind.WORK, self._work.id)
+            changes += Append(identity, made), Replace(identity, ended, body=written(response))
+            if head.conversation is not None and response["status"] in ("completed", "incomplete"):
+                given = await store.items(owner, identity, stop=head.num_input, is_newest_first=False)
+                changes.append(Append(head.conversation, [*(given.items if given else ()), *made]))
+        await store.write(owner, *changes)
 
 
 class LoggedGeneration(Generation[ResponsesReply]):

@@ -50,7 +50,7 @@ from frontend.request_context import (
     unexpected,
 )
 from frontend.store.place import outlives_frontend
-from frontend.store.types import Claimed, Kind, Store, StoreUnavailable
+from frontend.store.types import Change, Claimed, Create, Delete, Kind, Replace, Store, StoreUnavailable
 from frontend.telemetry.observer import OBSERVER
 from frontend.translate.places import Places
 from model_repository.contract.codec import pack
@@ -138,16 +138,18 @@ class Background:
         generation: GenerationRequest,
     ) -> Replay:
         """Store an answer that is queued, with the work on it."""
-        store, owner, response_id = self._store, work.owner, work.head.response_id
+        response_id = work.head.response_id
         log = log_body(call.body, call.name, made, time.time())
         replay = await work_on_body(call.request, Replay, response_id, log, self._app[SETTINGS])
         given, body = turn.given(), written(replay.reply.so_far("queued"))
         head = msgspec.json.encode(turn.head(len(given), is_running=True))
         work_head = msgspec.msgpack.encode(work.head)
-        await stored(store.create(owner, Kind.LOG, log_id(response_id), b"", [Entry(0).item()], log))
-        # Work without its answer ends once it is claimed.
-        await stored(store.create(owner, Kind.WORK, work.id, work_head, body=pack(generation)))
-        await stored(store.create(owner, Kind.RESPONSE, response_id, head, given, body))
+        changes = (
+            Create(Kind.RESPONSE, response_id, head, given, body),
+            Create(Kind.LOG, log_id(response_id), b"", [Entry(0).item()], log),
+            Create(Kind.WORK, work.id, work_head, body=pack(generation)),
+        )
+        await stored(self._store.write(work.owner, *changes))
         return replay
 
     async def close(self) -> None:
@@ -185,14 +187,15 @@ class Background:
         except Exception:
             logger.exception("%s cannot be continued", claimed.id)
             identity = "resp_" + claimed.id.removeprefix("work_")
+            changes: list[Change] = [Delete(Kind.WORK, claimed.id)]
             if found := await self._store.read(claimed.owner, Kind.RESPONSE, [identity]):
                 head = msgspec.json.decode(found[identity].head, type=ResponseHead)
                 error = {"code": "server_error", "message": "The server cannot go on with this answer"}
                 [body] = (await self._store.bodies(claimed.owner, [identity])).values()
                 response = orjson.loads(body) | {"status": "failed", "error": error}
                 ended = msgspec.json.encode(replaced(head, is_running=False))
-                await self._store.replace(claimed.owner, identity, ended, body=written(response))
-            await self._store.delete(claimed.owner, Kind.WORK, claimed.id)
+                changes.append(Replace(identity, ended, body=written(response)))
+            await self._store.write(claimed.owner, *changes)
 
     async def _continue(self, work: Work) -> None:
         """Continue work that another process has begun."""

@@ -46,7 +46,7 @@ from frontend.protocol.responses import (
     ResponsesRequest,
 )
 from frontend.request_context import json_response
-from frontend.store.types import Item, Kind, Stored
+from frontend.store.types import Delete, Item, Kind, Stored
 from frontend.translate.reply import Event, Keep
 from frontend.translate.responses_chat import PlacedItem, responses_to_chat
 from frontend.translate.responses_reply import ResponsesReply
@@ -152,9 +152,8 @@ def _joined(body: bytes, output: Sequence[Item]) -> dict[str, Any]:
 async def delete_response(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{response_id}."""
     identity = id_in(request, "response_id")
-    await stored(store_of(request).delete(owner_of(request), Kind.WORK, work_id(identity)))
-    await stored(store_of(request).delete(owner_of(request), Kind.LOG, log_id(identity)))
-    await delete_stored(request, Kind.RESPONSE, "response_id", identity)  # the last one: until then, it can be repeated
+    others = Delete(Kind.WORK, work_id(identity)), Delete(Kind.LOG, log_id(identity))
+    await delete_stored(request, Kind.RESPONSE, "response_id", identity, *others)
     return json_response({"id": identity, "object": "response", "deleted": True})
 
 

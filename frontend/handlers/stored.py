@@ -16,7 +16,7 @@ from frontend.errors import InvalidRequest, NotFound, NotStored, StoreFailed, sh
 from frontend.handlers.bodies import reserve
 from frontend.request_context import FACTS, SETTINGS
 from frontend.store.place import open_store, place_of
-from frontend.store.types import NO_LIMIT, Kind, Store, Stored, StoreUnavailable
+from frontend.store.types import NO_LIMIT, Delete, Kind, Store, Stored, StoreUnavailable
 from frontend.telemetry.definitions import STORE_CALLS, STORED_BYTES, STORED_OBJECTS
 from frontend.telemetry.metrics import Metrics
 from frontend.telemetry.observer import OBSERVER
@@ -135,9 +135,9 @@ async def find_stored(request: web.Request, kind: Kind, name: str, identity: str
     return found[identity]
 
 
-async def delete_stored(request: web.Request, kind: Kind, name: str, identity: str) -> None:
-    """Delete an object of the caller; see `find_stored`."""
-    if not await stored(store_of(request).delete(owner_of(request), kind, identity)):
+async def delete_stored(request: web.Request, kind: Kind, name: str, identity: str, *others: Delete) -> None:
+    """Delete an object of the caller, and others with it; see `find_stored`."""
+    if not await stored(store_of(request).write(owner_of(request), Delete(kind, identity), *others)):
         raise not_stored(name, identity)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import hmac
 import secrets
@@ -16,7 +15,7 @@ from frontend.errors import InvalidRequest
 from frontend.handlers.stored import OF_SERVER, STORE, SUMMARIES_SECRET, stored
 from frontend.protocol.responses import COMPACTION, ResponseItem
 from frontend.request_context import SETTINGS
-from frontend.store.types import Kind, Store, StoreUnavailable
+from frontend.store.types import Kind, Store
 from frontend.translate.responses_chat import PlacedItem
 
 INSTRUCTION = (
@@ -51,8 +50,8 @@ SUMMARIES = web.AppKey("summaries", Summaries)
 
 async def _stored_secret(store: Store) -> bytes:
     if not (found := await stored(store.read(OF_SERVER, Kind.SECRET, [SUMMARIES_SECRET]))):
-        with contextlib.suppress(StoreUnavailable):  # or another process has made it
-            await store.create(OF_SERVER, Kind.SECRET, SUMMARIES_SECRET, secrets.token_bytes(_DIGEST_BYTES))
+        secret = secrets.token_bytes(_DIGEST_BYTES)
+        await stored(store.create(OF_SERVER, Kind.SECRET, SUMMARIES_SECRET, secret))  # or another process has made it
         found = await stored(store.read(OF_SERVER, Kind.SECRET, [SUMMARIES_SECRET]))
     return found[SUMMARIES_SECRET].head
 

@@ -27,7 +27,7 @@ from frontend.protocol.responses import (
     ResponsesRequest,
 )
 from frontend.request_context import SETTINGS
-from frontend.store.types import Item, Kind, Store, Stored
+from frontend.store.types import Append, Change, Create, Item, Kind, Store, Stored
 from frontend.translate.responses_chat import PlacedItem, input_items
 
 MAX_ITEMS = 2048
@@ -84,10 +84,11 @@ class Turn:
         # Not on the event loop: an answer with log probabilities may have many megabytes.
         given, made, body = await asyncio.to_thread(lambda: (self.given(), made_items(response), written(response)))
         head = msgspec.json.encode(self.head(len(given)))
+        changes: list[Change] = [Create(Kind.RESPONSE, response["id"], head, given + made, body)]
+        if self.conversation is not None:  # one that was deleted in the meantime gets nothing
+            changes.append(Append(self.conversation, given + made))
         try:
-            await stored(self.store.create(self.owner, Kind.RESPONSE, response["id"], head, given + made, body))
-            if self.conversation is not None:
-                await stored(self.store.append(self.owner, self.conversation, given + made))
+            await stored(self.store.write(self.owner, *changes))
         except StoreFailed:
             return False
         return True

@@ -41,12 +41,12 @@ class PostgresDatabase:
         self._pool: asyncpg.Pool | None = None
         self._opening = asyncio.Lock()
 
-    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         """See Database."""
         for num_left in reversed(range(_NUM_TRIES)):
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
-                    return await self._run(statements)
+                    return await self._run(statements, is_conditional)
             except _AGAIN as exc:
                 if not num_left:
                     raise StoreUnavailable(f"PostgreSQL: {exc}") from exc
@@ -57,7 +57,7 @@ class PostgresDatabase:
                 raise StoreUnavailable("PostgreSQL: its URL cannot be read") from None
         raise AssertionError
 
-    async def _run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def _run(self, statements: Sequence[Statement], is_conditional: bool) -> list[Rows]:
         rows: list[Rows] = []
         pool = await self._opened()
         async with pool.acquire() as connection:
@@ -67,9 +67,12 @@ class PostgresDatabase:
                     numbered, names = _numbered(text)
                     found = await connection.fetch(numbered, *(values[name] for name in names))
                     rows.append([tuple(row) for row in found])
-                await connection.execute("COMMIT")
+                    if is_conditional and not rows[0]:
+                        break
+                await _commit(connection)
             except BaseException:
-                connection.terminate()  # a ROLLBACK would wait for a server that hangs
+                with contextlib.suppress(asyncpg.InterfaceError):  # it is closed
+                    connection.terminate()  # a ROLLBACK would wait for a server that hangs
                 raise
         return rows
 
@@ -99,6 +102,13 @@ class PostgresDatabase:
             with contextlib.suppress(TimeoutError):  # the server hangs
                 async with asyncio.timeout(_TIMEOUT_S):
                     await self._pool.close()
+
+
+async def _commit(connection: asyncpg.Connection) -> None:
+    try:
+        await connection.execute("COMMIT")
+    except _AGAIN as exc:  # it may be done: a repetition would add items twice
+        raise StoreUnavailable(f"PostgreSQL: {exc}") from exc
 
 
 async def _migrate(connection: asyncpg.Connection) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -15,15 +18,22 @@ from frontend.settings import SettingsError
 from frontend.store.types import (
     NO_LIMIT,
     SWEEP_SHARE,
+    Append,
     Bounds,
+    Change,
     Claimed,
+    Create,
+    Delete,
     Item,
     ItemPage,
     Kind,
+    Replace,
+    Store,
     Stored,
     StoreUnavailable,
     Usage,
     unnoted,
+    written_bytes,
 )
 
 _PREFIX = "conch:store:1:"  # the version of the keys below
@@ -32,7 +42,9 @@ _WORKING = f"{_PREFIX}working"  # the owners that have ever had work
 _TIMEOUT_S = 2.0
 _NUM_DROPPED = 500  # objects that one script drops at most, since Redis does nothing else meanwhile
 _NUM_RETRIES, _RETRY_S = 3, 0.5  # another server takes over
+_KEPT_S = 60  # longer than all repetitions of a write
 _OBJECT_BYTES, _ITEM_BYTES = 1000, 600  # of keys and places in indexes, beside the values
+_num_bytes = partial(written_bytes, object_bytes=_OBJECT_BYTES, item_bytes=_ITEM_BYTES)
 
 # The keys of an owner behind its prefix:
 # o:ID  a hash: kind, head, body, version, num_items, num_bytes, created_s
@@ -41,7 +53,7 @@ _OBJECT_BYTES, _ITEM_BYTES = 1000, 600  # of keys and places in indexes, beside 
 # i:ID  the objects that have the item with this id
 # c:KIND, u  the objects by their creation, and by their last use
 # b     the bytes of all objects
-# KEYS[1] is the prefix. ARGV: time, then what the script reads.
+# KEYS[1] is the prefix, and ARGV[1] the time.
 _PRELUDE = """
 local p, now = KEYS[1], ARGV[1]
 local function fields_of(id)
@@ -67,35 +79,66 @@ local function drop(id)
   return size or 0
 end
 """.replace("KINDS", ", ".join(f"'{kind}'" for kind in Kind))
-# id, size of the items, then name and value of each; of a new object, its size, kind, head and body come first.
-_APPEND = """
-local id, size, first = ARGV[2], ARGV[3], 4
-if NEW then
-  if redis.call('EXISTS', p .. 'o:' .. id) == 1 then return 1 end  -- the answer to the first try was lost
-  redis.call('HSET', p .. 'o:' .. id, 'kind', ARGV[4], 'head', ARGV[5], 'body', ARGV[6], 'version', 0, 'created_s', now)
-  redis.call('ZADD', p .. 'c:' .. ARGV[4], now, id)
-  redis.call('ZADD', p .. 'u', now, id)
-  first = 7
+# The result of a write is kept under KEYS[2] for some time: the client repeats a write if the answer was lost.
+_ONCE = """
+local known = redis.call('GET', KEYS[2])
+if known then return tonumber(known) end
+local function write()
+WRITE
 end
-if redis.call('EXISTS', p .. 'o:' .. id) == 0 then return 0 end
-local number = redis.call('HINCRBY', p .. 'o:' .. id, 'num_items', (#ARGV + 1 - first) / 2)
-for place = first, #ARGV, 2 do
-  local at = number - (#ARGV + 1 - place) / 2
-  local name = ARGV[place]
-  if name == '' or redis.call('HEXISTS', p .. 'v:' .. id, name) == 1 then
-    name = '#' .. at .. ':' .. name
-  else
-    redis.call('SADD', p .. 'i:' .. name, id)
+local result = write()
+redis.call('SET', KEYS[2], result, 'EX', KEPT_S)
+return result
+""".replace("KEPT_S", str(_KEPT_S))
+# Of each change: its name, id, kind or version, head, body, size of the new object or items, number of items, and name
+# and value of each item.
+_WRITE = """
+local place = 2
+while place <= #ARGV do
+  local change, id, which, head, body, size, num = unpack(ARGV, place, place + 6)
+  local key, is_possible = p .. 'o:' .. id, redis.call('EXISTS', p .. 'o:' .. id) == 1
+  if change == 'create' then
+    is_possible = not is_possible
+  elseif change == 'delete' then
+    is_possible = redis.call('HGET', key, 'kind') == which
+  elseif which ~= '' then
+    is_possible = redis.call('HGET', key, 'version') == which
   end
-  redis.call('ZADD', p .. 'n:' .. id, at, name)
-  redis.call('HSET', p .. 'v:' .. id, name, ARGV[place + 1])
+  if not is_possible then
+    if place == 2 then return 0 end
+  elseif change == 'delete' then
+    drop(id)
+  else
+    if change == 'create' then
+      redis.call('HSET', key, 'kind', which, 'head', head, 'body', body, 'version', 0, 'created_s', now)
+      redis.call('ZADD', p .. 'c:' .. which, now, id)
+      redis.call('ZADD', p .. 'u', now, id)
+    elseif change ~= 'append' then
+      for name, value in pairs({head = head, body = change == 'replace all' and body or nil}) do
+        grow(id, #value - redis.call('HSTRLEN', key, name))
+        redis.call('HSET', key, name, value)
+      end
+      redis.call('HINCRBY', key, 'version', 1)
+    end
+    local at = redis.call('HINCRBY', key, 'num_items', num) - num
+    for item = place + 7, place + 5 + 2 * num, 2 do
+      local name = ARGV[item]
+      if name == '' or redis.call('HEXISTS', p .. 'v:' .. id, name) == 1 then
+        name = '#' .. at .. ':' .. name
+      else
+        redis.call('SADD', p .. 'i:' .. name, id)
+      end
+      redis.call('ZADD', p .. 'n:' .. id, at, name)
+      redis.call('HSET', p .. 'v:' .. id, name, ARGV[item + 1])
+      at = at + 1
+    end
+    grow(id, size)
+    use(id)
+  end
+  place = place + 7 + 2 * num
 end
-grow(id, size)
-use(id)
 return 1
 """
-_CREATE = _APPEND.replace("NEW", "true")
-_APPEND = _APPEND.replace("NEW", "false")
 _READ = """
 local kind, found = ARGV[2], {}
 for place = 3, #ARGV do
@@ -111,19 +154,6 @@ _BODIES = """
 local found = {}
 for place = 2, #ARGV do found[#found + 1] = redis.call('HGET', p .. 'o:' .. ARGV[place], 'body') end
 return found
-"""
-# id, version or -1, then name and value of each field
-_REPLACE = """
-local key = p .. 'o:' .. ARGV[2]
-local version = redis.call('HGET', key, 'version')
-if not version or (tonumber(ARGV[3]) >= 0 and version ~= ARGV[3]) then return 0 end
-for place = 4, #ARGV, 2 do
-  grow(ARGV[2], #ARGV[place + 1] - redis.call('HSTRLEN', key, ARGV[place]))
-  redis.call('HSET', key, ARGV[place], ARGV[place + 1])
-end
-redis.call('HINCRBY', key, 'version', 1)
-use(ARGV[2])
-return 1
 """
 # id, numbers of the first item and of that behind the last one, name of the item behind which the page begins or an
 # empty one, limits of the number and of bytes; 1: newest first. A value that does not fit is false.
@@ -166,11 +196,6 @@ redis.call('SREM', p .. 'i:' .. name, id)
 grow(id, -#value - ARGV[4])
 return 1
 """
-_DELETE = """
-if redis.call('HGET', p .. 'o:' .. ARGV[3], 'kind') ~= ARGV[2] then return 0 end
-drop(ARGV[3])
-return 1
-"""
 # kind, id behind which the page begins, limit; 1: newest first
 _PAGE = """
 local key, range, first = p .. 'c:' .. ARGV[2], ARGV[5] == '1' and 'ZREVRANGE' or 'ZRANGE', 0
@@ -210,7 +235,7 @@ return {{num, size}}
 _USAGE = "return {redis.call('ZCARD', p .. 'u'), redis.call('GET', p .. 'b') or 0}"
 
 
-class RedisStore:
+class RedisStore(Store):
     """See Store.
 
     Args:
@@ -245,16 +270,16 @@ class RedisStore:
         self._clock, self._note = clock, note
         self._num_written_bytes = 0  # since the last sweep
 
-    async def create(
-        self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
-    ) -> None:
+    async def write(self, owner: str, *changes: Change) -> bool:
         """See Store."""
-        size = _OBJECT_BYTES + len(head) + len(body) + _size(items)
-        await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
-        if kind is Kind.WORK:
+        kinds = [change.kind for change in changes if isinstance(change, Create)]
+        if kinds:
+            await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
+        if Kind.WORK in kinds:
             await self._answer(self._redis.zadd(_WORKING, {owner: self._clock()}))
-        await self._run(_CREATE, owner, identity, size, kind, head, body, *_flat(items))
-        await self._bound(owner, size)
+        is_possible = await self._run_once(_WRITE, owner, *itertools.chain(*map(_arguments, changes)))
+        await self._bound(owner, sum(map(_num_bytes, changes)))
+        return is_possible
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
         """See Store."""
@@ -265,19 +290,6 @@ class RedisStore:
         """See Store."""
         found = await self._run(_BODIES, owner, *ids) if ids else ()
         return {identity: body for identity, body in zip(ids, found, strict=True) if body is not None}
-
-    async def replace(
-        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
-    ) -> bool:
-        """See Store."""
-        new = ("head", head) if body is None else ("head", head, "body", body)
-        return bool(await self._run(_REPLACE, owner, identity, -1 if version is None else version, *new))
-
-    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
-        """See Store."""
-        is_there = bool(await self._run(_APPEND, owner, identity, _size(items), *_flat(items)))
-        await self._bound(owner, _size(items))
-        return is_there
 
     async def items(
         self,
@@ -318,11 +330,7 @@ class RedisStore:
 
     async def remove_item(self, owner: str, identity: str, item: str) -> bool:
         """See Store."""
-        return bool(await self._run(_REMOVE_ITEM, owner, identity, item, _ITEM_BYTES))
-
-    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
-        """See Store."""
-        return bool(await self._run(_DELETE, owner, kind, identity))
+        return await self._run_once(_REMOVE_ITEM, owner, identity, item, _ITEM_BYTES)
 
     async def page(
         self, owner: str, kind: Kind, *, after: str = "", limit: int, is_newest_first: bool
@@ -391,9 +399,13 @@ class RedisStore:
     async def _owners(self, key: str = _OWNERS) -> list[str]:
         return [owner.decode() for owner in await self._answer(self._redis.zrange(key, 0, -1))]
 
-    async def _run(self, script: str, owner: str, *arguments: Any) -> Any:
-        texts = (repr(self._clock()), *map(_text, arguments))
-        return await self._answer(self._redis.eval(_PRELUDE + script, 1, f"{_PREFIX}{{{owner}}}:", *texts))
+    async def _run_once(self, script: str, owner: str, *arguments: Any) -> bool:
+        token = f"t:{secrets.token_hex(16)}"
+        return bool(await self._run(_ONCE.replace("WRITE", script), owner, *arguments, token=token))
+
+    async def _run(self, script: str, owner: str, *arguments: Any, token: str = "") -> Any:
+        prefix, texts = f"{_PREFIX}{{{owner}}}:", (repr(self._clock()), *map(_text, arguments))
+        return await self._answer(self._redis.eval(_PRELUDE + script, 2, prefix, prefix + token, *texts))
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         try:
@@ -409,12 +421,24 @@ def _text(value: Any) -> str | bytes:
     return value if isinstance(value, bytes) else str(value)
 
 
+def _arguments(change: Change) -> Sequence[Any]:
+    """Return the arguments of a change for the script."""
+    match change:
+        case Create():
+            new = (change.kind, change.head, change.body, _num_bytes(change), len(change.items))
+            return ("create", change.id, *new, *_flat(change.items))
+        case Append():
+            return ("append", change.id, "", "", "", _num_bytes(change), len(change.items), *_flat(change.items))
+        case Replace():
+            version = "" if change.version is None else change.version
+            name = "replace" if change.body is None else "replace all"
+            return (name, change.id, version, change.head, change.body or b"", 0, 0)
+        case Delete():
+            return ("delete", change.id, change.kind, "", "", 0, 0)
+
+
 def _flat(items: Sequence[Item]) -> list[str | bytes]:
     return [text for item in items for text in (item.id, item.value)]
-
-
-def _size(items: Sequence[Item]) -> int:
-    return sum(_ITEM_BYTES + len(item.value) for item in items)
 
 
 def _item(name: bytes, value: bytes) -> Item:

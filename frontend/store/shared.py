@@ -15,7 +15,7 @@ from frontend.store.types import StoreUnavailable
 
 _LENGTH = struct.Struct("!I")
 _TIMEOUT_S = 30.0
-_STATEMENTS = msgspec.msgpack.Decoder(list[tuple[str, dict[str, Any]]])
+_CALL = msgspec.msgpack.Decoder(tuple[list[tuple[str, dict[str, Any]]], bool])  # the arguments of Database.run
 _ANSWER = msgspec.msgpack.Decoder(list[list[tuple[Any, ...]]] | str)  # the rows, or why there are none
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -32,10 +32,10 @@ class SharedDatabase:
         self._turn = asyncio.Lock()
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         """See Database."""
         async with self._turn:
-            message = _ENCODER.encode(statements)
+            message = _ENCODER.encode((statements, is_conditional))
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     try:
@@ -77,10 +77,10 @@ async def serve_database(database: Database, reader: asyncio.StreamReader, write
     """Run the statements of one worker until it disconnects."""
     with contextlib.suppress(OSError, EOFError, msgspec.DecodeError):
         while True:
-            statements = _STATEMENTS.decode(await _read(reader))
+            statements, is_conditional = _CALL.decode(await _read(reader))
             answer: list[Rows] | str
             try:
-                answer = await database.run(statements)
+                answer = await database.run(statements, is_conditional=is_conditional)
             except StoreUnavailable as exc:
                 answer = str(exc)
             _write(writer, _ENCODER.encode(answer))

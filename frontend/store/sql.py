@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from frontend.store.types import (
     NO_LIMIT,
     SWEEP_SHARE,
+    Append,
     Bounds,
+    Change,
     Claimed,
+    Create,
+    Delete,
     Item,
     ItemPage,
     Kind,
+    Replace,
+    Store,
     Stored,
     StoreUnavailable,
     Usage,
     unnoted,
+    written_bytes,
 )
 
 # The statements that lead from each version of the tables to the next, from none to the present one. `{bytes}` and
@@ -48,6 +56,7 @@ MIGRATIONS: Sequence[Sequence[str]] = (
     ),
 )
 _OBJECT_BYTES, _ITEM_BYTES = 500, 400  # of a row and its places in the indexes, beside its values
+_num_bytes = partial(written_bytes, object_bytes=_OBJECT_BYTES, item_bytes=_ITEM_BYTES)
 
 _HEAD = "id, head, version, num_items, created_s, num_bytes, LENGTH(body)"
 _OF = "owner = :owner AND id = :id"
@@ -82,18 +91,21 @@ type Rows = list[tuple[Any, ...]]
 class Database(Protocol):
     """A database with the tables of `MIGRATIONS`."""
 
-    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         """Run statements in one transaction; return the rows of each.
 
+        Args:
+            is_conditional: the transaction ends at the first statement if that returns no row.
+
         Raises:
-            StoreUnavailable: the database does not answer, or is full. Nothing is changed then.
+            StoreUnavailable: the database does not answer, or is full. The transaction is made as a whole, or not.
         """
 
     async def close(self) -> None:
         """Close it."""
 
 
-class SqlStore:
+class SqlStore(Store):
     """See Store.
 
     Args:
@@ -114,15 +126,15 @@ class SqlStore:
         self._num_written_bytes = 0  # since the last sweep
         self._written = dict[str, Usage]()  # by owners with bounds of their own, since the last sweep
 
-    async def create(
-        self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
-    ) -> None:
+    async def write(self, owner: str, *changes: Change) -> bool:
         """See Store."""
-        values = {"owner": owner, "id": identity, "kind": kind, "head": head, "body": body, "now": self._clock()}
-        values["num_bytes"] = num_bytes = _OBJECT_BYTES + len(head) + len(body)
-        insert = "INSERT INTO objects VALUES (:owner, :id, :kind, :head, 0, 0, :num_bytes, :now, :now, :body)"
-        statements = [(insert, values), *self._appended(owner, identity, items)]
-        await self._write(owner, statements, num_bytes + _size(items), num_objects=1)
+        values = {"owner": owner, "now": self._clock()}
+        statements = [(text, {**values, **own}) for change in changes for text, own in _statements(change)]
+        rows = await self._run(statements, is_conditional=True)
+        with contextlib.suppress(StoreUnavailable):  # what is written is written
+            num_created = sum(isinstance(change, Create) for change in changes)
+            await self._sweep_after(owner, sum(map(_num_bytes, changes)), num_created)
+        return bool(rows[0])
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
         """See Store."""
@@ -136,27 +148,6 @@ class SqlStore:
         select = f"SELECT id, body FROM objects WHERE {_OF}"
         rows = await self._run([(select, {"owner": owner, "id": each}) for each in ids])
         return dict(row for found in rows for row in found)
-
-    async def replace(
-        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
-    ) -> bool:
-        """See Store."""
-        new = {"head": head} if body is None else {"head": head, "body": body}
-        size = sum(map(len, new.values()))
-        update = f"""
-            UPDATE objects SET {"".join(f"{name} = :{name}, " for name in new)} version = version + 1, used_s = :now,
-                num_bytes = num_bytes + :size - {" - ".join(f"LENGTH({name})" for name in new)}
-            WHERE {_OF} AND (version = :version OR :version < 0) RETURNING id
-        """
-        values = {**new, "size": size, "owner": owner, "id": identity, "now": self._clock()}
-        values["version"] = -1 if version is None else version
-        [changed] = await self._write(owner, [(update, values)], size)
-        return bool(changed)
-
-    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
-        """See Store."""
-        changed, *_ = await self._write(owner, self._appended(owner, identity, items), _size(items))
-        return bool(changed)
 
     async def items(
         self,
@@ -220,14 +211,8 @@ class SqlStore:
             ) WHERE {_OF} AND {_ITEM} IS NOT NULL RETURNING id
         """
         delete = f"DELETE FROM items WHERE owner = :owner AND object = :id AND number = {_ITEM}"
-        [changed, _] = await self._run([(shrink, values), (delete, values)])
-        return bool(changed)
-
-    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
-        """See Store."""
-        delete = f"DELETE FROM objects WHERE {_OF} AND kind = :kind RETURNING id"
-        [deleted] = await self._run([(delete, {"owner": owner, "kind": kind, "id": identity})])
-        return bool(deleted)
+        rows = await self._run([(shrink, values), (delete, values)], is_conditional=True)
+        return bool(rows[0])
 
     async def page(
         self, owner: str, kind: Kind, *, after: str = "", limit: int, is_newest_first: bool
@@ -278,22 +263,13 @@ class SqlStore:
         """See Store."""
         await self._database.close()
 
-    async def _run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def _run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         try:
-            rows = await self._database.run(statements) if statements else []
+            rows = await self._database.run(statements, is_conditional=is_conditional) if statements else []
         except StoreUnavailable:
             self._note(False)
             raise
         self._note(True)
-        return rows
-
-    async def _write(
-        self, owner: str, statements: Sequence[Statement], num_bytes: int, num_objects: int = 0
-    ) -> list[Rows]:
-        """Run statements that write so much, and sweep if much was written since the last time."""
-        rows = await self._run(statements)
-        with contextlib.suppress(StoreUnavailable):  # what is written is written
-            await self._sweep_after(owner, num_bytes, num_objects)
         return rows
 
     async def _sweep_after(self, owner: str, num_bytes: int, num_objects: int) -> None:
@@ -317,24 +293,44 @@ class SqlStore:
         limits = {name: getattr(self._bounds, name) for name in ("owner_bytes", "owner_objects", "max_bytes")}
         return {name: NO_LIMIT if limit is None else limit for name, limit in limits.items()}
 
-    def _appended(self, owner: str, identity: str, items: Sequence[Item]) -> list[Statement]:
-        """Return the statements that add items. The first one locks the object, so that their numbers follow."""
-        values = {"owner": owner, "id": identity, "now": self._clock(), "num": len(items), "size": _size(items)}
-        update = f"""
-            UPDATE objects SET num_items = num_items + :num, num_bytes = num_bytes + :size, used_s = :now
-            WHERE {_OF} RETURNING id
-        """
-        insert = f"INSERT INTO items SELECT owner, id, num_items - :back, :item, :value FROM objects WHERE {_OF}"
-        rows = [
-            {"owner": owner, "id": identity, "back": back, "item": item.id, "value": item.value}
-            for back, item in zip(range(len(items), 0, -1), items, strict=True)
-        ]
-        return [(update, values), *((insert, row) for row in rows)]
+
+def _statements(change: Change) -> Iterable[Statement]:
+    """Yield the statements of a change, without owner and time. The first one locks the object, and returns a row."""
+    match change:
+        case Create():
+            insert = """
+                INSERT INTO objects VALUES (:owner, :id, :kind, :head, 0, 0, :num_bytes, :now, :now, :body)
+                ON CONFLICT DO NOTHING RETURNING id
+            """
+            values = {"id": change.id, "kind": change.kind, "head": change.head, "body": change.body}
+            yield insert, values | {"num_bytes": _OBJECT_BYTES + len(change.head) + len(change.body)}
+            if change.items:
+                yield from _statements(Append(change.id, change.items))
+        case Append():
+            num, size = len(change.items), _num_bytes(change)
+            update = f"""
+                UPDATE objects SET num_items = num_items + :num, num_bytes = num_bytes + :size, used_s = :now
+                WHERE {_OF} RETURNING id
+            """
+            yield update, {"id": change.id, "num": num, "size": size}
+            insert = f"INSERT INTO items SELECT owner, id, num_items - :back, :item, :value FROM objects WHERE {_OF}"
+            for back, item in zip(range(num, 0, -1), change.items, strict=True):
+                yield insert, {"id": change.id, "back": back, "item": item.id, "value": item.value}
+        case Replace():
+            new = {"head": change.head} if change.body is None else {"head": change.head, "body": change.body}
+            update = f"""
+                UPDATE objects SET {"".join(f"{name} = :{name}, " for name in new)} version = version + 1,
+                    num_bytes = num_bytes + :size - {" - ".join(f"LENGTH({name})" for name in new)}, used_s = :now
+                WHERE {_OF} AND (version = :version OR :version < 0) RETURNING id
+            """
+            version = -1 if change.version is None else change.version
+            yield update, {"id": change.id, **new, "size": _num_bytes(change), "version": version}
+        case Delete():
+            yield (
+                f"DELETE FROM objects WHERE {_OF} AND kind = :kind RETURNING id",
+                {"id": change.id, "kind": change.kind},
+            )
 
 
 def _is_much(num_written: int, limit: int | None) -> bool:
     return limit is not None and num_written > SWEEP_SHARE * limit
-
-
-def _size(items: Sequence[Item]) -> int:
-    return sum(_ITEM_BYTES + len(item.value) for item in items)

@@ -79,15 +79,19 @@ class SqliteDatabase:
         connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
         connection.execute("COMMIT")
 
-    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
+    async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         """See Database."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, statements)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, statements, is_conditional)
 
-    def _run(self, statements: Sequence[Statement]) -> list[Rows]:
+    def _run(self, statements: Sequence[Statement], is_conditional: bool) -> list[Rows]:
+        rows: list[Rows] = []
         try:
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                rows = [connection.execute(text, values).fetchall() for text, values in statements]
+                for text, values in statements:
+                    rows.append(connection.execute(text, values).fetchall())
+                    if is_conditional and not rows[0]:
+                        break
             if self._path != MEMORY and any(text.lstrip().startswith(("DELETE", "WITH")) for text, _ in statements):
                 self._connection.execute("PRAGMA incremental_vacuum").fetchall()
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # the log has it no more

@@ -34,6 +34,62 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Create:
+    """Adds an object, unless one has its id."""
+
+    kind: Kind
+    id: str
+    head: bytes
+    items: Sequence[Item] = ()
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Adds items at the end of an object."""
+
+    id: str
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Replaces the head of an object, and its body if one is given."""
+
+    id: str
+    head: bytes
+    version: int | None = None  # that the object must have; None: any one
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Deletes an object."""
+
+    kind: Kind
+    id: str
+
+
+type Change = Create | Append | Replace | Delete
+
+
+def written_bytes(change: Change, object_bytes: int, item_bytes: int) -> int:
+    """Return the bytes that a change writes.
+
+    Args:
+        object_bytes: of an object, beside its values.
+        item_bytes: of an item, beside its value.
+    """
+    match change:
+        case Replace():
+            return len(change.head) + len(change.body or b"")
+        case Delete():
+            return 0
+    num_bytes = sum(item_bytes + len(item.value) for item in change.items)
+    return num_bytes + (object_bytes + len(change.head) + len(change.body) if isinstance(change, Create) else 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ItemPage:
     """Items that follow each other."""
 
@@ -100,34 +156,40 @@ def unnoted(is_answered: bool) -> None:
 class Store(Protocol):
     """Keeps objects. A call for an unknown id, or one of another owner, finds nothing.
 
-    All calls raise StoreUnavailable. A read counts as a use of the object.
+    All calls raise StoreUnavailable; a write may be done nevertheless. A read counts as a use of the object.
     """
+
+    async def write(self, owner: str, *changes: Change) -> bool:
+        """Make changes in one transaction; return whether the first one was possible. If not, none is made.
+
+        A further change of an object that is not there is left out.
+        """
 
     async def create(
         self, owner: str, kind: Kind, identity: str, head: bytes, items: Sequence[Item] = (), body: bytes = b""
-    ) -> None:
-        """Add an object with a new id."""
+    ) -> bool:
+        """See Create and `write`."""
+        return await self.write(owner, Create(kind, identity, head, items, body))
+
+    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
+        """See Append and `write`."""
+        return await self.write(owner, Append(identity, items))
+
+    async def replace(
+        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
+    ) -> bool:
+        """See Replace and `write`."""
+        return await self.write(owner, Replace(identity, head, version, body))
+
+    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
+        """See Delete and `write`."""
+        return await self.write(owner, Delete(kind, identity))
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
         """Return the objects with these ids."""
 
     async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the bodies of objects."""
-
-    async def replace(
-        self, owner: str, identity: str, head: bytes, version: int | None = None, body: bytes | None = None
-    ) -> bool:
-        """Replace a head, and a body if one is given.
-
-        Args:
-            version: None: any one.
-
-        Returns:
-            Whether the object was there, with this version.
-        """
-
-    async def append(self, owner: str, identity: str, items: Sequence[Item]) -> bool:
-        """Add items at the end; return whether the object was there."""
 
     async def items(
         self,
@@ -162,9 +224,6 @@ class Store(Protocol):
 
     async def remove_item(self, owner: str, identity: str, item: str) -> bool:
         """Remove an item; return whether it was there."""
-
-    async def delete(self, owner: str, kind: Kind, identity: str) -> bool:
-        """Delete an object; return whether it was there."""
 
     async def page(
         self, owner: str, kind: Kind, *, after: str = "", limit: int, is_newest_first: bool

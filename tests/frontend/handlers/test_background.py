@@ -21,7 +21,7 @@ from frontend.handlers import answer_run, answer_stream, background
 from frontend.handlers.background import BACKGROUND
 from frontend.handlers.stored import STORE
 from frontend.request_context import DRAIN, TRITON
-from frontend.store.types import Kind, StoreUnavailable
+from frontend.store.types import Change, Create, Kind, StoreUnavailable
 from frontend.telemetry.log_lines import REQUEST_LOGGER
 from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.contract.request import ChatPrompt, GenerationRequest
@@ -158,6 +158,38 @@ async def test_a_conversation_gets_the_turn_once(connect: Connect) -> None:
     items = (await client.conversations.items.list(conversation.id, order="asc")).data
     assert [item.to_dict()["role"] for item in items] == ["user", "assistant"]
     assert items[1].id == found.output[0].id
+
+
+async def test_an_answer_outlives_its_conversation(connect: Connect, triton: FakeTriton) -> None:
+    client = await connect()
+    triton.script = paused = Paused()
+    conversation = await client.conversations.create()
+    begun = await client.responses.create(**ASKED, conversation=conversation.id)
+    await having(client, begun.id, "One two")
+    await client.conversations.delete(conversation.id)
+    paused.may_go_on.set()
+    assert (await ended(client, begun.id)).status == "completed"
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.retrieve(conversation.id)
+
+
+async def test_an_answer_and_its_work_are_stored_together(
+    connect: Connect, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work was stored before the answer: a process that claimed it in between deleted it."""
+    apps: list[web.Application] = []
+    client = await connect(apps)
+    store, writes = apps[0][STORE], list[Any]()
+    write = store.write
+
+    async def noted(owner: str, *changes: Change) -> bool:
+        writes.append([type(change) for change in changes])
+        return await write(owner, *changes)
+
+    monkeypatch.setattr(store, "write", noted)
+    triton.script = Paused()
+    await client.responses.create(**ASKED)
+    assert writes[0] == [Create] * 3
 
 
 async def test_the_events_behind_any_one_are_those_of_the_stream(connect: Connect) -> None:

@@ -106,3 +106,9 @@ async def test_metadata_that_are_read_with_many_chats_are_bounded(client: Client
         await client.chat.completions.create(**CHAT, store=True, metadata=metadata)
     assert refused.value.param == "metadata"
     await client.chat.completions.create(**CHAT, metadata=metadata)
+
+
+async def test_an_error_of_its_messages_has_the_form_of_openai(client: Client) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.chat.completions.messages.list("chatcmpl-1")
+    assert missing.value.code == "not_found"

@@ -229,7 +229,7 @@ async def test_a_server_without_a_store_says_so(connect: Callable[..., Awaitable
 async def test_an_answer_that_cannot_be_stored_arrives_and_says_so(
     client: Client, monkeypatch: pytest.MonkeyPatch, is_stream: bool
 ) -> None:
-    async def run(*_: Any) -> Any:
+    async def run(*_: Any, **__: Any) -> Any:
         raise StoreUnavailable("the disk is full")
 
     monkeypatch.setattr(sqlite.SqliteDatabase, "run", run)

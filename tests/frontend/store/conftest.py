@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -72,7 +73,8 @@ class PostgresServer:
     def kill(self) -> None:
         """End it without a word."""
         if self._process is not None:
-            self._process.kill()
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # a child answers for some time after the first process
+                _signal(self, number)
             self._process.wait()
             self._process = None
 

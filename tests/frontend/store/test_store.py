@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from frontend.store.types import Item, Kind, Store, StoreUnavailable, Usage
-from tests.frontend.store.conftest import Place
+from frontend.store.postgres import PostgresDatabase
+from frontend.store.redis_store import RedisStore
+from frontend.store.sql import SqlStore
+from frontend.store.types import (
+    Append,
+    Bounds,
+    Change,
+    Create,
+    Delete,
+    Item,
+    Kind,
+    Replace,
+    Store,
+    StoreUnavailable,
+    Usage,
+)
+from tests.frontend.gateway.conftest import RedisServer
+from tests.frontend.store.conftest import Place, PostgresServer
 
 A, B = "a" * 32, "b" * 32  # owners
 KIND = Kind.CONVERSATION
@@ -301,3 +320,94 @@ async def test_calls_at_the_same_time_lose_nothing(place: Place) -> None:
     adding = (each.append(A, "x", items(f"{number}")) for number in range(50) for each in others)
     assert all(await asyncio.gather(*adding))
     assert len((await store.items_of(A, ["x"]))["x"]) == 50 * len(others)
+
+
+async def test_changes_are_made_together_or_not_at_all(place: Place) -> None:
+    store = place.open()
+    new = Create(KIND, "new", b"head", items("1"), b"body")
+    await store.create(A, KIND, "x", b"", items("0"))
+    await store.create(A, Kind.WORK, "work", b"")
+    assert await store.write(A, new, Append("x", items("1")), Append("gone", items("2")), Replace("gone", b""))
+    assert (await ids_of(store, "new"), await ids_of(store, "x")) == (["1"], ["0", "1"])
+    end: list[Change] = [Delete(Kind.WORK, "work"), Append("x", items("3")), Replace("new", b"end", body=b"other")]
+    assert await store.write(A, *end)
+    before = await store.usage()
+    assert not await store.write(A, *end)
+    assert not await store.write(A, new, Append("x", items("4")))
+    assert not await store.write(A, Replace("new", b"late", version=0), Append("x", items("4")))
+    assert await store.usage() == before
+    assert (await store.read(A, KIND, ["new"]))["new"].head == b"end"
+    assert (await store.bodies(A, ["new"]), await ids_of(store, "x")) == ({"new": b"other"}, ["0", "1", "3"])
+
+
+class Proxy:
+    """Stands before a server, and loses the answers that have this text, with their connections."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Any]], lost: bytes) -> None:
+        self._connect, self.lost, self.num_lost = connect, lost, 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await self._connect()
+        sending = asyncio.create_task(self._pass_on(reader, server_writer))
+        while answer := await server_reader.read(1 << 16):
+            if self.lost and self.lost in answer:
+                self.lost, self.num_lost = b"", self.num_lost + 1
+                break
+            writer.write(answer)
+        writer.close()
+        server_writer.close()
+        await sending
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+
+async def test_a_write_of_redis_that_lost_its_answer_is_not_made_twice(
+    redis_store_server: RedisServer, tmp_path: Path
+) -> None:
+    """The client repeats it, and doubled the items."""
+    redis_store_server.run(redis.Redis.flushall)
+    address = redis_store_server.url.removeprefix("unix://")
+    proxy = Proxy(lambda: asyncio.open_unix_connection(address), b"")
+    server = await asyncio.start_unix_server(proxy.serve, tmp_path / "s")
+    store = RedisStore(f"unix://{tmp_path}/s", Bounds())
+    await store.create(A, KIND, "x", b"", items("1"))
+    for write, is_done in (
+        (store.append(A, "x", items("2")), ["1", "2"]),
+        (store.replace(A, "x", b"head", version=0), ["1", "2"]),
+        (store.remove_item(A, "x", "1"), ["2"]),
+        (store.create(A, KIND, "y", b"", items("1")), ["2"]),
+        (store.delete(A, KIND, "y"), ["2"]),
+    ):
+        proxy.lost = b":1\r\n"
+        assert await write
+        assert await ids_of(store, "x") == is_done
+    assert proxy.num_lost == 5
+    assert (await store.read(A, KIND, ["x"]))["x"].version == 1
+    await store.close()
+    server.close()
+
+
+async def test_postgresql_repeats_no_transaction_that_may_be_done(postgres: PostgresServer, tmp_path: Path) -> None:
+    """It repeated them, and doubled items."""
+    postgres.run("DROP SCHEMA IF EXISTS conch CASCADE")
+    name = ".s.PGSQL.5432"
+    address = f"{postgres.url.partition('host=')[2]}/{name}"
+    proxy = Proxy(lambda: asyncio.open_unix_connection(address), b"")
+    server = await asyncio.start_unix_server(proxy.serve, tmp_path / name)
+    store = SqlStore(PostgresDatabase(f"postgresql://conch@/postgres?host={tmp_path}"), Bounds())
+    await store.create(A, KIND, "x", b"")
+    for lost, is_done, ids in ((b"COMMIT", False, ["1"]), (b"BEGIN", True, ["1", "1"])):
+        proxy.lost = lost
+        if is_done:
+            assert await store.append(A, "x", items("1"))
+        else:
+            with pytest.raises(StoreUnavailable):
+                await store.append(A, "x", items("1"))
+        assert await ids_of(store, "x") == ids
+    assert proxy.num_lost == 2
+    await store.close()
+    server.close()
