@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from frontend.store.sql import MIGRATIONS, Rows, Statement
-from frontend.store.types import StoreUnavailable
+from frontend.store.types import NoAnswer, StoreUnavailable
 
 _SCHEMA = "conch"
 _MAX_CONNECTIONS = 8
@@ -51,8 +51,10 @@ class PostgresDatabase:
                 if not num_left:
                     raise StoreUnavailable(f"PostgreSQL: {exc}") from exc
                 await asyncio.sleep(0.1)
-            except (OSError, asyncpg.PostgresError, TimeoutError) as exc:
-                raise StoreUnavailable(f"PostgreSQL: {str(exc) or 'no answer'}") from exc
+            except TimeoutError as exc:
+                raise NoAnswer("PostgreSQL: no answer") from exc
+            except (OSError, asyncpg.PostgresError) as exc:
+                raise StoreUnavailable(f"PostgreSQL: {exc}") from exc
             except ValueError:  # it may have a part of the password
                 raise StoreUnavailable("PostgreSQL: its URL cannot be read") from None
         raise AssertionError

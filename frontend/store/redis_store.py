@@ -13,8 +13,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as NoAnswerOfRedis
 
 from frontend.settings import SettingsError
+from frontend.store.breaker import Breaker
 from frontend.store.types import (
     NO_LIMIT,
     SWEEP_SHARE,
@@ -27,6 +29,7 @@ from frontend.store.types import (
     Item,
     ItemPage,
     Kind,
+    NoAnswer,
     Replace,
     Store,
     Stored,
@@ -267,16 +270,16 @@ class RedisStore(Store):
         except (ValueError, TypeError) as exc:
             raise SettingsError(f"--store: {exc}") from exc
         self._bounds = bounds
-        self._clock, self._note = clock, note
+        self._clock, self._breaker = clock, Breaker(note)
         self._num_written_bytes = 0  # since the last sweep
 
     async def write(self, owner: str, *changes: Change) -> bool:
         """See Store."""
         kinds = [change.kind for change in changes if isinstance(change, Create)]
         if kinds:
-            await self._answer(self._redis.zadd(_OWNERS, {owner: self._clock()}))
+            await self._answer(self._redis.zadd, _OWNERS, {owner: self._clock()})
         if Kind.WORK in kinds:
-            await self._answer(self._redis.zadd(_WORKING, {owner: self._clock()}))
+            await self._answer(self._redis.zadd, _WORKING, {owner: self._clock()})
         is_possible = await self._run_once(_WRITE, owner, *itertools.chain(*map(_arguments, changes)))
         await self._bound(owner, sum(map(_num_bytes, changes)))
         return is_possible
@@ -397,7 +400,7 @@ class RedisStore(Store):
             await self._sweep(owner, bounds.owner_bytes)
 
     async def _owners(self, key: str = _OWNERS) -> list[str]:
-        return [owner.decode() for owner in await self._answer(self._redis.zrange(key, 0, -1))]
+        return [owner.decode() for owner in await self._answer(self._redis.zrange, key, 0, -1)]
 
     async def _run_once(self, script: str, owner: str, *arguments: Any) -> bool:
         token = f"t:{secrets.token_hex(16)}"
@@ -405,16 +408,18 @@ class RedisStore(Store):
 
     async def _run(self, script: str, owner: str, *arguments: Any, token: str = "") -> Any:
         prefix, texts = f"{_PREFIX}{{{owner}}}:", (repr(self._clock()), *map(_text, arguments))
-        return await self._answer(self._redis.eval(_PRELUDE + script, 2, prefix, prefix + token, *texts))
+        return await self._answer(self._redis.eval, _PRELUDE + script, 2, prefix, prefix + token, *texts)
 
-    async def _answer(self, call: Awaitable[Any]) -> Any:
-        try:
-            answer = await call
-        except (RedisError, OSError) as exc:
-            self._note(False)
-            raise StoreUnavailable(f"Redis: {exc}") from exc
-        self._note(True)
-        return answer
+    async def _answer(self, command: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        return await self._breaker.call(partial(_answer, command, *arguments))
+
+
+async def _answer(command: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+    try:
+        return await command(*arguments)
+    except (RedisError, OSError) as exc:
+        kind = NoAnswer if isinstance(exc, NoAnswerOfRedis) else StoreUnavailable
+        raise kind(f"Redis: {exc}") from exc
 
 
 def _text(value: Any) -> str | bytes:

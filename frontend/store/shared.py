@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from frontend.store.sql import Database, Rows, Statement
-from frontend.store.types import StoreUnavailable
+from frontend.store.types import NoAnswer, StoreUnavailable
 
 _LENGTH = struct.Struct("!I")
 _TIMEOUT_S = 30.0
@@ -34,19 +34,16 @@ class SharedDatabase:
 
     async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
         """See Database."""
-        async with self._turn:
-            message = _ENCODER.encode((statements, is_conditional))
-            try:
-                async with asyncio.timeout(_TIMEOUT_S):
-                    try:
-                        answer = await self._answer(message)
-                    except (OSError, EOFError):  # the process was replaced, and its memory is gone
-                        answer = await self._answer(message)
-            except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as exc:
-                raise StoreUnavailable("the process that keeps conversations does not answer") from exc
-            except BaseException:
-                await self._disconnect()  # the answer would be taken for that of the next statements
-                raise
+        message = _ENCODER.encode((statements, is_conditional))
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), self._turn:  # those that wait for their turn do not wait longer
+                try:
+                    answer = await self._answer(message)
+                except (OSError, EOFError):  # the process was replaced, and its memory is gone
+                    answer = await self._answer(message)
+        except (OSError, EOFError, msgspec.DecodeError) as exc:
+            kind = NoAnswer if isinstance(exc, TimeoutError) else StoreUnavailable
+            raise kind("the process that keeps conversations does not answer") from exc
         if isinstance(answer, str):
             raise StoreUnavailable(answer)
         return answer

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from frontend.store.breaker import Breaker
 from frontend.store.types import (
     NO_LIMIT,
     SWEEP_SHARE,
@@ -122,7 +123,7 @@ class SqlStore(Store):
     ) -> None:
         self._database = database
         self._bounds = bounds
-        self._clock, self._note = clock, note
+        self._clock, self._breaker = clock, Breaker(note)
         self._num_written_bytes = 0  # since the last sweep
         self._written = dict[str, Usage]()  # by owners with bounds of their own, since the last sweep
 
@@ -264,13 +265,9 @@ class SqlStore(Store):
         await self._database.close()
 
     async def _run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
-        try:
-            rows = await self._database.run(statements, is_conditional=is_conditional) if statements else []
-        except StoreUnavailable:
-            self._note(False)
-            raise
-        self._note(True)
-        return rows
+        if not statements:
+            return []
+        return await self._breaker.call(partial(self._database.run, statements, is_conditional=is_conditional))
 
     async def _sweep_after(self, owner: str, num_bytes: int, num_objects: int) -> None:
         bounds = self._bounds

@@ -149,6 +149,10 @@ class StoreUnavailable(RuntimeError):
     """The place of the store does not answer, or is full."""
 
 
+class NoAnswer(StoreUnavailable):
+    """The place of the store has not answered in its time: it may hang."""
+
+
 def unnoted(is_answered: bool) -> None:
     """Count no call of the place."""
 

@@ -19,7 +19,7 @@ from frontend.store.postgres import PostgresDatabase
 from frontend.store.shared import SharedDatabase, serve_database
 from frontend.store.sql import SqlStore
 from frontend.store.sqlite import MEMORY, SqliteDatabase
-from frontend.store.types import Bounds, Item, Kind, StoreUnavailable
+from frontend.store.types import Bounds, Item, Kind, NoAnswer, StoreUnavailable
 from tests.frontend.store.conftest import PostgresServer
 
 A = "a" * 32
@@ -261,3 +261,23 @@ def test_postgresql_without_its_package_names_the_extra(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "frontend.store.postgres")
     with pytest.raises(SettingsError, match="needs the extra `postgres`"):
         check_place(Settings(store="postgresql://host/conch"))
+
+
+async def test_all_workers_calls_end_when_the_shared_memory_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call waited its whole time behind the one before."""
+    served: list[asyncio.StreamWriter] = []
+
+    def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(writer)
+
+    server = await asyncio.start_unix_server(hang, tmp_path / "s")
+    monkeypatch.setattr("frontend.store.shared._TIMEOUT_S", 0.2)
+    store = SqlStore(SharedDatabase(str(tmp_path / "s")), Bounds())
+    calls = await asyncio.gather(*(store.read(A, KIND, ["x"]) for _ in range(20)), return_exceptions=True)
+    assert {type(each) for each in calls} == {NoAnswer} and len(served) < 10
+    await store.close()
+    for writer in served:
+        writer.close()
+    server.close()

@@ -24,6 +24,7 @@ from frontend.store.types import (
     Delete,
     Item,
     Kind,
+    NoAnswer,
     Replace,
     Store,
     StoreUnavailable,
@@ -305,11 +306,13 @@ async def test_a_server_that_hangs_is_unavailable_after_its_time(
     monkeypatch.setattr("frontend.store.postgres._TIMEOUT_S", 0.3)
     server_place.signal(signal.SIGSTOP)
     try:
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(NoAnswer):
             await store.read(A, KIND, ["x"])
     finally:
         server_place.signal(signal.SIGCONT)
     monkeypatch.undo()
+    with pytest.raises(StoreUnavailable, match="a moment ago"):
+        await store.read(A, KIND, ["x"])
     assert await server_place.open().read(A, KIND, ["x"])
 
 
