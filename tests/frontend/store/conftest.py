@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -70,8 +70,8 @@ class PostgresServer:
         ready = [str(_BINARIES[-1] / "pg_isready"), "-q", "-h", str(self._folder)]
         return subprocess.run(ready, check=False).returncode == 0
 
-    def kill(self) -> None:
-        """End it without a word."""
+    def stop(self) -> None:
+        """Kill it."""
         if self._process is not None:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # a child answers for some time after the first process
                 _signal(self, number)
@@ -84,32 +84,40 @@ class PostgresServer:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@contextmanager
+def running_server(name: str) -> Iterator[PostgresServer | of_redis.RedisServer]:
+    """Run one of SERVERS until the end of the block; its content survives a kill."""
+    if (of_redis.SERVER is None) if name == "redis" else not _BINARIES:
+        pytest.skip(f"needs the Debian package {'redis-server' if name == 'redis' else name}")
+    with tempfile.TemporaryDirectory(prefix="conch-", dir="/tmp", ignore_cleanup_errors=True) as path:
+        folder = Path(path)
+        server = of_redis.RedisServer(folder, is_kept=True) if name == "redis" else PostgresServer(folder)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    if not _BINARIES:
-        pytest.skip("needs the Debian package postgresql")
-    with tempfile.TemporaryDirectory(prefix="conch-", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        server = PostgresServer(Path(folder))
-        server.start()
+    with running_server("postgresql") as server:
+        assert isinstance(server, PostgresServer)
         yield server
-        server.kill()
 
 
 @pytest.fixture(scope="session")
 def redis_store_server() -> Iterator[of_redis.RedisServer]:
-    if of_redis.SERVER is None:
-        pytest.skip("needs the Debian package redis-server")
-    with tempfile.TemporaryDirectory(prefix="conch-", dir="/tmp") as folder:
-        server = of_redis.RedisServer(Path(folder), is_kept=True)
-        server.start()
+    with running_server("redis") as server:
+        assert isinstance(server, of_redis.RedisServer)
         yield server
-        server.stop()
 
 
 class Place:
     """Opens stores in one place.
 
     Args:
+        url: for a frontend.
         stop: kills the server of the place.
         start: starts it again.
         signal: sends a signal to its processes.
@@ -119,11 +127,12 @@ class Place:
         self,
         name: str,
         make: Callable[[Bounds, Clock], Store],
+        url: str = "",
         stop: Callable[[], None] = lambda: None,
         start: Callable[[], None] = lambda: None,
         signal: Callable[[int], None] = lambda number: None,
     ) -> None:
-        self.name = name
+        self.name, self.url = name, url
         self.clock = Clock()
         self.stop, self.start, self.signal = stop, start, signal
         self.stack = AsyncExitStack()
@@ -175,12 +184,12 @@ async def _place(request: pytest.FixtureRequest, name: str, folder: Path) -> Pla
             redis_server.run(redis.Redis.flushall)
             url = redis_server.url
             signal = partial(_signal, redis_server)
-            return Place(name, lambda *rest: RedisStore(url, *rest), redis_server.stop, redis_server.start, signal)
+            return Place(name, lambda *rest: RedisStore(url, *rest), url, redis_server.stop, redis_server.start, signal)
         case _:
             postgres: PostgresServer = request.getfixturevalue("postgres")
             postgres.run("DROP SCHEMA IF EXISTS conch CASCADE")
             make = partial(_postgres_store, postgres.url)
-            return Place(name, make, postgres.kill, postgres.start, partial(_signal, postgres))
+            return Place(name, make, postgres.url, postgres.stop, postgres.start, partial(_signal, postgres))
 
 
 def _signal(server: PostgresServer | of_redis.RedisServer, number: int) -> None:
