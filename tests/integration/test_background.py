@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
+from openai.types.responses import Response
 
 from tests.integration.replicas import frontend_of
 from tests.integration.stack import Stack
@@ -17,6 +18,24 @@ NUMBERS = {
     "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 120, "maxItems": 120},
 }
 ASKED: dict[str, Any] = {"model": "demo", "input": "Count.", "temperature": 0, "max_output_tokens": 700}
+
+
+def missed(client: OpenAI, seen: list[Any]) -> list[Any]:
+    """Return the events behind those that a client has."""
+    return list(client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number))
+
+
+def whole(client: OpenAI, seen: list[Any]) -> Response:
+    """Return an answer of which a client has all events, each one once."""
+    again: list[Any] = list(client.responses.retrieve(seen[0].response.id, stream=True))
+    found = client.responses.retrieve(seen[0].response.id)
+    assert [event.to_dict() for event in seen] == [event.to_dict() for event in again]
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    for event in seen:
+        checked_response_event(event.to_dict())
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == found.output_text
+    assert found.to_dict() == seen[-1].response.to_dict()
+    return found
 
 
 def test_the_text_goes_on_exactly_after_a_kill(stack: Stack, tmp_path: Path) -> None:
@@ -38,18 +57,10 @@ def test_the_text_goes_on_exactly_after_a_kill(stack: Stack, tmp_path: Path) -> 
         frontend_of([stack], tmp_path, store) as frontend,
         OpenAI(base_url=f"{frontend.url}/v1", api_key="x") as client,
     ):
-        identity, last = seen[0].response.id, seen[-1].sequence_number
-        seen += client.responses.retrieve(identity, stream=True, starting_after=last)
-        found = client.responses.retrieve(identity)
-        again: list[Any] = list(client.responses.retrieve(identity, stream=True))
+        seen += missed(client, seen)
+        found = whole(client, seen)
         log = frontend.log_path.read_text()
-    assert f"{identity} goes on" in log
-    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == expected.output_text
-    assert [event.to_dict() for event in seen] == [event.to_dict() for event in again]
-    assert [event.sequence_number for event in seen] == list(range(len(seen)))
-    for event in seen:
-        checked_response_event(event.to_dict())
-    assert found.to_dict() == seen[-1].response.to_dict()
+    assert f"{found.id} goes on" in log
     assert found.usage is not None and expected.usage is not None
     assert (found.output_text, found.usage.output_tokens) == (expected.output_text, expected.usage.output_tokens)
 
