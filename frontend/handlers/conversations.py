@@ -25,7 +25,7 @@ from frontend.handlers.stored import (
     store_of,
     stored,
 )
-from frontend.handlers.turns import as_items
+from frontend.handlers.turns import as_items, known_ids_of
 from frontend.protocol.conversations import ConversationRequest, MetadataRequest, NewItemsRequest
 from frontend.request_context import SETTINGS, json_response
 from frontend.store.types import Kind, Stored
@@ -80,9 +80,10 @@ async def add_items(request: web.Request) -> web.Response:
     identity = id_in(request, "conversation_id")
     await _found(request, identity)
     body, headers = await _body(request, NewItemsRequest)
-    if not (items := as_items(body.items)):
+    store, owner = store_of(request), owner_of(request)
+    if not (items := as_items(body.items, await known_ids_of(store, owner, identity, body.items))):
         raise InvalidRequest("items: has no item of a type that is stored", param="items")
-    await stored(store_of(request).append(owner_of(request), identity, items))
+    await stored(store.append(owner, identity, items))
     values = [orjson.Fragment(item.value) for item in items]
     return json_response(listed([item.id for item in items], values, has_more=False), headers=headers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class Turn:
         place: the field that names them.
         input: that of the request, with items in place of references.
         ancestors: see ResponseHead.
+        known_ids: of items that are in the input, and in the conversation already.
     """
 
     owner: str
@@ -66,6 +67,7 @@ class Turn:
     input: Sequence[ResponseItem]
     ancestors: Sequence[str]
     conversation: str | None
+    known_ids: Collection[str]
 
     def items(self) -> list[PlacedItem]:
         """Return the whole conversation, with the places of its items."""
@@ -95,7 +97,7 @@ class Turn:
 
     def given(self) -> list[Item]:
         """Return the input as it is stored."""
-        return as_items(self.input)
+        return as_items(self.input, self.known_ids)
 
     def head(self, num_input: int, *, is_running: bool = False) -> ResponseHead:
         """Return the head of an answer.
@@ -156,15 +158,20 @@ async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
         named = await stored(store.find_items(owner, list(sizes)))
     history = await work_on_body(request, _parsed, [item.value for item in items])
     referred = dict(zip(named, await work_on_body(request, _parsed, named.values()), strict=True))
+    resolved = list(_resolved(body.input, referred))
     is_kept = isinstance(body, ResponsesRequest) and body.store is not False
+    known_ids: Collection[str] = ()
+    if store is not None and is_kept and conversation is not None:
+        known_ids = await known_ids_of(store, owner, conversation.id, resolved)
     return Turn(
         owner,
         store if is_kept else None,
         history,
         place,
-        list(_resolved(body.input, referred)),
+        resolved,
         ancestors,
         None if conversation is None else conversation.id,
+        known_ids,
     )
 
 
@@ -244,13 +251,23 @@ def _resolved(items: Sequence[ResponseItem], referred: Mapping[str, ResponseItem
             raise InvalidRequest(f"input[{index}].id={item.id}: {rule}", param=f"input[{index}].id")
 
 
-def as_items(items: Iterable[ResponseItem]) -> list[Item]:
-    """Return items of the input as they are stored: each has an id, and those that are skipped are left out."""
-    found = list[Item]()
+def as_items(items: Iterable[ResponseItem], known_ids: Collection[str] = ()) -> list[Item]:
+    """Return items of the input as they are stored; those that are skipped are left out.
+
+    Each item has an id, and a new one if its id is known or that of an item before it: pages begin behind an id.
+    """
+    found = dict[str, Item]()
     for item in items:
         if not item.is_skipped and item.type != COMPACTION_TRIGGER:
             fields = {"status": "completed", **item.model_dump(by_alias=True, exclude_none=True)}
-            if not is_id(fields.get("id", "")):
-                fields["id"] = f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}"
-            found.append(Item(fields["id"], orjson.dumps(fields)))
-    return found
+            identity = fields.get("id", "")
+            if not is_id(identity) or identity in known_ids or identity in found:
+                identity = fields["id"] = f"{_PREFIXES.get(item.type, 'item')}_{secrets.token_hex(16)}"
+            found[identity] = Item(identity, orjson.dumps(fields))
+    return list(found.values())
+
+
+async def known_ids_of(store: Store, owner: str, conversation: str, items: Iterable[ResponseItem]) -> Collection[str]:
+    """Return the ids that items have, and that a conversation has already."""
+    ids = [item.id for item in items if item.id is not None and is_id(item.id)]
+    return await stored(store.item_sizes(owner, ids, conversation))

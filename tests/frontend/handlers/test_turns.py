@@ -284,3 +284,17 @@ async def test_stored_items_are_read_into_reserved_memory_alone(
         assert (await http.post("/v1/responses", json=RESPONSE | asked)).status == 503
     for path in (f"responses/{first}", f"responses/{first}/input_items", f"chat/completions/{chat}"):
         assert (await http.get(f"/v1/{path}")).status == 503
+
+
+async def test_an_item_with_an_id_that_is_there_gets_a_new_one(client: Client) -> None:
+    """Pages behind such an id began again behind the first item with it, without end."""
+    same: Any = {"type": "message", "id": "msg_1", **HI}
+    conversation = await client.conversations.create(items=[same, same])
+    await client.conversations.items.create(conversation.id, items=[same])
+    answer = await client.responses.create(
+        model=RESPONSE["model"], input=[same, {"type": "item_reference", "id": "msg_1"}], conversation=conversation.id
+    )
+    listed = [item.id async for item in client.conversations.items.list(conversation.id, limit=1, order="asc")]
+    assert (listed[0], len(listed), len(set(listed))) == ("msg_1", 6, 6)
+    inputs = [item.id async for item in client.responses.input_items.list(answer.id, limit=1, order="asc")]
+    assert inputs == listed[3:5]
