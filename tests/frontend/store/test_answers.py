@@ -35,6 +35,7 @@ def said(request: GenerationRequest) -> Script:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontend.handlers.answer_run.CHECK_S", 0.05)
+    monkeypatch.setattr("frontend.store.breaker.PAUSE_S", 0.05)
     monkeypatch.setattr("frontend.store.redis_store._TIMEOUT_S", 1.0)
     monkeypatch.setattr("frontend.store.redis_store._RETRY_S", 0.05)
 
