@@ -19,7 +19,7 @@ from frontend.handlers.answer_log import Entry, Failure, LogReader, Replay, log_
 from frontend.handlers.call import Call
 from frontend.handlers.generation import Generation
 from frontend.handlers.large_answers import LARGE_ANSWERS
-from frontend.handlers.turns import ResponseHead, made_items, written
+from frontend.handlers.turns import ResponseHead, has_compaction, made_items, written
 from frontend.protocol.response_objects import Response
 from frontend.request_context import Admitted
 from frontend.store.types import Append, Change, Delete, Kind, Replace, Store, StoreUnavailable
@@ -179,7 +179,8 @@ class Run:
         changes: list[Change] = [Delete(Kind.WORK, self._work.id)]
         if found := (await store.read(owner, Kind.RESPONSE, [identity])).get(identity):
             head, made = msgspec.json.decode(found.head, type=ResponseHead), made_items(response)
-            ended = msgspec.json.encode(replace(head, is_running=False))
+            is_compacted = head.is_compacted or has_compaction(made)
+            ended = msgspec.json.encode(replace(head, is_running=False, is_compacted=is_compacted))
             changes += Append(identity, made), Replace(identity, ended, body=written(response))
             if head.conversation is not None and response["status"] in ("completed", "incomplete"):
                 given = await store.items(owner, identity, stop=head.num_input, is_newest_first=False)

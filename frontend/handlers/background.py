@@ -142,7 +142,7 @@ class Background:
         log = log_body(call.body, call.name, made, time.time())
         replay = await work_on_body(call.request, Replay, response_id, log, self._app[SETTINGS])
         given, body = turn.given(), written(replay.reply.so_far("queued"))
-        head = msgspec.json.encode(turn.head(len(given), is_running=True))
+        head = msgspec.json.encode(turn.head(given, is_running=True))
         work_head = msgspec.msgpack.encode(work.head)
         changes = (
             Create(Kind.RESPONSE, response_id, head, given, body),

@@ -20,6 +20,7 @@ from frontend.handlers.stored import STORE, is_id, not_stored, owner_of, stored
 from frontend.json_pieces import json_bytes
 from frontend.protocol.responses import (
     CALLS,
+    COMPACTION,
     COMPACTION_TRIGGER,
     REFERENCE,
     InputTokensRequest,
@@ -45,6 +46,7 @@ class ResponseHead(Struct, frozen=True):
     is_background: bool = False
     is_running: bool = False
     is_cancelled: bool = False  # the client has stopped it
+    is_compacted: bool = False  # its items have a compaction: no prompt needs the answers before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class Turn:
             return False
         # Not on the event loop: an answer with log probabilities may have many megabytes.
         given, made, body = await asyncio.to_thread(lambda: (self.given(), made_items(response), written(response)))
-        head = msgspec.json.encode(self.head(len(given)))
+        head = msgspec.json.encode(self.head(given, made))
         changes: list[Change] = [Create(Kind.RESPONSE, response["id"], head, given + made, body)]
         if self.conversation is not None:  # one that was deleted in the meantime gets nothing
             changes.append(Append(self.conversation, given + made))
@@ -99,14 +101,22 @@ class Turn:
         """Return the input as it is stored."""
         return as_items(self.input, self.known_ids)
 
-    def head(self, num_input: int, *, is_running: bool = False) -> ResponseHead:
+    def head(self, given: Sequence[Item], made: Sequence[Item] = (), *, is_running: bool = False) -> ResponseHead:
         """Return the head of an answer.
 
         Args:
+            given: see `given`.
+            made: its output so far.
             is_running: in the background.
         """
-        ancestors = tuple(self.ancestors[:_NUM_ANCESTORS])
-        return ResponseHead(num_input, ancestors, self.conversation, is_background=is_running, is_running=is_running)
+        return ResponseHead(
+            len(given),
+            tuple(self.ancestors[:_NUM_ANCESTORS]),
+            self.conversation,
+            is_background=is_running,
+            is_running=is_running,
+            is_compacted=has_compaction([*given, *made]),
+        )
 
 
 def written(response: Mapping[str, Any]) -> bytes:
@@ -140,15 +150,17 @@ async def turn_of(request: web.Request, body: InputTokensRequest) -> Turn:
     if store is not None and previous is not None:
         chain = await _chain(store, owner, previous)
         ancestors = [each.id for each in chain]
-        num_bytes = await _reserve(request, body, place, chain)
+        num_bytes = sum(each.num_item_bytes for each in chain)
+        _check_number(body, place, sum(each.num_items for each in chain))
+        _check_size(request, place, num_bytes)
+        await reserve(request, num_bytes)
         of_all = await stored(store.items_of(owner, ancestors))
         if any(len(of_all[each.id]) != each.num_items for each in chain):  # deleted in the meantime
             raise not_stored(place, previous, "previous_response_not_found")
         items = [item for identity in reversed(ancestors) for item in of_all[identity]]
     elif store is not None and conversation is not None:
-        num_bytes = await _reserve(request, body, place, [await _conversation(store, owner, conversation.id)])
-        items = (await stored(store.items_of(owner, [conversation.id])))[conversation.id]
-        await _conversation(store, owner, conversation.id)  # it is still there
+        items = await _items_since_compaction(request, store, body, conversation.id)
+        num_bytes = sum(len(item.value) for item in items)
     references = [each for each in body.references() if is_id(each) and not each.startswith(_OTHER_ITEMS)]
     named: Mapping[str, bytes] = {}
     if store is not None and references:
@@ -183,40 +195,72 @@ async def _conversation(store: Store, owner: str, identity: str) -> Stored:
 
 
 async def _chain(store: Store, owner: str, identity: str) -> list[Stored]:
-    """Return an answer with all answers before it, the last one first.
+    """Return an answer with the answers before it, up to a compaction, the last one first.
 
     Raises:
         NotStored: one of them is not there.
     """
     chain, unread = list[Stored](), [identity]
     while unread:
-        heads = await stored(store.read(owner, Kind.RESPONSE, unread)) if is_id(identity) else {}
+        found = await stored(store.read(owner, Kind.RESPONSE, unread)) if is_id(identity) else {}
+        ancestors: Sequence[str] = ()
         for each in unread:
-            if each not in heads:
+            if each not in found:
                 raise not_stored("previous_response_id", identity, "previous_response_not_found")
-        chain += [heads[each] for each in unread]
-        last = msgspec.json.decode(heads[unread[-1]].head, type=ResponseHead)
-        if last.is_running:
-            rule = "the answer is not complete yet: wait until its status is no longer queued or in_progress"
-            raise InvalidRequest(f"previous_response_id={shown(identity)}: {rule}", param="previous_response_id")
-        ancestors = last.ancestors
+            head = msgspec.json.decode(found[each].head, type=ResponseHead)
+            if head.is_running:
+                rule = "the answer is not complete yet: wait until its status is no longer queued or in_progress"
+                raise InvalidRequest(f"previous_response_id={shown(identity)}: {rule}", param="previous_response_id")
+            chain.append(found[each])
+            if head.is_compacted:
+                return chain
+            ancestors = head.ancestors
         unread = list(ancestors)
     return chain
 
 
-async def _reserve(request: web.Request, body: InputTokensRequest, place: str, found: Sequence[Stored]) -> int:
-    """Reserve the memory of the items of objects, and return their bytes.
+async def _items_since_compaction(
+    request: web.Request, store: Store, body: InputTokensRequest, identity: str
+) -> list[Item]:
+    """Return the items of a conversation from its last compaction on.
 
     Raises:
-        InvalidRequest: there are too many, or they are too large.
+        NotStored: it is not there.
+        InvalidRequest: it is too long.
     """
-    num_items, num_bytes = sum(each.num_items for each in found), sum(each.num_item_bytes for each in found)
+    owner, limit = owner_of(request), MAX_STORED * request.app[SETTINGS].max_body_bytes
+    found = await _conversation(store, owner, identity)
+    await reserve(request, min(found.num_item_bytes, limit))
+    page = await stored(store.items(owner, identity, limit=MAX_ITEMS, max_bytes=limit, is_newest_first=True))
+    await _conversation(store, owner, identity)  # it is still there
+    newest: list[Item] = []
+    for item in page.items if page else ():
+        newest.append(item)
+        if has_compaction([item]):
+            break
+    else:
+        if page and page.has_more:
+            _check_number(body, "conversation", found.num_items)
+            _check_size(request, "conversation", found.num_item_bytes)
+    _check_number(body, "conversation", len(newest))
+    return newest[::-1]
+
+
+def has_compaction(items: Iterable[Item]) -> bool:
+    """Whether stored items have a compaction."""
+    mark = b'"type":"compaction"'  # most items are not parsed
+    return any(mark in item.value and orjson.loads(item.value)["type"] == COMPACTION for item in items)
+
+
+def _check_number(body: InputTokensRequest, place: str, num_items: int) -> None:
+    """Check the number of items of a conversation.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
     if num_items + len(body.input) > MAX_ITEMS:
         rule = f"has {num_items} items, and with the input {num_items + len(body.input)}: at most {MAX_ITEMS}"
         raise InvalidRequest(f"{place}: {rule}", param=place)
-    _check_size(request, place, num_bytes)
-    await reserve(request, num_bytes)
-    return num_bytes
 
 
 def _check_size(request: web.Request, place: str, num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Calls of a place that may hang: after one without an answer, others fail at once for some time."""
+"""Calls of a place that may hang: while none is answered, they fail at once, but for one that tries."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Breaker:
         self._note, self._clock = note, clock
         self._paused_until_s: float | None = None  # None: the place does not hang
         self._is_trying = False
+        self._answered_s = clock()
 
     async def call[Result](self, function: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of a call.
@@ -34,14 +35,18 @@ class Breaker:
             self._note(False)
             raise StoreUnavailable("the place of the store did not answer a moment ago")
         self._is_trying |= is_trial
+        begun_s = self._clock()
         try:
             result = await function()
-            self._paused_until_s = None
         except StoreUnavailable as exc:
             self._note(False)
-            self._paused_until_s = self._clock() + PAUSE_S if isinstance(exc, NoAnswer) else None
+            if not isinstance(exc, NoAnswer):
+                self._paused_until_s = None
+            elif begun_s >= self._answered_s:  # else this call alone was slow: others were answered meanwhile
+                self._paused_until_s = self._clock() + PAUSE_S
             raise
         finally:
             self._is_trying &= not is_trial
+        self._answered_s, self._paused_until_s = self._clock(), None
         self._note(True)
         return result

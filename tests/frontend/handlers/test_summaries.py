@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
 
+from frontend.handlers import turns
 from frontend.handlers.summaries import INSTRUCTION
 from model_repository.contract.request import ChatPrompt
 from tests.fakes import FakeTriton, chunks
@@ -127,3 +129,29 @@ async def test_a_trigger_is_the_last_item(client: Client) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await client.responses.create(model=RESPONSE["model"], input=items)
     assert refused.value.param == "input[0].type"
+
+
+@pytest.mark.parametrize("has_conversation", [False, True])
+@pytest.mark.parametrize("is_background", [False, True])
+async def test_the_bounds_of_a_conversation_begin_at_its_last_summary(
+    client: Client, monkeypatch: pytest.MonkeyPatch, has_conversation: bool, is_background: bool
+) -> None:
+    """The items before it counted too, though no prompt has them."""
+    monkeypatch.setattr(turns, "MAX_ITEMS", 8)
+    conversation, ids = (await client.conversations.create()).id, list[str]()
+    for number in range(6):
+        managed: Any = [{"type": "compaction", "compact_threshold": 1 if number == 2 else 10**6}]
+        previous: Any = (
+            {"conversation": conversation} if has_conversation else {"previous_response_id": [None, *ids][-1]}
+        )
+        answer = await client.responses.create(
+            **RESPONSE, **previous, context_management=managed, background=is_background
+        )
+        async with asyncio.timeout(10):
+            while (await client.responses.retrieve(answer.id)).status != "completed":  # noqa: ASYNC110 - as its clients
+                await asyncio.sleep(0.01)
+        ids.append(answer.id)
+    await client.responses.delete(ids[0])
+    with pytest.raises(openai.BadRequestError, match="at most 8"):
+        previous = {"conversation": conversation} if has_conversation else {"previous_response_id": ids[-1]}
+        await client.responses.create(**RESPONSE, **previous)

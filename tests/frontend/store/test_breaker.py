@@ -40,7 +40,7 @@ async def test_calls_after_one_without_an_answer_fail_at_once_for_some_time() ->
         with pytest.raises(StoreUnavailable):
             await place.call()
     assert (place.num_calls, place.noted) == (2, [True, False, False, False])
-    place.now_s, place.error = PAUSE_S, None
+    place.now_s, place.error = place.now_s + PAUSE_S, None
     for _ in range(2):
         assert await place.call() == "answer"
     assert place.num_calls == 4
@@ -51,7 +51,7 @@ async def test_one_call_tries_whether_the_place_is_back() -> None:
     place.error = NoAnswer("no answer")
     with pytest.raises(NoAnswer):
         await place.call()
-    place.now_s, place.error = PAUSE_S, None
+    place.now_s, place.error = place.now_s + PAUSE_S, None
     for is_cancelled in (True, False):
         place.may_answer.clear()
         trial = asyncio.create_task(place.call())
@@ -63,6 +63,22 @@ async def test_one_call_tries_whether_the_place_is_back() -> None:
             await asyncio.gather(trial, return_exceptions=True)
     place.may_answer.set()
     assert await trial == "answer" == await place.call()
+
+
+async def test_a_call_that_was_slow_alone_delays_nobody() -> None:
+    place = HangingPlace()
+    place.now_s = 1.0
+    place.may_answer.clear()
+    slow = asyncio.create_task(place.call())
+    await asyncio.sleep(0)
+    place.may_answer.set()
+    place.now_s = 2.0
+    assert await place.call() == "answer"
+    place.error = NoAnswer("no answer")
+    with pytest.raises(NoAnswer):
+        await slow
+    place.error = None
+    assert await place.call() == "answer"
 
 
 async def test_an_error_that_came_at_once_delays_nobody() -> None:
