@@ -101,6 +101,12 @@ async def test_answers_arrive_while_the_place_is_away_and_work_ends_when_it_is_b
     async def num_open() -> int:
         return triton.num_open
 
+    async def is_back() -> bool:
+        try:
+            return bool(await client.responses.retrieve(before.id))
+        except openai.InternalServerError:
+            return False
+
     mend = fault(server_place)
     try:
         working.may_go_on.set()
@@ -114,6 +120,7 @@ async def test_answers_arrive_while_the_place_is_away_and_work_ends_when_it_is_b
     finally:
         monkeypatch.setattr("frontend.store.postgres._TIMEOUT_S", 10.0)
         await asyncio.to_thread(mend)
+    await until(is_back, bool)
     found = await ended(client, begun.id)
     assert (found.status, found.output_text) == ("completed", TEXT)
     assert (await events_of(client, begun.id))[-1]["response"] == found.to_dict()
