@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import time
@@ -281,7 +282,8 @@ class RedisStore(Store):
         if Kind.WORK in kinds:
             await self._answer(self._redis.zadd, _WORKING, {owner: self._clock()})
         is_possible = await self._run_once(_WRITE, owner, *itertools.chain(*map(_arguments, changes)))
-        await self._bound(owner, sum(map(_num_bytes, changes)))
+        with contextlib.suppress(StoreUnavailable):  # what is written is written
+            await self._bound(owner, sum(map(_num_bytes, changes)))
         return is_possible
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
