@@ -85,17 +85,20 @@ class Turn:
         """Store a complete answer; return whether it is stored."""
         if self.store is None:
             return False
-        # Not on the event loop: an answer with log probabilities may have many megabytes.
-        given, made, body = await asyncio.to_thread(lambda: (self.given(), made_items(response), written(response)))
-        head = msgspec.json.encode(self.head(given, made))
-        changes: list[Change] = [Create(Kind.RESPONSE, response["id"], head, given + made, body)]
-        if self.conversation is not None:  # one that was deleted in the meantime gets nothing
-            changes.append(Append(self.conversation, given + made))
+        changes = await asyncio.to_thread(self._changes, response)  # log probabilities may have many megabytes
         try:
             await stored(self.store.write(self.owner, *changes))
         except StoreFailed:
             return False
         return True
+
+    def _changes(self, response: Mapping[str, Any]) -> list[Change]:
+        given, made = self.given(), made_items(response)
+        head = msgspec.json.encode(self.head(given, made))
+        changes: list[Change] = [Create(Kind.RESPONSE, response["id"], head, given + made, written(response))]
+        if self.conversation is not None:  # one that was deleted in the meantime gets nothing
+            changes.append(Append(self.conversation, given + made))
+        return changes
 
     def given(self) -> list[Item]:
         """Return the input as it is stored."""
@@ -233,17 +236,18 @@ async def _items_since_compaction(
     await reserve(request, min(found.num_item_bytes, limit))
     page = await stored(store.items(owner, identity, limit=MAX_ITEMS, max_bytes=limit, is_newest_first=True))
     await _conversation(store, owner, identity)  # it is still there
-    newest: list[Item] = []
-    for item in page.items if page else ():
-        newest.append(item)
-        if has_compaction([item]):
-            break
-    else:
-        if page and page.has_more:
-            _check_number(body, "conversation", found.num_items)
-            _check_size(request, "conversation", found.num_item_bytes)
+    assert page is not None, "it has no `after`"
+    num_items = await work_on_body(request, _num_since_compaction, page.items)
+    if num_items is None and page.has_more:
+        _check_number(body, "conversation", found.num_items)
+        _check_size(request, "conversation", found.num_item_bytes)
+    newest = page.items[:num_items]
     _check_number(body, "conversation", len(newest))
-    return newest[::-1]
+    return list(newest[::-1])
+
+
+def _num_since_compaction(newest: Sequence[Item]) -> int | None:
+    return next((number for number, item in enumerate(newest, 1) if has_compaction([item])), None)
 
 
 def has_compaction(items: Iterable[Item]) -> bool:
