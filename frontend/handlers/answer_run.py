@@ -178,10 +178,11 @@ class Run:
         store, owner, identity = self._store, self._work.owner, self._work.head.response_id
         changes: list[Change] = [Delete(Kind.WORK, self._work.id)]
         if found := (await store.read(owner, Kind.RESPONSE, [identity])).get(identity):
-            head, made = msgspec.json.decode(found.head, type=ResponseHead), made_items(response)
+            head = msgspec.json.decode(found.head, type=ResponseHead)
+            made, body = await asyncio.to_thread(lambda: (made_items(response), written(response)))
             is_compacted = head.is_compacted or has_compaction(made)
             ended = msgspec.json.encode(replace(head, is_running=False, is_compacted=is_compacted))
-            changes += Append(identity, made), Replace(identity, ended, body=written(response))
+            changes += Append(identity, made), Replace(identity, ended, body=body)
             if head.conversation is not None and response["status"] in ("completed", "incomplete"):
                 given = await store.items(owner, identity, stop=head.num_input, is_newest_first=False)
                 changes.append(Append(head.conversation, [*(given.items if given else ()), *made]))
