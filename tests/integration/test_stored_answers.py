@@ -78,6 +78,12 @@ def ended(client: OpenAI, response_id: str) -> Any:
     return wait_until(is_over, "it has ended")
 
 
+def is_found(client: OpenAI, response_id: str) -> bool:
+    with suppress(openai.InternalServerError):
+        return bool(client.responses.retrieve(response_id))
+    return False
+
+
 def said_in(client: OpenAI, conversation: str) -> list[str]:
     """Return the ids of the answers in a conversation, which has whole turns."""
     items: list[Any] = list(client.conversations.items.list(conversation, order="asc"))
@@ -165,6 +171,7 @@ def test_answers_go_on_after_a_kill_of_the_store(victim: Stack, server: Server, 
             assert (answer.output_text, answer.store) == (before.output_text, False)
         finally:
             server.start()
+        wait_until(lambda: is_found(client, before.id), "the store is used again")
         seen += missed(client, seen)
         found = whole(client, seen)
         assert (found.status, found.output_text) == ("incomplete", expected)

@@ -24,14 +24,14 @@ from tests.processes import max_memory_bytes
 from tests.waiting import wait_until
 
 BOUND, NUM_BYTES = 256_000_000, 1_000_000_000
-ITEM_BYTES, NUM_ITEMS, NUM_REQUESTS = 5000, 20, 5  # of a request, and of a conversation
+ITEM_BYTES, NUM_ITEMS, NUM_REQUESTS = 12_000, 20, 4  # of a request, and of a conversation
 WRITERS = ("alice", "bob", "carol", "dave")
 NUM_BYTES_OF_FEW = BOUND // 32  # of a key that writes no more: less than its share
 OF_REQUESTS_BYTES = 32_000_000  # memory for the requests themselves
 CONVERSATIONS = "/v1/conversations"
 TEXT = secrets.token_urlsafe(100_000)  # PostgreSQL compresses others
-# What a place may take, as a share of the bound; PostgreSQL keeps what is deleted until its next vacuum.
-LARGEST_SHARES = {"memory": 0.0, "file": 1.1, "redis": 1.25, "postgresql": NUM_BYTES / BOUND * 1.5}
+# What a place may take, as a share of the bound. PostgreSQL keeps what is deleted until its next vacuum: everything.
+LARGEST_SHARES = {"memory": 0.0, "file": 1.1, "redis": 1.25, "postgresql": 1.25 * NUM_BYTES / BOUND}
 
 
 @contextmanager
@@ -106,7 +106,6 @@ async def test_a_gigabyte_stays_within_its_bound(name: str, num_workers: int, tm
                 last = await held()
             grown = sum(map(max_memory_bytes, pids)) - before
             there = num_bytes_there()
-    print(f"{name}: held {largest:,}, at the end {last:,}, memory {grown:,} more, outside {there:,}")
     assert 0.9 * BOUND < last <= largest <= (1 + SWEEP_SHARE) * BOUND
-    assert grown < OF_REQUESTS_BYTES + (BOUND * 9 / 8 if name == "memory" else 0)
+    assert grown < num_workers * OF_REQUESTS_BYTES + (BOUND * 9 / 8 if name == "memory" else 0)
     assert there <= LARGEST_SHARES[name] * BOUND

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,12 @@ async def turns_of(client: Client, conversation: str) -> list[tuple[str, str]]:
     return [(asked.id, said.id) for asked, said in zip(items[::2], items[1::2], strict=True)]
 
 
+async def found_again(client: Client, response_id: str) -> Any:
+    """Return an answer, or None while its place is not used again."""
+    with suppress(openai.InternalServerError):
+        return await client.responses.retrieve(response_id)
+
+
 @pytest.mark.parametrize("fault", [kill, hang])
 async def test_answers_arrive_while_the_place_is_away_and_work_ends_when_it_is_back(
     server_place: Place,
@@ -101,12 +107,6 @@ async def test_answers_arrive_while_the_place_is_away_and_work_ends_when_it_is_b
     async def num_open() -> int:
         return triton.num_open
 
-    async def is_back() -> bool:
-        try:
-            return bool(await client.responses.retrieve(before.id))
-        except openai.InternalServerError:
-            return False
-
     mend = fault(server_place)
     try:
         working.may_go_on.set()
@@ -120,11 +120,11 @@ async def test_answers_arrive_while_the_place_is_away_and_work_ends_when_it_is_b
     finally:
         monkeypatch.setattr("frontend.store.postgres._TIMEOUT_S", 10.0)
         await asyncio.to_thread(mend)
-    await until(is_back, bool)
+    again = await until(lambda: found_again(client, before.id), lambda found: found is not None)
+    assert again.to_dict() == before.to_dict()
     found = await ended(client, begun.id)
     assert (found.status, found.output_text) == ("completed", TEXT)
     assert (await events_of(client, begun.id))[-1]["response"] == found.to_dict()
-    assert (await client.responses.retrieve(before.id)).to_dict() == before.to_dict()
     assert [said for _, said in await turns_of(client, conversations[0])] == [found.output[0].id]
     assert {said for _, said in await turns_of(client, conversations[1])} <= {answers[0].output[0].id}
     for conversation in conversations:
