@@ -32,13 +32,15 @@ from tests.model_repository.engine.llama_cpp.test_kv_caches import (
     Sent,
     check,
     complete,
-    complete_mix,
     config_of,
 )
 from tests.model_repository.engine.tiny_models import FULL_ATTENTION, RECURRENT, SLIDING_WINDOW, write_model
+from tests.vulkan.mixed_answers.__main__ import MAX_ERROR
 from tests.waiting import DEADLINE_S
 
-MAX_ERROR = 0.02  # of a log probability in f32
+# Mesa 22.3.6 reads memory that it has freed as it made a pipeline (valgrind shows it for a few products of matrices in
+# ggml alone), and a process with many pipelines may end by a signal.
+_MAX_TRIES = 4
 PROMPT = range(40)  # longer than the window of SLIDING_WINDOW
 
 
@@ -75,13 +77,14 @@ def test_a_model_on_two_devices_answers_as_on_the_cores(uses: Mapping[str, Devic
 
 @pytest.mark.wide
 @pytest.mark.parametrize("architecture", [*FULL_ATTENTION, *SLIDING_WINDOW, *RECURRENT])
-def test_answers_in_a_mix_are_those_of_the_cores(
-    architecture: str, placement: Mapping[str, Any], tmp_path: Path
-) -> None:
-    model = write_model(tmp_path / "model.gguf", architecture)
-    with closing(LlamaCppRuntime(replace(config_of(tmp_path, NGRAM), **placement), [b"a"] * VOCAB_SIZE)) as runtime:
-        finished = complete_mix(runtime, 12)
-    check(model, finished, MAX_ERROR)
+def test_answers_in_a_mix_are_those_of_the_cores(architecture: str) -> None:
+    """In a process of its own, and again if the driver ends it. A wrong answer ends the test at once."""
+    for _ in range(_MAX_TRIES):
+        command = [sys.executable, "-m", "tests.vulkan.mixed_answers", architecture]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+        if done.returncode >= 0:
+            break
+    assert done.returncode == 0, done.stderr
 
 
 # --- embedders and images ---------------------------------------------------------------------------------------------

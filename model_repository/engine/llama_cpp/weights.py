@@ -14,7 +14,7 @@ from model_repository.engine.runtime import EngineConfig
 logger = logging.getLogger(__name__)
 
 # Devices multiply matrices of f32 in f16 or TF32, unless these forbid it. Read at the start of the first device.
-_EXACT = {
+EXACT = {
     "GGML_VK_DISABLE_F16": "1",
     "GGML_VK_DISABLE_COOPMAT": "1",
     "GGML_VK_DISABLE_COOPMAT2": "1",
@@ -32,7 +32,7 @@ def load_weights(path: Path, config: EngineConfig) -> llama.LlamaModel:
     if config.gpu_layers:
         os.environ["GGML_NO_BACKTRACE"] = "1"  # a lost device aborts the process: a debugger would keep it for seconds
         if config.precision == "f32":
-            os.environ.update(_EXACT)
+            os.environ.update(EXACT)
     load_backends()
     params = model_params(config.gpu_layers, shares_of(config))
     params.progress_callback = note_share
