@@ -169,6 +169,20 @@ def _on_devices(candidate: Candidate, memory: LayerMemory) -> ModelDemand:
     )
 
 
+def _uses(candidate: Candidate, used_bytes: Mapping[str, int]) -> dict[str, DeviceUse]:
+    """Return the devices of a model. They share its layers by their room, which other programs make smaller."""
+    rooms = _rooms(candidate.devices)
+    return {
+        device.name: DeviceUse(
+            description=device.description,
+            used_bytes=used_bytes.get(device.name, 0),
+            total_bytes=device.total_bytes,
+            room_bytes=rooms[device.name],
+        )
+        for device in candidate.devices
+    }
+
+
 def _tried(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, trial: Trial) -> LayerMemory | None:
     """Return the memory of a model; None: it does not load on devices, and need not be there.
 
@@ -176,12 +190,12 @@ def _tried(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, trial
         BuildError: it does not load.
     """
     num_sequences, window = fitted
-    uses = {
-        device.name: DeviceUse(description=device.description, used_bytes=0, total_bytes=device.total_bytes)
-        for device in candidate.devices
-    }
     config = replace(
-        candidate.config, max_sequences=num_sequences, context_window=window, gpu_layers=gpu_layers, devices=uses
+        candidate.config,
+        max_sequences=num_sequences,
+        context_window=window,
+        gpu_layers=gpu_layers,
+        devices=_uses(candidate, {}),
     )
     try:
         return trial(candidate.name, config)
@@ -243,16 +257,7 @@ def _fewer(gpu_layers: int, memory: LayerMemory, lacking_bytes: int) -> int:
 
 
 def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, memory: LayerMemory) -> Placement:
-    rooms = _rooms(candidate.devices)
-    uses = {
-        device.name: DeviceUse(
-            description=device.description,
-            used_bytes=memory.used_bytes[device.name],
-            total_bytes=device.total_bytes,
-            room_bytes=rooms[device.name],
-        )
-        for device in candidate.devices
-    }
+    uses = _uses(candidate, memory.used_bytes)
     num_on_cores = memory.num_layers - gpu_layers
     text = f"{f'{gpu_layers} of' if num_on_cores else 'all'} {memory.num_layers} layers on {shown(uses)}"
     if num_on_cores:

@@ -42,7 +42,7 @@ def trial(name: str, config: EngineConfig) -> LayerMemory:
     num_on_devices = min(config.gpu_layers, NUM_LAYERS)
     if name == "0":
         raise BuildError("0: llama.cpp does not load it: no")
-    sizes = [use.total_bytes for use in config.devices.values()]
+    sizes = [use.room_bytes for use in config.devices.values()]
     devices = ["CPU"] * (NUM_LAYERS - num_on_devices)
     for position in range(num_on_devices):
         shares = [sum(sizes[: end + 1]) / sum(sizes) for end in range(len(sizes))]
@@ -135,6 +135,13 @@ def test_layers_are_shared_out_and_fit_on_each_device(sizes: tuple[int, int]) ->
     [(placement, *_)] = placed(model(9, cards))
     assert placement.gpu_layers == NUM_LAYERS
     assert all(0 < use.used_bytes <= 0.9 * use.total_bytes for use in placement.devices.values())
+
+
+def test_a_card_with_little_free_memory_gets_few_layers() -> None:
+    """Cards shared the layers by their whole memory: the cores computed some for which another card had room."""
+    [(placement, *_)] = placed(model(9, [card(0, 24, free_gb=3), card(1, 24)]))
+    assert placement.gpu_layers == NUM_LAYERS
+    assert 0 < used(placement)["CUDA0"] <= 0.9 * 3 * GB < used(placement)["CUDA1"]
 
 
 def test_models_that_start_together_share_a_device() -> None:
