@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from string import digits
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,8 @@ _LAYER = re.compile(r"load_tensors: layer +\d+ assigned to device (\S+),")
 _CACHE = re.compile(r"llama_(?:kv_cache|memory_recurrent)[:,] (?:layer +(\d+): dev = |size = +([\d.]+) MiB)")
 _BUFFER = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 _PROJECTOR = re.compile(r"CLIP using (\S+) backend")
+# The driver's own memory of a process and the code of kernels, which no log has: 300 to 500 MB are reported for CUDA.
+_CONTEXT_BYTES = {"CUDA": 400 << 20, "ROCm": 400 << 20}
 _TIED = 2  # loads of the token embedding: the second one is the output's
 
 
@@ -36,7 +39,7 @@ class LayerMemory(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]  # of the layers
     weight_bytes: tuple[int, ...]
     cache_bytes: tuple[int, ...]  # of all sequences
-    buffer_bytes: Mapping[str, int]  # of all contexts, by device, and by names of the machine's own memory
+    buffer_bytes: Mapping[str, int]  # of all contexts and the driver, by device or name of the machine's own memory
     projector_bytes: Mapping[str, int] = {}  # by device
     copied_bytes: int = 0  # of the output's weights, which the cores have too
     num_copies: int = 1  # processes with the model: a projector has one of its own
@@ -122,7 +125,7 @@ def memory_of(log: str, path: Path) -> LayerMemory:
         weight_bytes=(*sizes[:-1], sizes[-1] + copied_bytes),
         copied_bytes=copied_bytes,
         cache_bytes=tuple(map(round, cache_bytes)),
-        buffer_bytes=_buffers(log),
+        buffer_bytes=_buffers(log) + Counter({name: _CONTEXT_BYTES.get(name.rstrip(digits), 0) for name in devices}),
     )
 
 
