@@ -64,12 +64,6 @@ class ModelDemand:
         """Return it with these numbers alone."""
         return replace(self, num_sequences=num_sequences, window=window, is_fixed=True, num_spare=0)
 
-    @property
-    def processes(self) -> ModelDemand:
-        """The demand of its processes alone, of a model with weights and caches elsewhere."""
-        num_bytes = 0 if self.replica is None else self.replica.process_bytes
-        return replace(self, weight_bytes=num_bytes, sequence_memory=None, replica=None)
-
     def _model_bytes(self, num_sequences: int, window: int) -> int:
         memory = self.sequence_memory
         caches_bytes = 0 if memory is None else memory.step_bytes + num_sequences * memory.num_bytes(window)

@@ -115,6 +115,15 @@ def fit_on_devices(candidates: Mapping[Path, Candidate], trial: Trial) -> dict[P
     return fits
 
 
+def beside_devices(candidate: Candidate, trial: Trial) -> ModelDemand:
+    """Return the demand on the machine's memory of a model of `fit_on_devices`: processes, embeddings and buffers."""
+    demand, memory = candidate.demand, _tried(candidate, candidate.demand.least, _ALL_LAYERS, trial)
+    num_bytes = 0
+    if demand.replica is not None and memory is not None:
+        num_bytes = demand.replica.bytes_beside(memory, memory.num_layers, candidate.names, demand.least[0])
+    return dataclasses.replace(demand, weight_bytes=num_bytes, sequence_memory=None, replica=None)
+
+
 def place(
     candidates: Mapping[Path, Candidate], fits: dict[Path, tuple[int, int]], whole: Collection[Path], trial: Trial
 ) -> dict[Path, Placement]:

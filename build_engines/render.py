@@ -28,7 +28,17 @@ from build_engines.gpus import check_replicas
 from build_engines.llama_cpp.device_trial import layer_memory
 from build_engines.lock import lock_path, locked, remove_leftovers
 from build_engines.memory_fit import ModelDemand, fit_loaded
-from build_engines.placement import ALL, AUTO, CORES, Candidate, Placement, chosen_devices, fit_on_devices, place
+from build_engines.placement import (
+    ALL,
+    AUTO,
+    CORES,
+    Candidate,
+    Placement,
+    beside_devices,
+    chosen_devices,
+    fit_on_devices,
+    place,
+)
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
 from model_repository.capabilities import Capability
@@ -443,7 +453,7 @@ def _fitted(
     machine_bytes, num_cores = round(model_memory_bytes(model_memory) / MODEL_SHARE), num_physical_cores()
     candidates = _candidates(manifests, options, demands)
     on_devices = fit_on_devices(candidates, layer_memory)
-    in_ram = {folder: model.processes if folder in on_devices else model for folder, model in demands.items()}
+    in_ram = demands | {folder: beside_devices(candidates[folder], layer_memory) for folder in on_devices}
     fits = fit_loaded(in_ram, machine_bytes, num_cores) | on_devices
     placements = place(candidates, fits, on_devices, layer_memory)
     for folder, model in demands.items():

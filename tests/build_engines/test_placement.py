@@ -13,7 +13,16 @@ import pytest
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.device_trial import LayerMemory
 from build_engines.memory_fit import ModelDemand
-from build_engines.placement import ALL, AUTO, Candidate, Placement, chosen_devices, fit_on_devices, place
+from build_engines.placement import (
+    ALL,
+    AUTO,
+    Candidate,
+    Placement,
+    beside_devices,
+    chosen_devices,
+    fit_on_devices,
+    place,
+)
 from build_engines.progress import size_text
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.sequence_memory import SequenceMemory
@@ -106,6 +115,13 @@ def test_a_model_that_fits_is_on_the_device_with_the_sequences_that_its_memory_h
     assert used(placement)["CUDA0"] <= 0.9 * 8 * GB
     assert placement.text == "all 33 layers on CUDA0 (NVIDIA Card 0): 6.0 of 8.0 GB"
     assert placement.memory_bytes == pytest.approx(GB + BUFFER_BYTES)  # the processes, and the buffers of the machine
+
+
+def test_a_model_on_the_device_takes_processes_and_buffers_of_the_machine() -> None:
+    """The other models were given the memory of the buffers, and of the input embeddings."""
+    demand = beside_devices(model(4, [card(0, 8)], num_replicas=2), trial)
+    assert demand.least_bytes == pytest.approx(GB + BUFFER_BYTES)
+    assert (demand.num_replicas, demand.can_shrink) == (2, False)
 
 
 def test_the_layers_of_a_larger_model_that_do_not_fit_stay_on_the_cores_with_their_price() -> None:
