@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from model_repository.system.llama_build import installed_build
+from model_repository.system.llama_build import LlamaBuild, installed_build
+from model_repository.system.machine import Machine, read_machine
 
 _PROGRAM = "model_repository.engine.llama_cpp.devices"
 _TIMEOUT_S = 60.0  # a driver that wakes eight cards takes several seconds
@@ -50,12 +52,14 @@ def read_devices() -> list[Device]:
     """Return the devices of the installed build. A process of its own loads their driver: this one stays without.
 
     Raises:
-        NoDevices: the driver failed.
+        NoDevices: the driver failed, or the build has no code for a card of NVIDIA.
         BuildsCollide: see installed_build.
     """
     build = installed_build()
     if build is None or not build.devices:
         return []
+    if build.devices == "CUDA":
+        _check_code(build, read_machine())
     command = [sys.executable, "-P", "-m", _PROGRAM]
     try:
         done = subprocess.run(command, env=os.environ, capture_output=True, check=True, timeout=_TIMEOUT_S)
@@ -66,3 +70,12 @@ def read_devices() -> list[Device]:
         raise NoDevices(f"{build.package}: {reason}") from exc
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as exc:
         raise NoDevices(f"{build.package}: {exc}") from exc
+
+
+def _check_code(build: LlamaBuild, machine: Machine) -> None:
+    """Check that a driver can compile the build's code for all cards: it cannot for older ones, which CUDA lists too."""
+    oldest = min(map(int, build.architectures), default=0)
+    for number in re.findall(r"sm(\d+)", machine.gpu_architecture or ""):
+        if int(number) < oldest:
+            remedy = "install conch[vulkan] in its place, or hide that card (CUDA_VISIBLE_DEVICES)"
+            raise NoDevices(f"{build.package} has no code for sm_{number}, only from sm_{oldest} on: {remedy}")
