@@ -19,7 +19,7 @@ from frontend.settings import SettingsError
 from model_repository.engine.tensorrt_llm.releases import release_of, why_unsure
 from model_repository.system.cores import memory_bytes, num_physical_cores
 from model_repository.system.devices import NoDevices, read_devices
-from model_repository.system.graphics_cards import nvidia_driver_version, render_nodes
+from model_repository.system.graphics_cards import is_in_wsl, nvidia_driver_version, render_nodes
 from model_repository.system.llama_build import LlamaBuild, UnusableBuild, usable_build
 from model_repository.system.machine import Machine, read_machine
 from model_repository.system.running_servers import running_servers
@@ -146,12 +146,15 @@ def _unused_cards(machine: Machine) -> str:
 
 def _why_no_device(build: LlamaBuild, machine: Machine) -> str:
     if build.devices == "CUDA":
-        return f"none: {machine.gpu_error or 'CUDA finds no card'}"
+        hint = "; a container gets the cards by --gpus all" if nvidia_driver_version() else ""
+        return f"none: {machine.gpu_error or 'CUDA finds no card'}{hint}"
     nodes = render_nodes()
     for node in nodes:
         if not node.is_open:
             rule = "add yourself to the group of this file, or start the container with --device /dev/dri"
             return f"none: {node.path} ({node.vendor}) cannot be opened: {rule}"
+    if not nodes and is_in_wsl():
+        return "none: WSL2 has NVIDIA's cards for conch[cuda12] alone"
     if not nodes:
         return "none: this machine has no graphics card"
     if build.devices != "Vulkan":

@@ -32,6 +32,11 @@ def render_nodes(root: Path = Path("/")) -> list[RenderNode]:
     return found
 
 
+def is_in_wsl(root: Path = Path("/")) -> bool:
+    """Whether the machine is WSL2, which gives its cards to programs of CUDA."""
+    return (root / "dev" / "dxg").exists()
+
+
 def nvidia_driver_version(root: Path = Path("/")) -> str | None:
     """Return the version of NVIDIA's driver in the kernel; None: it is not loaded."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,17 @@ def test_the_reason_for_no_device_is_named(machine, monkeypatch, package, nodes,
     install_build(machine, package, monkeypatch)
     is_well, text = of_llama(machine / "home")["devices"]
     assert not is_well and text.startswith(reason)
+
+
+def test_the_remedy_in_a_container_and_in_wsl_is_named(machine, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(doctor, "nvidia_driver_version", lambda: "550.1")
+    monkeypatch.setattr(doctor, "is_in_wsl", lambda: True)
+    install_build(machine, "cyllama-cuda12", monkeypatch, "75")
+    assert of_llama(machine / "home")["devices"][1].endswith("; a container gets the cards by --gpus all")
+    shutil.rmtree(machine / "cyllama_cuda12-0.7.0.dist-info")
+    install_build(machine, "cyllama-vulkan", monkeypatch)
+    assert of_llama(machine / "home")["devices"][1] == "none: WSL2 has NVIDIA's cards for conch[cuda12] alone"
 
 
 def test_a_driver_that_fails_and_two_builds_are_problems(machine, monkeypatch) -> None:

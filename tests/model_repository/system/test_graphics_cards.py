@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_repository.system.graphics_cards import RenderNode, nvidia_driver_version, render_nodes
+from model_repository.system.graphics_cards import RenderNode, is_in_wsl, nvidia_driver_version, render_nodes
 
 
 def test_cards_of_known_vendors_are_named_and_whether_their_files_open(tmp_path: Path) -> None:
@@ -28,3 +28,10 @@ def test_the_driver_of_nvidia_tells_its_version(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "version").write_text("570.86.15\n")
     assert nvidia_driver_version(tmp_path) == "570.86.15"
+
+
+def test_wsl_has_a_file_of_its_own_for_cards(tmp_path: Path) -> None:
+    assert not is_in_wsl(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "dxg").touch()
+    assert is_in_wsl(tmp_path)
