@@ -52,15 +52,19 @@ PYTHON_WITH_VULKAN := $(VENV)/vulkan/bin/python
 # Groups of tests run beside each other, one for each core; those that measure time run after them.
 IN_GROUPS := -n auto --maxprocesses 8 --dist loadgroup
 DURATIONS = $(if $(RESULTS),--durations=50 --junitxml=$(RESULTS)/$(1).xml)
+NAMED = $(filter tests/%,$(ARGS))# files and folders
+OPTIONS = $(filter-out $(NAMED),$(ARGS))
+ON_DEVICES = $(if $(NAMED),$(filter tests/vulkan%,$(NAMED)),tests/vulkan)
+ON_CORES = $(filter-out $(ON_DEVICES),$(or $(NAMED),tests))
 OR_NONE = $(if $(ARGS),|| [ $$? = 5 ])# -k may pick tests of one kind alone
 
 quick: lint  ## before each commit: formatting, lint, types, and every test that starts no server
 	$(PYTHON_IN_VENV) -m pytest -m "not server and not alone and not faults" --ignore=tests/integration $(ELSEWHERE) $(IN_GROUPS) $(ARGS)
 
 test: $(VENV)/test.stamp $(VENV)/model.stamp $(VENV)/gpu-images.stamp $(VENV)/vulkan.stamp  ## every test; ARGS="-k name" passes options to pytest; RESULTS=DIR keeps durations
-	$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(ELSEWHERE) $(IN_GROUPS) $(call DURATIONS,groups) $(ARGS) $(OR_NONE)
-	$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(ELSEWHERE) $(call DURATIONS,alone) $(ARGS) $(OR_NONE)
-	$(PYTHON_WITH_VULKAN) -m pytest -m "not wide" tests/vulkan $(call DURATIONS,vulkan) $(ARGS) $(OR_NONE)
+	$(if $(ON_CORES),$(PYTHON_IN_VENV) -m pytest -m "not alone and not faults" $(ON_CORES) $(ELSEWHERE) $(IN_GROUPS) $(call DURATIONS,groups) $(OPTIONS) $(OR_NONE))
+	$(if $(ON_CORES),$(PYTHON_IN_VENV) -m pytest -m "alone and not faults" $(ON_CORES) $(ELSEWHERE) $(call DURATIONS,alone) $(OPTIONS) $(OR_NONE))
+	$(if $(ON_DEVICES),$(PYTHON_WITH_VULKAN) -m pytest -m "not wide" $(ON_DEVICES) $(call DURATIONS,vulkan) $(OPTIONS) $(OR_NONE))
 
 # Folders that meet the libraries most, and take half a minute.
 LOWEST_TESTS := $(addprefix tests/,test_imports.py test_private_names.py build_engines/test_hub.py \

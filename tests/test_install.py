@@ -115,6 +115,22 @@ def test_make_serve_takes_the_environment_of_the_device() -> None:
     assert refused.returncode and "DEVICE=metal: must be one of cpu cuda12 rocm vulkan." in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "runs"),
+    [
+        ("", ["tests", "tests", "tests/vulkan"]),
+        ("-k stop", ["tests", "tests", "tests/vulkan"]),
+        ("tests/test_imports.py -x", ["tests/test_imports.py", "tests/test_imports.py"]),
+        ("tests/vulkan/test_doctor.py -x", ["tests/vulkan/test_doctor.py"]),
+    ],
+)
+def test_make_test_runs_a_file_in_the_environments_that_it_is_for(arguments: str, runs: list[str]) -> None:
+    """Files were run on devices too."""
+    command = ["make", "--no-print-directory", "--just-print", "test", "VENV=/nope", f"ARGS={arguments}"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=False)
+    assert re.findall(r'-m pytest -m "[^"]*" (\S+)', done.stdout) == runs
+
+
 def _stub_wheel(index: Path, name: str, version: str) -> None:
     stem = f"{name}-{version}"
     files = {

@@ -73,7 +73,7 @@ def read_devices() -> list[Device]:
 
 
 def _check_code(build: LlamaBuild, machine: Machine) -> None:
-    """Check that a driver can compile the build's code for all cards: it cannot for older ones, which CUDA lists too."""
+    """Check that the build has code for all cards: CUDA lists older ones too, for which a driver cannot compile it."""
     oldest = min(map(int, build.architectures), default=0)
     for number in re.findall(r"sm(\d+)", machine.gpu_architecture or ""):
         if int(number) < oldest:
