@@ -84,6 +84,13 @@
 - --{{ $flag }}={{ . }}
 {{- end }}
 {{- end }}
+{{- if and (eq .model.engine.runtime "llama_cpp") (gt (int .model.gpus.perNode) 0) }}
+{{- /* A pod whose GPUs are not all found does not serve on its cores: a named device must be there. */ -}}
+{{- $devices := list -}}
+{{- range $number := until (int .model.gpus.perNode) }}{{ $devices = append $devices (printf "CUDA%d" $number) }}{{ end }}
+- --device={{ join "," $devices }}
+- --gpu-layers={{ .model.gpus.layers }}
+{{- end }}
 {{- range $key, $value := .model.engine.llmOptions }}
 - {{ printf "--llm-option=%s=%s" $key (kindIs "string" $value | ternary $value (toJson $value)) | quote }}
 {{- end }}
@@ -185,6 +192,7 @@ as a quota may require: the model's, or its own request if that is larger.
 {{- range $name, $number := include "conch.model.gpuResource" .model | fromYaml -}}
 {{- range $part := list $resources.requests $resources.limits }}{{ $_ := set $part $name $number }}{{ end -}}
 {{- end -}}
+{{- with .model.resources.claims }}{{ $_ := set $resources "claims" . }}{{ end -}}
 {{- end -}}
 {{- range $name, $request := $resources.requests -}}
 {{- with index ($.model.resources.limits | default dict) $name -}}

@@ -159,6 +159,9 @@
 {{- else if and $perNode (gt (int .model.serving.replicasPerPod) 1) -}}
 {{- fail (printf "%s: serving.replicasPerPod %d: llama_cpp takes all GPUs of its pod: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.serving.replicasPerPod)) -}}
 {{- end -}}
+{{- if and (ne (toString .model.gpus.layers) "auto") (or (not $perNode) (ne .model.engine.runtime "llama_cpp")) -}}
+{{- fail (printf "%s: gpus.layers %v: for llama_cpp with gpus.perNode: write auto" .where .model.gpus.layers) -}}
+{{- end -}}
 {{- if and (gt (int .model.numNodes) 1) (gt (int .model.serving.replicasPerPod) 1) -}}
 {{- fail (printf "%s: serving.replicasPerPod %d: the model spans %d nodes, and the replicas of a pod share one: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.numNodes) (int .model.serving.replicasPerPod)) -}}
 {{- end -}}

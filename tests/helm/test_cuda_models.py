@@ -47,3 +47,24 @@ def test_the_cuda_image_differs_from_that_of_cores_in_the_build_of_llama_cpp_and
     assert [
         line.replace("cuda12.txt", "cpu.txt") for line in cuda if "libgomp1" not in line and "NVIDIA" not in line
     ] == [line for line in on_cores if "apt-get" not in line]
+
+
+def test_a_pod_that_lacks_one_of_its_gpus_fails() -> None:
+    """It served on its cores. `render` refuses a device that is not there."""
+    commands = [
+        next(each for each in pod_of(name).containers if each["name"] == "repository")["command"]
+        for name in ("qwen", "llama")
+    ]
+    assert "--device=CUDA0" in commands[0] and "--device=CUDA0,CUDA1" in commands[1]
+    assert all("--gpu-layers=auto" in command for command in commands)
+
+
+def test_a_build_container_has_the_claims_of_the_gpus() -> None:
+    values = values_of("cuda")
+    values["resourceProfiles"] = {"cuda": {"gpuResource": ""}}
+    values["models"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    values["models"][0]["gpus"]["layers"] = 20
+    containers = before_serving(render(values), "qwen")
+    for name in ("download", "repository"):
+        assert containers[name]["resources"]["claims"] == [{"name": "gpu"}]
+    assert "--gpu-layers=20" in containers["repository"]["command"]

@@ -32,6 +32,13 @@ def test_layers_shared_across_nodes_are_refused(tensor: int, pipeline: int) -> N
     assert f"gpus.perNode 8, such as 8, and parallelism.pipeline {tensor * pipeline // 8}" in said
 
 
+def test_a_number_of_layers_is_refused_where_llama_cpp_computes_on_cores_or_tensorrt_llm_computes_all() -> None:
+    values = values_of("cuda")
+    values["models"][0]["gpus"] = {"layers": 20}
+    for each in (values, with_gpu_model(gpus={"perNode": 1, "profile": "h100", "layers": 20})):
+        assert "gpus.layers 20: for llama_cpp with gpus.perNode: write auto" in refusal(each)
+
+
 def test_replicas_of_a_pod_are_refused_for_a_model_of_several_nodes() -> None:
     values = values_of("nodes")
     values["models"][0]["serving"] = {"replicasPerPod": 2}
