@@ -590,9 +590,14 @@ def read_config(path: Path) -> pb.ModelConfig:
         BuildError: the file is missing, or is no configuration.
     """
     try:
-        return text_format.Parse(path.read_text(encoding="utf-8"), pb.ModelConfig())
+        return config_of(path.read_text(encoding="utf-8"))
     except (OSError, text_format.ParseError) as exc:
         raise BuildError(f"{path}: not a rendered configuration ({exc})") from exc
+
+
+def config_of(text: str) -> pb.ModelConfig:
+    """Return the configuration of a config.pbtxt."""
+    return text_format.Parse(text, pb.ModelConfig())
 
 
 def remove_artifact(artifact_dir: Path, repository: Path) -> None:

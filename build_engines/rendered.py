@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from build_engines.artifact import Manifest
 from build_engines.errors import BuildError
-from build_engines.render import ServeOptions, read_config, render_artifacts
+from build_engines.render import ServeOptions, config_of, read_config, render_artifacts
 from build_engines.serving import Loading
 from model_repository.contract.tensors import ensemble_of_stage, stage_name
 from model_repository.model_parameters import ModelParameters
+
+logger = logging.getLogger(__name__)
 
 
 def rendered_again(repository: Path, model_memory: int | None = None) -> dict[str, str]:
@@ -27,7 +30,7 @@ def rendered_again(repository: Path, model_memory: int | None = None) -> dict[st
     replicas: dict[Path, list[ModelParameters]] = {}
     for path in repository.glob("*/config.pbtxt"):
         if ensemble_of_stage(path.parent.name) == path.parent.name:
-            replica = _parameters(path)
+            replica = _parameters(read_config(path), path)
             replicas.setdefault(replica.artifact_dir, []).append(replica)
     if not replicas:
         raise BuildError(f"{repository}: no model in it")
@@ -36,10 +39,23 @@ def rendered_again(repository: Path, model_memory: int | None = None) -> dict[st
     named = dict(sorted(replicas.items(), key=lambda item: (item[1][0].position, item[1][0].model_id)))
     options = {folder: _options(repository, each) for folder, each in named.items()}
     gpus = {folder: [replica.gpus for replica in each] for folder, each in named.items() if each[0].gpus}
-    if len(named) > 1:
-        return render_artifacts(options, gpus, model_memory=model_memory)
-    [[only, *_]] = named.values()  # its names may have been given to `render`
-    return render_artifacts(options, gpus, only.aliases, only.model_id, model_memory)
+    names: tuple[Any, ...] = ()
+    if len(named) == 1:
+        [[only, *_]] = named.values()  # its names may have been given to `render`
+        names = (only.aliases, only.model_id)
+    files = render_artifacts(options, gpus, *names, model_memory=model_memory)
+    for first, *_ in named.values():
+        _warn_of_less(first, _parameters(config_of(files[f"{first.ensemble}/config.pbtxt"]), repository))
+    return files
+
+
+def _warn_of_less(former: ModelParameters, found: ModelParameters) -> None:
+    sizes = [(each.gpu_layers, each.max_sequences * each.context_window) for each in (former, found)]
+    if former.devices and any(size < before for before, size in zip(*sizes, strict=True)):
+        rule = "stop a server that computes on it, and render again"
+        logger.warning(
+            "devices     %s: less of %s is free than before: %s", former.model_id, ", ".join(former.devices), rule
+        )
 
 
 def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
@@ -70,9 +86,8 @@ def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:
     )
 
 
-def _parameters(path: Path) -> ModelParameters:
-    parameters = read_config(path).parameters
+def _parameters(config: Any, path: Path) -> ModelParameters:
     try:
-        return ModelParameters.from_config({name: value.string_value for name, value in parameters.items()})
+        return ModelParameters.from_config({name: value.string_value for name, value in config.parameters.items()})
     except ValueError as exc:
         raise BuildError(f"{path}: {exc}") from exc

@@ -135,6 +135,19 @@ def test_a_repository_is_rendered_again_with_the_options_for_devices(cards: list
     assert rendered_again(tmp_path / "models") == files
 
 
+def test_a_plan_that_a_running_server_makes_smaller_is_named(
+    cards: list[Device], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its memory is not free. The layers moved to the cores without a word."""
+    write_repository(render_artifacts({write_artifact(tmp_path / "one", "one"): ServeOptions()}), tmp_path / "models")
+    rendered_again(tmp_path / "models")
+    rule = "devices     one: less of CUDA0 is free than before: stop a server that computes on it, and render again"
+    assert rule not in caplog.messages
+    cards[0] = replace(cards[0], free_bytes=10**9)
+    rendered_again(tmp_path / "models")
+    assert rule in caplog.messages
+
+
 def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
