@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 from model_repository.engine.llama_cpp.context import context_params
 from model_repository.engine.llama_cpp.library import llama, load_backends, model_params
+from model_repository.engine.llama_cpp.weights import EXACT
 from model_repository.system.cores import num_physical_cores
 
 PROMPT = "Write one sentence about the number"  # and the number of the sequence
@@ -28,22 +30,28 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="of each sequence (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="beside the first (%(default)s)")
     options = parser.parse_args()
+    if options.precision == "f32":
+        os.environ.update(EXACT)  # as the engine does
     load_backends()
     model = llama.LlamaModel(str(options.model), model_params(options.gpu_layers))
     params = context_params(options.sequences, 2048, is_f32=options.precision == "f32")
     params.n_threads = params.n_threads_batch = num_physical_cores()
     context = llama.LlamaContext(model, params)
-    rates = [_tokens_per_s(model, context, options.sequences, options.tokens) for _ in range(1 + options.repeats)]
+    numbers = range(1 + options.repeats)
+    rates = [_tokens_per_s(model, context, options.sequences, options.tokens, number) for number in numbers]
     json.dump({"tokens_per_s": rates[1:]}, sys.stdout)
 
 
-def _tokens_per_s(model: llama.LlamaModel, context: llama.LlamaContext, num_sequences: int, num_tokens: int) -> float:
+def _tokens_per_s(
+    model: llama.LlamaModel, context: llama.LlamaContext, num_sequences: int, num_tokens: int, repeat: int
+) -> float:
     sampler = llama.LlamaSampler(llama.LlamaSamplerChainParams())
     sampler.add_greedy()
     batch = llama.LlamaBatch(n_tokens=512, embd=0, n_seq_max=1)
     context.kv_cache_clear()
     began_s = time.monotonic()
-    prompts = [model.get_vocab().tokenize(f"{PROMPT} {number}", True, True) for number in range(num_sequences)]
+    texts = [f"{num_sequences}.{repeat} {PROMPT} {number}" for number in range(num_sequences)]
+    prompts = [model.get_vocab().tokenize(text, True, True) for text in texts]
     rows = []
     for sequence, prompt in enumerate(prompts):
         for position, token_id in enumerate(prompt):
