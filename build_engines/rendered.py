@@ -39,12 +39,12 @@ def rendered_again(repository: Path, model_memory: int | None = None) -> dict[st
     named = dict(sorted(replicas.items(), key=lambda item: (item[1][0].position, item[1][0].model_id)))
     options = {folder: _options(repository, each) for folder, each in named.items()}
     gpus = {folder: [replica.gpus for replica in each] for folder, each in named.items() if each[0].gpus}
-    names: tuple[Any, ...] = ()
-    if len(named) == 1:
-        [[only, *_]] = named.values()  # its names may have been given to `render`
-        names = (only.aliases, only.model_id)
-    files = render_artifacts(options, gpus, *names, model_memory=model_memory)
-    for first, *_ in named.values():
+    firsts = [first for first, *_ in named.values()]
+    if len(firsts) > 1:
+        files = render_artifacts(options, gpus, model_memory=model_memory)
+    else:  # the names of a single model may have been given to `render`
+        files = render_artifacts(options, gpus, firsts[0].aliases, firsts[0].model_id, model_memory)
+    for first in firsts:
         _warn_of_less(first, _parameters(config_of(files[f"{first.ensemble}/config.pbtxt"]), repository))
     return files
 
