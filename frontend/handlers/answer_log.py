@@ -90,7 +90,7 @@ def log_id(response_id: str) -> str:
 
 def log_body(body: ResponsesRequest, name: ModelName, made: Sequence[Mapping[str, Any]], created_s: float) -> bytes:
     """Return the body of a new log."""
-    fields = body.model_dump(by_alias=True, exclude_none=True) | {"input": "-"}
+    fields = body.model_dump(by_alias=True, exclude_none=True, exclude={"input"}) | {"input": "-"}
     return _ENCODER.encode(
         LogBody(orjson.dumps(fields), name.requested, name.model.parameters.to_config(), orjson.dumps(made), created_s)
     )
@@ -105,9 +105,9 @@ class Replay:
     """
 
     def __init__(self, response_id: str, body: bytes, settings: Settings) -> None:
-        decoded, self.num_bytes = _BODY.decode(body), len(body)
+        decoded = _BODY.decode(body)
         self._time_s = 0.0
-        self.requested, self.created_s = decoded.requested, decoded.created_s
+        self.requested, self.progress_s = decoded.requested, decoded.created_s
         self.body, _ = parse(ResponsesRequest, decoded.request, settings)
         parameters = ModelParameters.from_config(decoded.model)
         self.name = ModelName(
@@ -125,9 +125,14 @@ class Replay:
         )
         self._encoder = EventEncoder(self.reply)
         self._last = (-1, -1)  # run and number of the last entry; one that is not confirmed is written again
-        self.has_begun = False  # the answer had its place
+        self.num_runs = 0  # that had a place
         self._packed_ids = bytearray()  # of the tokens
         self._num_tokens = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the answer had its place."""
+        return self.num_runs > 0
 
     @property
     def is_over(self) -> bool:
@@ -151,8 +156,10 @@ class Replay:
             return b""
         events = self._encoder.begin(GenerationChunk(text=""))
         if entry.number and not self.has_begun:
-            self.has_begun = True
             events += self._encoder.further(self.reply.begin())
+        self.num_runs += entry.number == 1
+        if entry.number:
+            self.progress_s = entry.time_s
         self._last, self._time_s = place, entry.time_s
         for chunk in entry.chunks:
             self._packed_ids += chunk.packed_token_ids

@@ -55,6 +55,10 @@ class Work:
         """Its id in the store."""
         return work_id(self.head.response_id)
 
+    def packed_head(self) -> bytes:
+        """Return the stored form of its head."""
+        return msgspec.msgpack.encode(self.head)
+
 
 def work_id(response_id: str) -> str:
     """Return the id of the work on an answer."""
@@ -70,32 +74,32 @@ class Cancelled(Exception):
 
 
 class Run:
-    """One run of the work on an answer."""
+    """One run of the work on an answer.
 
-    def __init__(self, store: Store, work: Work, replay: Replay) -> None:
+    Args:
+        version: of the stored work.
+    """
+
+    def __init__(self, store: Store, work: Work, replay: Replay, version: int) -> None:
         self.replay = replay
         self._store, self._work = store, work
-        self._number = 0  # the version of the stored work
-        self._num_entries = 0
-        self._unwritten: list[Entry] = []
-        self._checked_s = time.monotonic()
+        self._number = version + 1  # the version of the work in this run
+        self._num_entries = 1
+        self._unwritten = [Entry(self._number, time_s=time.time())]
+        self._checked_s = 0.0
 
     async def begin(self) -> None:
         """End the run before, and find where it was.
 
         Raises:
-            Lost: another process goes on with it.
+            Lost, Cancelled: the run must stop.
             StoreUnavailable: see Store.
         """
-        store, owner, identity = self._store, self._work.owner, self._work.id
-        found = (await store.read(owner, Kind.WORK, [identity])).get(identity)
-        if found is None or not await store.replace(owner, identity, found.head, found.version):
+        if not await self._store.replace(self._work.owner, self._work.id, self._work.packed_head(), self._number - 1):
             raise Lost
-        self._number = found.version + 1
-        self._unwritten.append(Entry(self._number, time_s=time.time()))
-        self._num_entries = 1
         await self._flush()
-        await LogReader(store, owner, self._work.head.response_id).read_into(self.replay)
+        await LogReader(self._store, self._work.owner, self._work.head.response_id).read_into(self.replay)
+        await self._check()
 
     def resumed(self) -> dict[str, Any]:
         """Return the parameters with which the rest of the answer is generated.
@@ -103,7 +107,7 @@ class Run:
         Raises:
             EngineFailed: the answer cannot go on.
         """
-        if self._number > _MAX_RUNS:
+        if self.replay.num_runs > _MAX_RUNS:
             raise EngineFailed("The answer was begun too often.")
         return {"resume_token_ids": self.replay.token_ids(), "cancel_key": secrets.token_hex(16)}
 
@@ -133,21 +137,24 @@ class Run:
 
         Raises:
             Lost: another process goes on with it, or it was deleted.
-            StoreUnavailable: the run had not begun, and the store does not answer.
         """
-        if not self._number:
-            await self.begin()
         if not self.replay.is_over:
             self.add((), failure, is_cancelled=is_cancelled)
         response = self.replay.reply.ended
         assert response is not None, "an answer ends with its last event"
+        may_be_stored = False
         while True:
             try:
                 await self._flush()
                 with contextlib.suppress(Cancelled):  # too late
                     await self._check()
+                may_be_stored = True
                 await self._store_end(response)
                 return
+            except Lost:
+                if may_be_stored:  # the reply to it was lost
+                    return
+                raise
             except StoreUnavailable:
                 await asyncio.sleep(CHECK_S)
 
@@ -168,9 +175,12 @@ class Run:
         owner, response_id = self._work.owner, self._work.head.response_id
         work = (await self._store.read(owner, Kind.WORK, [self._work.id])).get(self._work.id)
         found = (await self._store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
-        if work is None or work.version != self._number or found is None:
+        head = None if found is None else msgspec.json.decode(found.head, type=ResponseHead)
+        if work is None and head is not None and head.is_running:  # a bound has deleted it: an answer goes as a whole
+            await self._store.write(owner, Delete(Kind.RESPONSE, response_id), Delete(Kind.LOG, log_id(response_id)))
+        if work is None or work.version != self._number or head is None:
             raise Lost
-        if msgspec.json.decode(found.head, type=ResponseHead).is_cancelled:
+        if head.is_cancelled:
             raise Cancelled
 
     async def _store_end(self, response: Response) -> None:
@@ -206,8 +216,6 @@ class LoggedGeneration(Generation[ResponsesReply]):
             Lost, Cancelled: it was stopped.
             APIError: it failed.
         """
-        if self._run.replay.is_over:
-            return
         reading = asyncio.create_task(self._within_time(self._read()))
         try:
             while not reading.done():

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from frontend.errors import APIError
 from frontend.handlers.answer_log import Cut, LogReader, Replay, log_id
-from frontend.handlers.bodies import work_on_body
+from frontend.handlers.bodies import reserve, work_on_body
 from frontend.handlers.completions import EventStream
 from frontend.handlers.keepalive import Keepalive
 from frontend.handlers.large_answers import LARGE_ANSWERS, write
@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 async def running_answer(request: web.Request, response_id: str, head: ResponseHead) -> Response | None:
     """Return an answer so far; None: it has no log."""
-    if (replay := await _replay(request, response_id)) is None:
+    if (replay := await _replay(request, response_id, reads_all=True)) is None:
         return None
     reader = LogReader(store_of(request), owner_of(request), response_id)
     await stored(reader.read_into(replay))
@@ -65,11 +65,14 @@ async def stream_answer(
     return response
 
 
-async def _replay(request: web.Request, response_id: str) -> Replay | None:
+async def _replay(request: web.Request, response_id: str, *, reads_all: bool = False) -> Replay | None:
+    """Return an answer before its first entry, in memory for all of them if `reads_all`; None: it has no log."""
     identity = log_id(response_id)
     found = (await stored(store_of(request).read(owner_of(request), Kind.LOG, [identity]))).get(identity)
     if found is None:
         return None
+    if reads_all:
+        await reserve(request, found.num_item_bytes)
     return await work_on_body(request, Replay, response_id, await body_of(request, found), request.app[SETTINGS])
 
 

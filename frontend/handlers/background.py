@@ -22,9 +22,18 @@ from msgspec.structs import replace as replaced
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from frontend.errors import APIError, Draining, EngineFailed, ModelNotFound, Overloaded, RateLimited, StoreFailed
+from frontend.errors import (
+    APIError,
+    Draining,
+    EngineFailed,
+    ModelNotFound,
+    ModelTooLarge,
+    Overloaded,
+    RateLimited,
+    StoreFailed,
+)
 from frontend.handlers.answer_log import Entry, Failure, Replay, log_body, log_id
-from frontend.handlers.answer_run import Cancelled, LoggedGeneration, Lost, Run, Work, WorkHead
+from frontend.handlers.answer_run import Cancelled, LoggedGeneration, Lost, Run, Work, WorkHead, work_id
 from frontend.handlers.bodies import reserve, work_on_body
 from frontend.handlers.call import Call
 from frontend.handlers.completions import chat_generations, fetch_images
@@ -49,6 +58,7 @@ from frontend.request_context import (
     is_draining,
     unexpected,
 )
+from frontend.settings import Settings
 from frontend.store.place import outlives_frontend
 from frontend.store.types import Change, Claimed, Create, Delete, Kind, Replace, Store, StoreUnavailable
 from frontend.telemetry.observer import OBSERVER
@@ -59,7 +69,7 @@ from model_repository.contract.request import GenerationRequest
 MAX_WORKS = 64  # of an owner at a time
 LEASE_S = 5.0  # after which work that no process touches is continued by another one
 CLAIM_S = 2.0
-_GONE_S = 600.0  # after the beginning of an answer, a model that is not there does not come back
+_PATIENCE_S = 600.0  # so long an answer waits for what may come back: a model, Triton, a place, a limit
 _PATH = "/v1/responses"
 
 logger = logging.getLogger(__name__)
@@ -109,7 +119,7 @@ class Background:
                 request[FACTS].id = work.head.response_id
                 own.request[FACTS] = _own_facts(request)
                 stack.pop_all()  # the work leaves it
-                self._start(work, own.request, partial(self._run, own, work, replay, admitted))
+                self._start(work, own.request, partial(self._run, own, work, replay, admitted=admitted))
             return response
 
     @contextlib.asynccontextmanager
@@ -138,16 +148,8 @@ class Background:
         generation: GenerationRequest,
     ) -> Replay:
         """Store an answer that is queued, with the work on it."""
-        response_id = work.head.response_id
-        log = log_body(call.body, call.name, made, time.time())
-        replay = await work_on_body(call.request, Replay, response_id, log, self._app[SETTINGS])
-        given, body = turn.given(), written(replay.reply.so_far("queued"))
-        head = msgspec.json.encode(turn.head(given, is_running=True))
-        work_head = msgspec.msgpack.encode(work.head)
-        changes = (
-            Create(Kind.RESPONSE, response_id, head, given, body),
-            Create(Kind.LOG, log_id(response_id), b"", [Entry(0).item()], log),
-            Create(Kind.WORK, work.id, work_head, body=pack(generation)),
+        replay, *changes = await work_on_body(
+            call.request, _begun, call, turn, work, made, generation, self._app[SETTINGS]
         )
         await stored(self._store.write(work.owner, *changes))
         return replay
@@ -171,46 +173,35 @@ class Background:
             try:
                 for each in [] if is_draining(self._app) else await self._store.claim(Kind.WORK, LEASE_S):
                     if each.id not in self._running:
-                        await self._continue_or_fail(each)
+                        await self._continue(each)
             except StoreUnavailable:
-                pass
+                await asyncio.sleep(2 * LEASE_S)  # those who have work touch it first
             except Exception:
                 logger.exception("work in the background cannot be continued")
             await asyncio.sleep(CLAIM_S)
 
-    async def _continue_or_fail(self, claimed: Claimed) -> None:
-        """Continue work, or end an answer that this version of the server cannot continue."""
-        try:
-            await self._continue(Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=WorkHead)))
-        except StoreUnavailable:
-            raise
-        except Exception:
-            logger.exception("%s cannot be continued", claimed.id)
-            identity = "resp_" + claimed.id.removeprefix("work_")
-            changes: list[Change] = [Delete(Kind.WORK, claimed.id)]
-            if found := await self._store.read(claimed.owner, Kind.RESPONSE, [identity]):
-                head = msgspec.json.decode(found[identity].head, type=ResponseHead)
-                error = {"code": "server_error", "message": "The server cannot go on with this answer"}
-                [body] = (await self._store.bodies(claimed.owner, [identity])).values()
-                response = orjson.loads(body) | {"status": "failed", "error": error}
-                ended = msgspec.json.encode(replaced(head, is_running=False))
-                changes.append(Replace(identity, ended, body=written(response)))
-            await self._store.write(claimed.owner, *changes)
-
-    async def _continue(self, work: Work) -> None:
+    async def _continue(self, claimed: Claimed) -> None:
         """Continue work that another process has begun."""
-        store, owner, response_id = self._store, work.owner, work.head.response_id
-        found = (await store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
-        log = (await store.bodies(owner, [log_id(response_id)])).get(log_id(response_id))
-        is_running = found is not None and msgspec.json.decode(found.head, type=ResponseHead).is_running
-        if log is None or not is_running:
-            await store.delete(owner, Kind.WORK, work.id)
+        try:
+            work = Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=WorkHead))
+        except msgspec.DecodeError:
+            await self._give_up(claimed.owner, "resp_" + claimed.id.removeprefix("work_"))
             return
-        logger.info("%s goes on", response_id)
-        replay = Replay(response_id, log, self._app[SETTINGS])
         request = await _request_of(self._app, work.head)
-        call = Call(request, self._app, replay.chat, replay.name, {}, (), Places(replay.body))
-        self._start(work, request, partial(self._run, call, work, replay))
+        self._start(work, request, partial(self._run_again, work, request))
+
+    async def _give_up(self, owner: str, response_id: str) -> None:
+        """End an answer that this version of the server cannot continue."""
+        logger.error("%s cannot be continued: another version of the server has begun it", response_id)
+        changes: list[Change] = [Delete(Kind.WORK, work_id(response_id)), Delete(Kind.LOG, log_id(response_id))]
+        if found := await self._store.read(owner, Kind.RESPONSE, [response_id]):
+            head = msgspec.json.decode(found[response_id].head, type=ResponseHead)
+            error = {"code": "server_error", "message": "The server cannot go on with this answer"}
+            [body] = (await self._store.bodies(owner, [response_id])).values()
+            response = orjson.loads(body) | {"status": "failed", "error": error}
+            ended = msgspec.json.encode(replaced(head, is_running=False))
+            changes.append(Replace(response_id, ended, body=written(response)))
+        await self._store.write(owner, *changes)
 
     async def _serve(self, request: web.Request, work: Callable[[], Awaitable[None]]) -> None:
         """Do work as a request, which is counted, traced and logged at its end."""
@@ -236,24 +227,64 @@ class Background:
                 status = CLIENT_CLOSED_REQUEST
             app[OBSERVER].end_request(request, status)
 
+    async def _run_again(self, work: Work, request: web.Request) -> None:
+        """Do the rest of the work that another process has begun; see `_run`.
+
+        Raises:
+            Lost: it was deleted, or has ended.
+            Overloaded: there is no memory for it now.
+        """
+        store, owner, response_id = self._store, work.owner, work.head.response_id
+        kept = (await store.read(owner, Kind.WORK, [work.id])).get(work.id)
+        found = (await store.read(owner, Kind.RESPONSE, [response_id])).get(response_id)
+        log = (await store.read(owner, Kind.LOG, [log_id(response_id)])).get(log_id(response_id))
+        is_running = found is not None and msgspec.json.decode(found.head, type=ResponseHead).is_running
+        if kept is None or log is None or not is_running:
+            await store.delete(owner, Kind.WORK, work.id)
+            raise Lost
+        with contextlib.suppress(APIError):  # its answer fails below
+            self._note_caller(request, work)
+        await reserve(request, kept.num_bytes + log.num_bytes)
+        bodies = await store.bodies(owner, [log.id])
+        try:
+            replay = await work_on_body(request, Replay, response_id, bodies[log.id], self._app[SETTINGS])
+        except (APIError, ValueError, KeyError):
+            await self._give_up(owner, response_id)
+            raise Lost from None
+        logger.info("%s goes on", response_id)
+        call = Call(request, self._app, replay.chat, replay.name, {}, (), Places(replay.body))
+        await self._run(call, work, replay, kept.version)
+
     async def _run(
-        self, call: Call[ChatCompletionRequest], work: Work, replay: Replay, admitted: Admitted | None = None
+        self,
+        call: Call[ChatCompletionRequest],
+        work: Work,
+        replay: Replay,
+        version: int = 0,
+        admitted: Admitted | None = None,
     ) -> None:
         """Do the work on an answer, or its rest.
 
         Args:
+            version: of the stored work.
             admitted: None: another process has begun it.
 
         Raises:
+            Lost: another process goes on with it, or it was deleted.
             APIError: this process or another one goes on later.
+            StoreUnavailable: see Store.
         """
-        facts, run = call.request[FACTS], Run(self._store, work, replay)
+        facts, run = call.request[FACTS], Run(self._store, work, replay, version)
         try:
-            if admitted is None:
-                call, admitted = await self._admitted_again(call, work, replay)
-            async with admitted:
+            async with contextlib.AsyncExitStack() as stack:
+                if admitted is not None:
+                    await stack.enter_async_context(admitted)
                 await run.begin()
-                await LoggedGeneration(call, admitted, run).to_the_end()
+                if not replay.is_over:
+                    if admitted is None:
+                        call, admitted = await self._admitted_again(call, work, replay)
+                        await stack.enter_async_context(admitted)
+                    await LoggedGeneration(call, admitted, run).to_the_end()
         except Cancelled:
             facts.error_code = CLIENT_CLOSED
             await run.end(is_cancelled=True)
@@ -271,31 +302,25 @@ class Background:
 
     def _may_go_on(self, error: APIError, replay: Replay) -> bool:
         """Whether the answer that an error has stopped may go on later."""
-        if isinstance(error, ModelNotFound):
-            return time.time() < replay.created_s + _GONE_S
-        return self._is_lasting if isinstance(error, Draining) else isinstance(error, Overloaded | RateLimited)
+        if isinstance(error, Draining):
+            return self._is_lasting
+        may_pass = isinstance(error, Overloaded | RateLimited | ModelNotFound)
+        return may_pass and not isinstance(error, ModelTooLarge) and time.time() < replay.progress_s + _PATIENCE_S
 
     async def _admitted_again(
         self, call: Call[ChatCompletionRequest], work: Work, replay: Replay
     ) -> tuple[Call[ChatCompletionRequest], Admitted]:
-        """Admit work that another process has begun, and return it with its caller and its model.
+        """Admit work that another process has begun, and return it with its model.
 
         Raises:
             Lost: the work was deleted.
             APIError: it cannot go on now, or never.
             StoreUnavailable: see Store.
         """
-        request, facts = call.request, call.request[FACTS]
-        if (note_caller := self._app.get(NOTE_CALLER)) is not None:
-            note_caller(request, work.owner)
-        facts.caller = replace(facts.caller, organization=work.head.organization, project=work.head.project)
-        name = await find_model(request, replay.requested)
+        self._note_caller(call.request, work)
+        name = await find_model(call.request, replay.requested)
         if name.model.parameters.fingerprint != replay.name.model.parameters.fingerprint:
             raise EngineFailed("The model has changed since the answer was begun.")
-        found = (await self._store.read(work.owner, Kind.WORK, [work.id])).get(work.id)
-        if found is None:
-            raise Lost
-        await reserve(request, found.num_bytes + replay.num_bytes)
         bodies = await self._store.bodies(work.owner, [work.id])
         if not bodies:
             raise Lost
@@ -305,6 +330,17 @@ class Background:
             raise EngineFailed("Another version of the server has begun this answer") from exc
         call = replace(call, name=name)
         return call, await admit(call, [generation], is_background=True)
+
+    def _note_caller(self, request: web.Request, work: Work) -> None:
+        """Note the caller of work that another process has begun.
+
+        Raises:
+            AuthenticationFailed: the key is no longer there.
+        """
+        facts = request[FACTS]
+        if (note_caller := self._app.get(NOTE_CALLER)) is not None:
+            note_caller(request, work.owner)
+        facts.caller = replace(facts.caller, organization=work.head.organization, project=work.head.project)
 
 
 BACKGROUND: web.AppKey[Background] = web.AppKey("background")  # missing: nothing is stored
@@ -318,6 +354,27 @@ async def background_lifetime(app: web.Application) -> AsyncIterator[None]:
     background = app[BACKGROUND] = Background(app, store)
     yield
     await background.close()
+
+
+def _begun(
+    call: Call[ResponsesRequest],
+    turn: Turn,
+    work: Work,
+    made: Sequence[Mapping[str, Any]],
+    generation: GenerationRequest,
+    settings: Settings,
+) -> tuple[Replay, Create, Create, Create]:
+    """Return an answer that is queued, with the objects that store it."""
+    response_id = work.head.response_id
+    log = log_body(call.body, call.name, made, time.time())
+    replay, given = Replay(response_id, log, settings), turn.given()
+    head = msgspec.json.encode(turn.head(given, is_running=True))
+    return (
+        replay,
+        Create(Kind.RESPONSE, response_id, head, given, written(replay.reply.so_far("queued"))),
+        Create(Kind.LOG, log_id(response_id), b"", [Entry(0).item()], log),
+        Create(Kind.WORK, work.id, work.packed_head(), body=pack(generation)),
+    )
 
 
 def _work_head(request: web.Request) -> WorkHead:

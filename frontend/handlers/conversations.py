@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from frontend.errors import InvalidRequest
-from frontend.handlers.bodies import read_body, reserve
+from frontend.handlers.bodies import read_body, reserve, work_on_body
 from frontend.handlers.call import ignored_header, refuse_ignored
 from frontend.handlers.stored import (
     Page,
@@ -42,7 +42,10 @@ async def create_conversation(request: web.Request) -> web.Response:
     store = store_of(request)
     body, headers = await _body(request, ConversationRequest)
     identity, metadata = f"conv_{secrets.token_hex(16)}", body.metadata or {}
-    head, items = msgspec.json.encode(ConversationHead(metadata)), as_items(body.items or ())
+    head, items = (
+        msgspec.json.encode(ConversationHead(metadata)),
+        await work_on_body(request, as_items, body.items or ()),
+    )
     await stored(store.create(owner_of(request), Kind.CONVERSATION, identity, head, items))
     return json_response(_conversation(await _found(request, identity)), headers=headers)
 
@@ -81,7 +84,8 @@ async def add_items(request: web.Request) -> web.Response:
     await _found(request, identity)
     body, headers = await _body(request, NewItemsRequest)
     store, owner = store_of(request), owner_of(request)
-    if not (items := as_items(body.items, await known_ids_of(store, owner, identity, body.items))):
+    known_ids = await known_ids_of(store, owner, identity, body.items)
+    if not (items := await work_on_body(request, as_items, body.items, known_ids)):
         raise InvalidRequest("items: has no item of a type that is stored", param="items")
     await stored(store.append(owner, identity, items))
     values = [orjson.Fragment(item.value) for item in items]

@@ -61,6 +61,8 @@ async def create_response(call: Call[ResponsesRequest]) -> web.StreamResponse:
     body, turn = call.body, await turn_of(call.request, call.body)
     keep = None if turn.store is None else turn.keep
     if body.input[-1].type == COMPACTION_TRIGGER:
+        if body.background:
+            raise InvalidRequest("background: must be absent or false beside compaction_trigger", param="background")
         return await answer_chat(
             *await _summary_call(call, turn, keep), max_prompt_tokens=_max_prompt_tokens(call, truncates=True)
         )
@@ -138,7 +140,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
 
 async def _shown(request: web.Request, found: Stored, head: ResponseHead) -> web.Response:
     if head.is_running and (running := await running_answer(request, found.id, head)) is not None:
-        return web.Response(body=json_bytes(running), content_type="application/json")
+        return web.Response(body=await work_on_body(request, json_bytes, running), content_type="application/json")
     await reserve(request, found.num_item_bytes)
     body, store = await body_of(request, found), store_of(request)
     items = await stored(store.items(owner_of(request), found.id, start=head.num_input, is_newest_first=False))

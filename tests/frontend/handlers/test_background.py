@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import openai
 import pytest
 from aiohttp import web
@@ -21,7 +20,7 @@ from frontend.handlers import answer_run, answer_stream, background
 from frontend.handlers.background import BACKGROUND
 from frontend.handlers.stored import STORE
 from frontend.request_context import DRAIN, TRITON
-from frontend.store.types import Change, Create, Kind, StoreUnavailable
+from frontend.store.types import Change, Create, Delete, Kind, StoreUnavailable
 from frontend.telemetry.log_lines import REQUEST_LOGGER
 from model_repository.contract.output import FinishReason, GenerationChunk
 from model_repository.contract.request import ChatPrompt, GenerationRequest
@@ -364,9 +363,16 @@ async def test_a_resumed_answer_survives_a_death_of_its_engine(connect: Connect,
     assert [request.params.resume_token_ids for request in second.requests] == [(0, 1), (0, 1, 2)]
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_model_that_is_not_there_yet_is_waited_for(
-    connect: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    connect: Connect,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_cancelled: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Runs without a place were counted as well, and a stop had no effect."""
+    monkeypatch.setattr(answer_run, "_MAX_RUNS", 1)
     store = str(tmp_path / "store.db")
     apps: list[web.Application] = []
     client = await connect(apps, triton=FakeTriton(Paused()), store=store)
@@ -377,10 +383,74 @@ async def test_a_model_that_is_not_there_yet_is_waited_for(
     second.snapshot_error = StageUnhealthy("demo")
     with caplog.at_level("INFO", REQUEST_LOGGER):
         client = await connect(triton=second, store=store)
-        await logged(caplog, f"request_id={begun._request_id} ")
+        await logged(caplog, f"request_id={begun._request_id} ", 3)
     assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+    if is_cancelled:
+        await client.responses.cancel(begun.id)
+        assert (await events_of(client, begun.id))[-1]["type"] == "response.cancelled"
     second.snapshot_error = None
-    assert (await ended(client, begun.id)).output_text == TEXT
+    found = await ended(client, begun.id)
+    assert (found.status, found.output_text) == (("cancelled", "One two") if is_cancelled else ("completed", TEXT))
+
+
+async def test_an_answer_whose_work_a_bound_has_deleted_is_gone_as_a_whole(
+    connect: Connect, triton: FakeTriton
+) -> None:
+    apps: list[web.Application] = []
+    client = await connect(apps)
+    triton.script = Paused()
+    begun = await client.responses.create(**ASKED)
+    await having(client, begun.id, "One two")
+    store = apps[0][STORE]
+    [owner] = await store.usage()
+    await store.delete(owner, Kind.WORK, answer_run.work_id(begun.id))
+    await asyncio.wait_for(triton.closed.wait(), 10)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(begun.id)
+    assert await store.usage() == {}
+
+
+async def test_an_end_that_is_stored_counts_though_its_reply_is_lost(
+    connect: Connect, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    apps: list[web.Application] = []
+    client = await connect(apps)
+    triton.script = paused = Paused()
+    store = apps[0][STORE]
+    with caplog.at_level("INFO", REQUEST_LOGGER):
+        begun = await client.responses.create(**ASKED)
+        await having(client, begun.id, "One two")
+        write = store.write
+
+        async def unconfirmed(owner: str, *changes: Change) -> bool:
+            done = await write(owner, *changes)
+            if isinstance(changes[0], Delete):
+                raise StoreUnavailable("gone")
+            return done
+
+        monkeypatch.setattr(store, "write", unconfirmed)
+        paused.may_go_on.set()
+        assert (await ended(client, begun.id)).output_text == TEXT
+        lines = await logged(caplog, f" id={begun.id}", 2)
+    assert " status=200 " in lines[-1]
+
+
+async def test_an_answer_of_another_version_fails_and_others_go_on(connect: Connect, tmp_path: Path) -> None:
+    store = str(tmp_path / "store.db")
+    apps: list[web.Application] = []
+    client = await connect(apps, triton=FakeTriton(Paused()), store=store)
+    strange, usual = [await client.responses.create(**ASKED) for _ in range(2)]
+    for each in (strange, usual):
+        await having(client, each.id, "One two")
+    await leave(apps[0])
+    [owner] = await apps[0][STORE].usage()
+    await apps[0][STORE].replace(owner, answer_run.work_id(strange.id), b"strange")
+    client = await connect(triton=FakeTriton(whole), store=store)
+    found = await ended(client, strange.id)
+    assert (found.status, found.error.message) == ("failed", "The server cannot go on with this answer")
+    assert (await ended(client, usual.id)).output_text == TEXT
+    with pytest.raises(openai.NotFoundError):
+        await events_of(client, strange.id)
 
 
 async def test_no_other_model_continues_an_answer(connect: Connect, tmp_path: Path) -> None:
@@ -410,8 +480,7 @@ async def test_work_that_another_process_took_adds_nothing(connect: Connect, tmp
     second_apps: list[web.Application] = []
     second = FakeTriton(taken)
     client = await connect(second_apps, triton=second, store=store)
-    work = answer_run.Work(claimed.owner, msgspec.msgpack.decode(claimed.head, type=answer_run.WorkHead))
-    await second_apps[0][BACKGROUND]._continue(work)
+    await second_apps[0][BACKGROUND]._continue(claimed)
     await second.started.wait()
     await asyncio.wait_for(first.closed.wait(), 10)
     slow.may_go_on.set()
@@ -508,6 +577,13 @@ async def test_background_needs_a_store(
     with pytest.raises(openai.BadRequestError) as refused:
         await client.responses.create(**ASKED, **fields)
     assert refused.value.param == param
+
+
+async def test_a_summary_in_the_background_is_refused_by_name(connect: Connect) -> None:
+    client = await connect()
+    with pytest.raises(openai.BadRequestError, match="compaction_trigger") as refused:
+        await client.responses.create(**ASKED | {"input": [{"type": "compaction_trigger"}]})
+    assert refused.value.param == "background"
 
 
 async def test_an_answer_in_the_foreground_is_neither_cancelled_nor_read_again(connect: Connect) -> None:
