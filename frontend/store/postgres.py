@@ -23,6 +23,7 @@ _AGAIN = (
     asyncpg.DeadlockDetectedError,
     asyncpg.ConnectionDoesNotExistError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # of a connection that dies
     asyncpg.ReadOnlySQLTransactionError,  # a replica that was the primary
     asyncpg.AdminShutdownError,
     ConnectionError,

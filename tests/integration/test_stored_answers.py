@@ -22,11 +22,7 @@ from tests.waiting import DEADLINE_S, wait_until
 
 type Server = PostgresServer | RedisServer
 
-ASKED: dict[str, Any] = {
-    "model": PACED_MODEL,
-    "input": "Count.",
-    "max_output_tokens": 400,
-}  # four seconds, cut by the limit
+ASKED: dict[str, Any] = {"model": PACED_MODEL, "input": "Count.", "max_output_tokens": 800}  # eight seconds
 SHORT = ASKED | {"max_output_tokens": 4}
 SOON = ("frontend.handlers.answer_run:CHECK_S=0.2", "frontend.handlers.background:LEASE_S=2")
 
