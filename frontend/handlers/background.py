@@ -113,7 +113,10 @@ class Background:
             async with contextlib.AsyncExitStack() as stack:
                 admitted = await stack.enter_async_context(await admit(own, [generation], is_background=True))
                 await fetch_images(own, admitted)
-                replay = await self._store_begun(call, turn, work, made, admitted.generations[0])
+                replay, *changes = await work_on_body(
+                    request, _begun, call, turn, work, made, admitted.generations[0], self._app[SETTINGS]
+                )
+                await stored(self._store.write(work.owner, *changes))
                 response = replay.reply.so_far("queued")
                 request.update(own.request)  # with the state of the key's limits, for the headers
                 request[FACTS].id = work.head.response_id
@@ -138,21 +141,6 @@ class Background:
             yield
         finally:
             self._num_beginning[owner] -= 1
-
-    async def _store_begun(
-        self,
-        call: Call[ResponsesRequest],
-        turn: Turn,
-        work: Work,
-        made: Sequence[Mapping[str, Any]],
-        generation: GenerationRequest,
-    ) -> Replay:
-        """Store an answer that is queued, with the work on it."""
-        replay, *changes = await work_on_body(
-            call.request, _begun, call, turn, work, made, generation, self._app[SETTINGS]
-        )
-        await stored(self._store.write(work.owner, *changes))
-        return replay
 
     async def close(self) -> None:
         """Leave all work to other processes."""
