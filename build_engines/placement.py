@@ -178,20 +178,6 @@ def _on_devices(candidate: Candidate, memory: LayerMemory) -> ModelDemand:
     )
 
 
-def _uses(candidate: Candidate, used_bytes: Mapping[str, int]) -> dict[str, DeviceUse]:
-    """Return the devices of a model. They share its layers by their room, which other programs make smaller."""
-    rooms = _rooms(candidate.devices)
-    return {
-        device.name: DeviceUse(
-            description=device.description,
-            used_bytes=used_bytes.get(device.name, 0),
-            total_bytes=device.total_bytes,
-            room_bytes=rooms[device.name],
-        )
-        for device in candidate.devices
-    }
-
-
 def _tried(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, trial: Trial) -> LayerMemory | None:
     """Return the memory of a model; None: it does not load on devices, and need not be there.
 
@@ -199,12 +185,12 @@ def _tried(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, trial
         BuildError: it does not load.
     """
     num_sequences, window = fitted
+    uses = {
+        device.name: DeviceUse(description=device.description, used_bytes=0, total_bytes=device.total_bytes)
+        for device in candidate.devices
+    }
     config = replace(
-        candidate.config,
-        max_sequences=num_sequences,
-        context_window=window,
-        gpu_layers=gpu_layers,
-        devices=_uses(candidate, {}),
+        candidate.config, max_sequences=num_sequences, context_window=window, gpu_layers=gpu_layers, devices=uses
     )
     try:
         return trial(candidate.name, config)
@@ -227,7 +213,10 @@ def _placed(
         used = {name: candidate.demand.num_replicas * memory.used_bytes[name] for name in candidate.names}
         lacking = {name: size - rooms[name] for name, size in used.items() if size > rooms[name]}
         if not lacking and not set(candidate.names) <= set(memory.devices):  # an idle one makes wrong numbers
-            return fitted, Placement(text="fewer layers fit than there are devices: --device names one of them")
+            reason = "fewer layers fit than there are devices: --device names one of them"
+            if candidate.layers != AUTO:
+                raise BuildError(f"{candidate.name}: --gpu-layers {candidate.layers}: {reason}")
+            return fitted, Placement(text=reason)
         if not lacking:
             return fitted, _placement(candidate, fitted, gpu_layers, memory)
         if can_shrink and (smaller := _smaller(candidate, fitted, memory, used, rooms)) != fitted:
@@ -266,7 +255,16 @@ def _fewer(gpu_layers: int, memory: LayerMemory, lacking_bytes: int) -> int:
 
 
 def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, memory: LayerMemory) -> Placement:
-    uses = _uses(candidate, memory.used_bytes)
+    rooms = _rooms(candidate.devices)
+    uses = {
+        device.name: DeviceUse(
+            description=device.description,
+            used_bytes=memory.used_bytes[device.name],
+            total_bytes=device.total_bytes,
+            room_bytes=rooms[device.name],
+        )
+        for device in candidate.devices
+    }
     num_on_cores = memory.num_layers - gpu_layers
     text = f"{f'{gpu_layers} of' if num_on_cores else 'all'} {memory.num_layers} layers on {shown(uses)}"
     if num_on_cores:

@@ -33,7 +33,7 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     description: str
     used_bytes: int
     total_bytes: int
-    room_bytes: int = 0  # that all models may have, and the share of a model's layers; 0: not known
+    room_bytes: int = 0  # that all models may have, as the plan found it; 0: not known
 
 
 def shown(devices: Mapping[str, DeviceUse]) -> str:

@@ -51,7 +51,7 @@ def trial(name: str, config: EngineConfig) -> LayerMemory:
     num_on_devices = min(config.gpu_layers, NUM_LAYERS)
     if name == "0":
         raise BuildError("0: llama.cpp does not load it: no")
-    sizes = [use.room_bytes for use in config.devices.values()]
+    sizes = [use.total_bytes for use in config.devices.values()]
     devices = ["CPU"] * (NUM_LAYERS - num_on_devices)
     for position in range(num_on_devices):
         shares = [sum(sizes[: end + 1]) / sum(sizes) for end in range(len(sizes))]
@@ -153,11 +153,19 @@ def test_layers_are_shared_out_and_fit_on_each_device(sizes: tuple[int, int]) ->
     assert all(0 < use.used_bytes <= 0.9 * use.total_bytes for use in placement.devices.values())
 
 
-def test_a_card_with_little_free_memory_gets_few_layers() -> None:
-    """Cards shared the layers by their whole memory: the cores computed some for which another card had room."""
-    [(placement, *_)] = placed(model(9, [card(0, 24, free_gb=3), card(1, 24)]))
+def test_a_small_model_is_on_both_cards_although_one_has_little_free_memory() -> None:
+    """Cards shared the layers by their free memory: the second one got none, and the cores computed the model."""
+    [(placement, *_)] = placed(model(0.15, [card(0, 24), card(1, 24, free_gb=0.5)], ALL))
     assert placement.gpu_layers == NUM_LAYERS
-    assert 0 < used(placement)["CUDA0"] <= 0.9 * 3 * GB < used(placement)["CUDA1"]
+    assert 0 < used(placement)["CUDA1"] <= 0.9 * 0.5 * GB
+
+
+def test_a_card_that_gets_no_layer_leaves_the_model_on_the_cores_or_is_refused() -> None:
+    cards, reason = [card(0, 24), card(1, 0.4)], "fewer layers fit than there are devices: --device names one of them"
+    [(placement, *_)] = placed(model(0.15, cards))
+    assert (placement.gpu_layers, placement.text) == (0, reason)
+    with pytest.raises(BuildError, match=rf"^0\.15: --gpu-layers all: {reason}$"):
+        placed(model(0.15, cards, ALL))
 
 
 def test_models_that_start_together_share_a_device() -> None:

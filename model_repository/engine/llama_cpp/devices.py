@@ -46,7 +46,7 @@ def shares_of(config: EngineConfig) -> list[float]:
     if 1 < len(planned) < len(found):  # beside the others, a device without layers made wrong numbers
         remedy = "show llama.cpp no others (GGML_VK_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES)"
         raise EngineFailed(f"planned for {', '.join(planned)} of {', '.join(found)}: {remedy}")
-    return [float(planned[name].room_bytes or planned[name].total_bytes) if name in planned else 0.0 for name in found]
+    return [float(planned[name].total_bytes) if name in planned else 0.0 for name in found]
 
 
 class DeviceStates:
