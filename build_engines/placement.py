@@ -36,6 +36,7 @@ class Placement:
     """The part of a model that devices compute."""
 
     gpu_layers: int = 0
+    is_whole: bool = False  # devices compute all layers
     devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     memory_bytes: int = 0  # of the machine, for a replica
     text: str = ""  # for people
@@ -92,6 +93,31 @@ def chosen_devices(
     return chosen
 
 
+def fit_and_place(
+    candidates: Mapping[Path, Candidate],
+    demands: Mapping[Path, ModelDemand],
+    memory_bytes: int,
+    num_cores: int,
+    trial: Trial,
+) -> tuple[dict[Path, tuple[int, int]], dict[Path, Placement]]:
+    """Return sequences and window of each model, and the placement of each candidate.
+
+    A model that devices compute completely has those of the devices' memory, each other one those of the machine's.
+
+    Raises:
+        BuildError: see place.
+    """
+    whole = fit_on_devices(candidates, trial)
+    while True:
+        beside = {folder: beside_devices(candidates[folder], fitted, trial) for folder, fitted in whole.items()}
+        fits = fit_loaded({**demands, **beside}, memory_bytes, num_cores) | whole
+        placements = place(candidates, fits, whole, trial)
+        kept = {folder: fitted for folder, fitted in whole.items() if placements[folder].is_whole}
+        if kept == whole:
+            return fits, placements
+        whole = kept
+
+
 def fit_on_devices(candidates: Mapping[Path, Candidate], trial: Trial) -> dict[Path, tuple[int, int]]:
     """Return sequences and windows of the models that devices may compute completely, by the devices' memory.
 
@@ -115,12 +141,12 @@ def fit_on_devices(candidates: Mapping[Path, Candidate], trial: Trial) -> dict[P
     return fits
 
 
-def beside_devices(candidate: Candidate, trial: Trial) -> ModelDemand:
+def beside_devices(candidate: Candidate, fitted: tuple[int, int], trial: Trial) -> ModelDemand:
     """Return the demand on the machine's memory of a model of `fit_on_devices`: processes, embeddings and buffers."""
-    demand, memory = candidate.demand, _tried(candidate, candidate.demand.least, _ALL_LAYERS, trial)
+    demand, memory = candidate.demand, _tried(candidate, fitted, _ALL_LAYERS, trial)
     num_bytes = 0
     if demand.replica is not None and memory is not None:
-        num_bytes = demand.replica.bytes_beside(memory, memory.num_layers, candidate.names, demand.least[0])
+        num_bytes = demand.replica.bytes_beside(memory, memory.num_layers, candidate.names, fitted[0])
     return dataclasses.replace(demand, weight_bytes=num_bytes, sequence_memory=None, replica=None)
 
 
@@ -273,4 +299,6 @@ def _placement(candidate: Candidate, fitted: tuple[int, int], gpu_layers: int, m
         text += f"; {price} (--gpu-layers, --max-sequences or a smaller --context-window changes it)"
     replica = candidate.demand.replica
     memory_bytes = 0 if replica is None else replica.bytes_beside(memory, gpu_layers, candidate.names, fitted[0])
-    return Placement(gpu_layers=gpu_layers, devices=uses, memory_bytes=memory_bytes, text=text)
+    return Placement(
+        gpu_layers=gpu_layers, is_whole=not num_on_cores, devices=uses, memory_bytes=memory_bytes, text=text
+    )

@@ -27,18 +27,8 @@ from build_engines.errors import BuildError
 from build_engines.gpus import check_replicas
 from build_engines.llama_cpp.device_trial import layer_memory
 from build_engines.lock import lock_path, locked, remove_leftovers
-from build_engines.memory_fit import ModelDemand, fit_loaded
-from build_engines.placement import (
-    ALL,
-    AUTO,
-    CORES,
-    Candidate,
-    Placement,
-    beside_devices,
-    chosen_devices,
-    fit_on_devices,
-    place,
-)
+from build_engines.memory_fit import ModelDemand
+from build_engines.placement import ALL, AUTO, CORES, Candidate, Placement, chosen_devices, fit_and_place
 from build_engines.replica_memory import ReplicaMemory
 from build_engines.serving import Loading, check_names_differ, names_of
 from model_repository.capabilities import Capability
@@ -452,10 +442,7 @@ def _fitted(
     fitted = {}
     machine_bytes, num_cores = round(model_memory_bytes(model_memory) / MODEL_SHARE), num_physical_cores()
     candidates = _candidates(manifests, options, demands)
-    on_devices = fit_on_devices(candidates, layer_memory)
-    in_ram = demands | {folder: beside_devices(candidates[folder], layer_memory) for folder in on_devices}
-    fits = fit_loaded(in_ram, machine_bytes, num_cores) | on_devices
-    placements = place(candidates, fits, on_devices, layer_memory)
+    fits, placements = fit_and_place(candidates, demands, machine_bytes, num_cores, layer_memory)
     for folder, model in demands.items():
         (num_sequences, window), own = fits[folder], options[folder]
         manifest = replace(manifests[folder], context_window=window)
@@ -464,7 +451,7 @@ def _fitted(
         if window != model.window:
             memory = machine_bytes if model_memory is None else model_memory
             name = "memory" if model_memory is None else "--model-memory"
-            if folder in on_devices:
+            if placement.is_whole:
                 devices = candidates[folder].devices
                 memory = sum(device.free_bytes for device in devices)
                 name = f"free memory of {' and '.join(device.name for device in devices)}"

@@ -12,7 +12,7 @@ import pytest
 
 from build_engines.errors import BuildError
 from build_engines.llama_cpp.device_trial import LayerMemory
-from build_engines.memory_fit import ModelDemand
+from build_engines.memory_fit import ModelDemand, fit_loaded
 from build_engines.placement import (
     ALL,
     AUTO,
@@ -20,6 +20,7 @@ from build_engines.placement import (
     Placement,
     beside_devices,
     chosen_devices,
+    fit_and_place,
     fit_on_devices,
     place,
 )
@@ -119,7 +120,7 @@ def test_a_model_that_fits_is_on_the_device_with_the_sequences_that_its_memory_h
 
 def test_a_model_on_the_device_takes_processes_and_buffers_of_the_machine() -> None:
     """The other models were given the memory of the buffers, and of the input embeddings."""
-    demand = beside_devices(model(4, [card(0, 8)], num_replicas=2), trial)
+    demand = beside_devices(model(4, [card(0, 8)], num_replicas=2), (4, 2048), trial)
     assert demand.least_bytes == pytest.approx(GB + BUFFER_BYTES)
     assert (demand.num_replicas, demand.can_shrink) == (2, False)
 
@@ -151,6 +152,16 @@ def test_layers_are_shared_out_and_fit_on_each_device(sizes: tuple[int, int]) ->
     [(placement, *_)] = placed(model(9, cards))
     assert placement.gpu_layers == NUM_LAYERS
     assert all(0 < use.used_bytes <= 0.9 * use.total_bytes for use in placement.devices.values())
+
+
+@pytest.mark.parametrize("free_gb", [0.05, 2])
+def test_a_model_that_goes_back_to_the_cores_has_the_sequences_of_the_machine(free_gb: float) -> None:
+    """It kept those of the cards, whose memory together holds it, and the other model the memory of the machine."""
+    large, folder = model(9, [card(0, 24, free_gb=free_gb), card(1, 24)]), Path("large")
+    demands = {folder: large.demand, Path("small"): model(1, []).demand}
+    fits, placements = fit_and_place({folder: large}, demands, 32 * GB, 4, trial)
+    assert not placements[folder].is_whole
+    assert fits == fit_loaded(demands, 32 * GB, 4)
 
 
 def test_a_small_model_is_on_both_cards_although_one_has_little_free_memory() -> None:
