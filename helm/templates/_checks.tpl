@@ -158,6 +158,8 @@
 {{- fail (printf "%s: source.adapters: llama_cpp takes none on GPUs: write gpus.perNode 0" .where) -}}
 {{- else if and $perNode (gt (int .model.serving.replicasPerPod) 1) -}}
 {{- fail (printf "%s: serving.replicasPerPod %d: llama_cpp takes all GPUs of its pod: write 0, and replicas: %d" .where (int .model.serving.replicasPerPod) (int .model.serving.replicasPerPod)) -}}
+{{- else if and $perNode (not (or .model.source.huggingface.repo .model.source.path .model.source.gguf .model.source.artifact)) -}}
+{{- fail (printf "%s: gpus.perNode %d: the demo model has adapters, and llama_cpp takes none on GPUs: write 0" .where $perNode) -}}
 {{- end -}}
 {{- if and (ne (toString .model.gpus.layers) "auto") (or (not $perNode) (ne .model.engine.runtime "llama_cpp")) -}}
 {{- fail (printf "%s: gpus.layers %v: for llama_cpp with gpus.perNode: write auto" .where .model.gpus.layers) -}}

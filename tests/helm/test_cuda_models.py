@@ -49,8 +49,8 @@ def test_the_cuda_image_differs_from_that_of_cores_in_the_build_of_llama_cpp_and
     ] == [line for line in on_cores if "apt-get" not in line]
 
 
-def test_a_pod_that_lacks_one_of_its_gpus_fails() -> None:
-    """It served on its cores. `render` refuses a device that is not there."""
+def test_the_command_names_each_gpu_of_the_pod() -> None:
+    """A pod that lacked one served on its cores. `render` refuses a named device that is not there."""
     commands = [
         next(each for each in pod_of(name).containers if each["name"] == "repository")["command"]
         for name in ("qwen", "llama")

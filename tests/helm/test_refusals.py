@@ -174,6 +174,7 @@ def with_two_models(**second: Any) -> Values:
             with_demo(gpus={"perNode": 1}, serving={"replicasPerPod": 2}),
             "takes all GPUs of its pod: write 0, and replicas: 2",
         ),
+        (with_demo(gpus={"perNode": 1}), "the demo model has adapters, and llama_cpp takes none on GPUs: write 0"),
         (with_demo(gpus={"profile": "tpu"}), 'gpus.profile "tpu": write one of b200, cpu-small, cuda, h100, h200'),
         (with_gpu_model(gpus={"profile": "h100"}), "tensorrt_llm needs GPUs: write the number on each node, 1"),
         (with_demo(source={**CLAIM, "path": "x", "mmproj": "y"}), "source.mmproj goes with source.gguf"),
