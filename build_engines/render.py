@@ -484,7 +484,7 @@ def _candidates(
             if _devices(is_needed=False):
                 logger.warning("layers      %s: %s", manifest.model_id, rule)
             continue
-        devices = _devices(is_needed=own.gpu_layers != AUTO) if devices is None else devices
+        devices = _devices(is_needed=own.gpu_layers != AUTO or bool(own.devices)) if devices is None else devices
         if chosen := chosen_devices(own.gpu_layers, own.devices, devices, installed_build()):
             config = EngineConfig(
                 **manifest.facts(),

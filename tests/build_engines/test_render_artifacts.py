@@ -158,8 +158,23 @@ def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
     artifact_dir = write_artifact(tmp_path / "one", "one")
     assert on_device(artifact_dir).gpu_layers == 0
     assert "warning: cyllama-vulkan: no driver: the cores compute all layers" in caplog.messages
-    with pytest.raises(BuildError, match=r"^cyllama-vulkan: no driver$"):
-        on_device(artifact_dir, gpu_layers="all")
+    caplog.clear()
+    wanted: list[dict[str, Any]] = [{"gpu_layers": "all"}, {"devices": ("Vulkan0",)}]
+    for options in wanted:
+        with pytest.raises(BuildError, match=r"^cyllama-vulkan: no driver$"):
+            on_device(artifact_dir, **options)
+    assert not caplog.messages
+
+
+def test_a_named_device_without_any_is_refused_without_a_word_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log said that the cores compute all layers, and then the error came."""
+    monkeypatch.setattr("build_engines.render.read_devices", list)
+    monkeypatch.setattr("build_engines.render.installed_build", lambda: LlamaBuild("cyllama-cuda12", "1"))
+    with pytest.raises(BuildError, match=r"^--device CUDA0: no device of CUDA is found"):
+        on_device(write_artifact(tmp_path / "one", "one"), devices=("CUDA0",))
+    assert not caplog.messages
 
 
 def test_a_model_with_adapters_stays_on_the_cores(cards: list[Device], tmp_path: Path) -> None:
