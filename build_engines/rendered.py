@@ -51,11 +51,11 @@ def rendered_again(repository: Path, model_memory: int | None = None) -> dict[st
 
 def _warn_of_less(former: ModelParameters, found: ModelParameters) -> None:
     sizes = [(each.gpu_layers, each.max_sequences * each.context_window) for each in (former, found)]
-    if former.devices and any(size < before for before, size in zip(*sizes, strict=True)):
+    rooms = {name: use.room_bytes for name, use in found.devices.items()}
+    fuller = [name for name, use in former.devices.items() if name not in rooms or rooms[name] < use.room_bytes]
+    if fuller and any(size < before for before, size in zip(*sizes, strict=True)):
         rule = "stop a server that computes on it, and render again"
-        logger.warning(
-            "devices     %s: less of %s is free than before: %s", former.model_id, ", ".join(former.devices), rule
-        )
+        logger.warning("devices     %s: less of %s is free than before: %s", former.model_id, ", ".join(fuller), rule)
 
 
 def _options(repository: Path, replicas: list[ModelParameters]) -> ServeOptions:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,17 @@ def test_a_name_that_means_two_things_is_refused(
         render_artifacts(dict.fromkeys(folders, OPTIONS))
 
 
+def layer_memory(name: str, config: EngineConfig, layer_bytes: int = 10**9) -> LayerMemory:
+    """Return the memory of any model: it has two layers."""
+    num = min(config.gpu_layers, 2)
+    names = ("CPU",) * (2 - num) + ("CUDA0",) * num
+    return LayerMemory(devices=names, weight_bytes=(layer_bytes,) * 2, cache_bytes=(0, 0), buffer_bytes={"CPU": 5})
+
+
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     """The devices of the machine, on which any model has two layers of 1 GB."""
     devices = [Device(name="CUDA0", description="NVIDIA A", free_bytes=8 * 10**9, total_bytes=10 * 10**9)]
-
-    def layer_memory(name: str, config: EngineConfig) -> LayerMemory:
-        num = min(config.gpu_layers, 2)
-        names = ("CPU",) * (2 - num) + ("CUDA0",) * num
-        return LayerMemory(devices=names, weight_bytes=(10**9, 10**9), cache_bytes=(0, 0), buffer_bytes={"CPU": 5})
-
     monkeypatch.setattr("build_engines.render.read_devices", lambda: devices)
     monkeypatch.setattr("build_engines.render.layer_memory", layer_memory)
     return devices
@@ -146,6 +148,16 @@ def test_a_plan_that_a_running_server_makes_smaller_is_named(
     cards[0] = replace(cards[0], free_bytes=10**9)
     rendered_again(tmp_path / "models")
     assert rule in caplog.messages
+
+
+def test_a_plan_that_a_new_release_makes_smaller_names_no_server(
+    cards: list[Device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_repository(render_artifacts({write_artifact(tmp_path / "one", "one"): ServeOptions()}), tmp_path / "models")
+    monkeypatch.setattr("build_engines.render.layer_memory", partial(layer_memory, layer_bytes=5 * 10**9))
+    files = rendered_again(tmp_path / "models")
+    assert test_render.parameters_in(files["one/config.pbtxt"]).gpu_layers == 1
+    assert "less of" not in caplog.text
 
 
 def test_without_a_driver_the_cores_compute_unless_devices_are_wanted(
