@@ -77,5 +77,7 @@ def _check_code(build: LlamaBuild, machine: Machine) -> None:
     oldest = min(map(int, build.architectures), default=0)
     for number in re.findall(r"sm(\d+)", machine.gpu_architecture or ""):
         if int(number) < oldest:
-            remedy = "install conch[vulkan] in its place, or hide that card (CUDA_VISIBLE_DEVICES)"
+            # Not their numbers: CUDA counts the fastest card first.
+            others = "write the UUIDs of the other cards (`nvidia-smi -L`) into CUDA_VISIBLE_DEVICES"
+            remedy = f"install conch[vulkan] in its place, or {others}"
             raise NoDevices(f"{build.package} has no code for sm_{number}, only from sm_{oldest} on: {remedy}")
