@@ -146,8 +146,9 @@ def _unused_cards(machine: Machine) -> str:
 
 def _why_no_device(build: LlamaBuild, machine: Machine) -> str:
     if build.devices == "CUDA":
-        hint = "; a container gets the cards by --gpus all" if nvidia_driver_version() else ""
-        return f"none: {machine.gpu_error or 'CUDA finds no card'}{hint}"
+        error = machine.gpu_error or "CUDA finds no card"
+        is_absent = error.startswith("nvidia-smi") and nvidia_driver_version()
+        return f"none: {error}{'; a container gets the cards by --gpus all' if is_absent else ''}"
     nodes = render_nodes()
     for node in nodes:
         if not node.is_open:

@@ -82,8 +82,10 @@ def of_llama(home: Path) -> dict[str, tuple[bool, str]]:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with the libraries of all drivers, and without a card."""
     monkeypatch.setenv("PATH", f"{NVIDIA_SMI}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(llama_build, "_OF_SYSTEM", {name: {} for name in llama_build.PACKAGES.values()})
     monkeypatch.setattr(llama_build, "_OPENMP", {})
+    monkeypatch.setattr(doctor, "is_in_wsl", lambda: False)
     monkeypatch.setattr(doctor, "render_nodes", list)
     monkeypatch.setattr(doctor, "read_devices", list)
     return tmp_path
@@ -163,11 +165,12 @@ def test_the_reason_for_no_device_is_named(machine, monkeypatch, package, nodes,
 
 
 def test_the_remedy_in_a_container_and_in_wsl_is_named(machine, monkeypatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(doctor, "nvidia_driver_version", lambda: "550.1")
     monkeypatch.setattr(doctor, "is_in_wsl", lambda: True)
     install_build(machine, "cyllama-cuda12", monkeypatch, "75")
     assert of_llama(machine / "home")["devices"][1].endswith("; a container gets the cards by --gpus all")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert of_llama(machine / "home")["devices"][1] == "none: CUDA_VISIBLE_DEVICES='' hides every GPU"
     shutil.rmtree(machine / "cyllama_cuda12-0.7.0.dist-info")
     install_build(machine, "cyllama-vulkan", monkeypatch)
     assert of_llama(machine / "home")["devices"][1] == "none: WSL2 has NVIDIA's cards for conch[cuda12] alone"
