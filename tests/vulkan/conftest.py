@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from model_repository.engine.llama_cpp import context
-from model_repository.engine.llama_cpp.weights import EXACT
 from model_repository.system.devices import DeviceUse, read_devices
 from model_repository.system.llama_build import installed_build
 
 BUILD = installed_build()
 assert BUILD is not None and BUILD.devices == "Vulkan", "make vulkan has the environment of these tests"
-
-# Without this, llama.cpp takes no software device. A number that is there twice makes two devices.
-os.environ["GGML_VK_VISIBLE_DEVICES"] = "0,0"
-# Read at the start of the first device, and tests start it before an engine does: `write_model` asks llama.cpp.
-os.environ.update(EXACT)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def test_answers_in_a_mix_are_those_of_the_cores(architecture: str) -> None:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=2 * DEADLINE_S
         )
-        if done.returncode >= 0:
+        if done.returncode not in (-signal.SIGSEGV, -signal.SIGABRT) or "GGML_ASSERT" in done.stderr:
             break
     assert done.returncode == 0, done.stderr
 
