@@ -29,6 +29,8 @@ _CACHE = re.compile(r"llama_(?:kv_cache|memory_recurrent)[:,] (?:layer +(\d+): d
 _BUFFER = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 _PROJECTOR = re.compile(r"CLIP using (\S+) backend")
 # The driver's own memory of a process and the code of kernels, which no log has: 300 to 500 MB are reported for CUDA.
+# On CUDA the process that reads the free memory makes a context first. The free memory may lack that one already, and
+# the plan then counts one too many; no real card has shown it.
 _CONTEXT_BYTES = {"CUDA": 400 << 20, "ROCm": 400 << 20}
 _TIED = 2  # loads of the token embedding: the second one is the output's
 
