@@ -21,7 +21,7 @@ def card_lines(card: Card, fits: Sequence[CardFit]) -> Iterator[str]:
     yield from text_table(_HEADER, map(_row, fits))
     yield ""
     yield "Sizes are estimates from the numbers of the models; `conch serve` measures them before it loads."
-    yield "A model with layers on the CPU gets other sequences and windows there, by the memory of the machine."
+    yield "If some layers stay on the CPU, `conch serve` sets sequences and window by the machine's memory."
     yield "CPU GB: input embeddings, and the layers that have no room on the card, with their part of the cache."
     yield "A command with OWNER/NAME:WEIGHTS needs that file on the hub, or a checkpoint that Conch converts."
     yield f"Install: pip install 'conch[{card.extra}]'"

@@ -231,7 +231,7 @@ def speed(run: Run, step: Step) -> None:
         for number in (1, MAX_SEQUENCES):
             rates = []
             for repeat in range(1 + _NUM_SPEED_REPEATS):
-                prompts = [f"{number}.{repeat} {_BARE_PROMPT} {each}" for each in range(number)]  # none is cached
+                prompts = [f"{number}.{repeat} {_BARE_PROMPT} {each}" for each in range(number)]  # a new beginning
                 began_s = time.monotonic()
                 server.texts(prompts, run.num_tokens, number)
                 rates.append(number * run.num_tokens / (time.monotonic() - began_s))
