@@ -92,7 +92,7 @@ class SqliteDatabase:
                     rows.append(connection.execute(text, values).fetchall())
                     if is_conditional and not rows[0]:
                         break
-            if self._path != MEMORY and any(text.lstrip().startswith(("DELETE", "WITH")) for text, _ in statements):
+            if self._path != MEMORY and any("DELETE" in text for text, _ in statements):
                 self._connection.execute("PRAGMA incremental_vacuum").fetchall()
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # the log has it no more
         except sqlite3.DatabaseError as exc:

@@ -99,6 +99,17 @@ async def test_a_file_is_its_users_alone_and_keeps_nothing_that_is_deleted(tmp_p
     await store.close()
 
 
+async def test_only_a_deletion_empties_the_log_of_a_file(tmp_path: Path) -> None:
+    """Each page of items did: its statement began with WITH, like that of a sweep."""
+    store, log = file_store(tmp_path / "store.db", owner_bytes=100_000), tmp_path / "store.db-wal"
+    await store.create(A, KIND, "x", b"head", [Item("1", b"1")])
+    await store.items(A, "x", is_newest_first=False)
+    assert log.stat().st_size
+    await store.sweep()
+    assert not log.stat().st_size
+    await store.close()
+
+
 async def test_a_file_that_was_copied_is_whole(tmp_path: Path) -> None:
     """The commands of the page about backups."""
     store = file_store(tmp_path / "store.db")
