@@ -91,7 +91,7 @@ local function write()
 WRITE
 end
 local result = write()
-redis.call('SET', KEYS[2], result, 'EX', KEPT_S)
+redis.pcall('SET', KEYS[2], result, 'EX', KEPT_S) -- a full Redis refuses it if nothing was written
 return result
 """.replace("KEPT_S", str(_KEPT_S))
 # Of each change: its name, id, kind or version, head, body, size of the new object or items, number of items, and name
@@ -148,7 +148,7 @@ local kind, found = ARGV[2], {}
 for place = 3, #ARGV do
   local key = p .. 'o:' .. ARGV[place]
   if redis.call('HGET', key, 'kind') == kind then
-    use(ARGV[place])
+    pcall(use, ARGV[place]) -- a full Redis refuses it
     found[#found + 1] = fields_of(ARGV[place])
   end
 end
@@ -176,7 +176,6 @@ for place, name in ipairs(redis.call(range, p .. 'n:' .. id, first, last, 'LIMIT
   local fits = place == 1 or total <= tonumber(ARGV[7])
   found[place] = {name, fits and redis.call('HGET', p .. 'v:' .. id, name)}
 end
-use(id)
 return found
 """
 _FIND = """

@@ -63,7 +63,7 @@ _HEAD = "id, head, version, num_items, created_s, num_bytes, LENGTH(body)"
 _OF = "owner = :owner AND id = :id"
 _ITEM = "(SELECT MIN(number) FROM items WHERE owner = :owner AND object = :id AND id = :item)"
 _CREATED = "(SELECT created_s, id FROM objects WHERE owner = :owner AND kind = :kind AND id = :after)"
-_USED = f"UPDATE objects SET used_s = :now WHERE {_OF} AND used_s < :now - 1"  # not a write for each read
+_USE = f"UPDATE objects SET used_s = :now WHERE {_OF}"
 _OWN = """
     SELECT owner, id, num_bytes,
         SUM(num_bytes) OVER (PARTITION BY owner ORDER BY used_s DESC, created_s DESC, id) AS own_bytes,
@@ -139,10 +139,13 @@ class SqlStore(Store):
 
     async def read(self, owner: str, kind: Kind, ids: Sequence[str]) -> dict[str, Stored]:
         """See Store."""
-        select = f"SELECT {_HEAD} FROM objects WHERE {_OF} AND kind = :kind"
-        values = [{"owner": owner, "kind": kind, "id": each, "now": self._clock()} for each in ids]
-        rows = await self._run([(text, each) for each in values for text in (select, _USED)])
-        return {row[0]: Stored(*row) for found in rows[::2] for row in found}
+        select = f"SELECT {_HEAD}, used_s < :now - 1 FROM objects WHERE {_OF} AND kind = :kind"
+        values = {"owner": owner, "kind": kind, "now": self._clock()}
+        found = await self._run([(select, {**values, "id": each}) for each in ids])
+        rows = [row for rows in found for row in rows]
+        with contextlib.suppress(StoreUnavailable):  # a full disk can be read
+            await self._run([(_USE, {**values, "id": row[0]}) for row in rows if row[-1]])  # not for each read
+        return {row[0]: Stored(*row[:-1]) for row in rows}
 
     async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """See Store."""
@@ -175,9 +178,9 @@ class SqlStore(Store):
                 AND items.number = summed.number AND (total <= :max_bytes OR total = size)
             ORDER BY summed.number {order}
         """
-        values = {"owner": owner, "id": identity, "item": after, "limit": limit + 1, "now": self._clock()}
+        values = {"owner": owner, "id": identity, "item": after, "limit": limit + 1}
         values |= {"start": start, "stop": stop, "max_bytes": max_bytes}
-        [[number]], rows, _ = await self._run([(f"SELECT {_ITEM}", values), (select, values), (_USED, values)])
+        [[number]], rows = await self._run([(f"SELECT {_ITEM}", values), (select, values)])
         if after and (number is None or not start <= number < stop):
             return None
         items = [Item(*row) for row in rows[:limit] if row[1] is not None]

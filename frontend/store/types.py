@@ -160,7 +160,7 @@ def unnoted(is_answered: bool) -> None:
 class Store(Protocol):
     """Keeps objects. A call for an unknown id, or one of another owner, finds nothing.
 
-    All calls raise StoreUnavailable; a write may be done nevertheless. A read counts as a use of the object.
+    All calls raise StoreUnavailable; a write may be done nevertheless. `read` counts as a use of an object.
     """
 
     async def write(self, owner: str, *changes: Change) -> bool:

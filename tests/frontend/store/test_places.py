@@ -8,19 +8,23 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 
 from frontend.settings import Settings, SettingsError
 from frontend.store.place import bounds_of, check_place, open_store, place_of
 from frontend.store.postgres import PostgresDatabase
+from frontend.store.redis_store import RedisStore
 from frontend.store.shared import SharedDatabase, serve_database
-from frontend.store.sql import SqlStore
+from frontend.store.sql import Rows, SqlStore, Statement
 from frontend.store.sqlite import MEMORY, SqliteDatabase
 from frontend.store.types import Bounds, Item, Kind, NoAnswer, StoreUnavailable
-from tests.frontend.store.conftest import PostgresServer
+from tests.frontend.gateway.conftest import RedisServer
+from tests.frontend.store.conftest import Clock, PostgresServer
 
 A = "a" * 32
 KIND = Kind.CONVERSATION
@@ -191,6 +195,45 @@ async def test_a_place_that_is_full_is_unavailable_and_keeps_the_rest(tmp_path: 
         await store.append(A, "x", [Item("1", bytes(1_000_000))])
     [found] = (await store.read(A, KIND, ["x"])).values()
     assert (found.head, found.num_items) == (b"head", 0)
+    await store.close()
+
+
+class Full(SqliteDatabase):
+    """A database on a disk that is full."""
+
+    async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
+        """See Database."""
+        if any("UPDATE" in text for text, _ in statements):
+            raise StoreUnavailable("database or disk is full")
+        return await super().run(statements, is_conditional=is_conditional)
+
+
+async def test_a_full_disk_is_read() -> None:
+    """A read that counted as a use failed with it."""
+    clock = Clock()
+    store = SqlStore(Full(MEMORY), Bounds(), clock)
+    await store.create(A, KIND, "x", b"head")
+    clock.now_s += 60
+    assert await store.read(A, KIND, ["x"])
+    await store.close()
+
+
+async def test_a_full_redis_is_read_and_emptied(redis_store_server: RedisServer) -> None:
+    """A read failed, since it counts as a use."""
+    redis_store_server.run(redis.Redis.flushall)
+    store = RedisStore(redis_store_server.url, Bounds())
+    await store.create(A, KIND, "x", b"head", [Item("1", b"1"), Item("2", b"2")])
+    redis_store_server.run(lambda client: client.config_set("maxmemory", 1))
+    try:
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            await store.append(A, "x", [Item("3", b"3")])
+        assert (await store.read(A, KIND, ["x"]))["x"].num_items == 2
+        assert (await store.items_of(A, ["x"]))["x"] == [Item("1", b"1"), Item("2", b"2")]
+        assert await store.remove_item(A, "x", "1")
+        assert not await store.delete(A, KIND, "y")
+        assert await store.delete(A, KIND, "x") and not await store.usage()
+    finally:
+        redis_store_server.run(lambda client: client.config_set("maxmemory", 0))
     await store.close()
 
 

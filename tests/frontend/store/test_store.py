@@ -235,7 +235,6 @@ async def test_the_age_of_an_object_is_that_of_its_last_use(place: Place) -> Non
         "read": lambda: store.read(A, KIND, ["read"]),
         "append": lambda: store.append(A, "append", items("1")),
         "replace": lambda: store.replace(A, "replace", b""),
-        "items": lambda: ids_of(store, "items"),
     }
     for identity in (*uses, "unused"):
         await store.create(A, KIND, identity, b"")
