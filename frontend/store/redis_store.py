@@ -52,7 +52,7 @@ _num_bytes = partial(written_bytes, object_bytes=_OBJECT_BYTES, item_bytes=_ITEM
 
 # The keys of an owner behind its prefix:
 # o:ID  a hash: kind, head, body, version, num_items, num_bytes, created_s
-# n:ID  the items' names by number: the id, or #NUMBER:ID if it is empty or of an item before it
+# n:ID  the items' names by number: the id, or ' NUMBER:ID' if it is empty or of an item before it
 # v:ID  the items' values by name
 # i:ID  the objects that have the item with this id
 # c:KIND, u  the objects by their creation, and by their last use
@@ -128,7 +128,7 @@ while place <= #ARGV do
     for item = place + 7, place + 5 + 2 * num, 2 do
       local name = ARGV[item]
       if name == '' or redis.call('HEXISTS', p .. 'v:' .. id, name) == 1 then
-        name = '#' .. at .. ':' .. name
+        name = ' ' .. at .. ':' .. name
       else
         redis.call('SADD', p .. 'i:' .. name, id)
       end
@@ -448,7 +448,7 @@ def _flat(items: Sequence[Item]) -> list[str | bytes]:
 
 
 def _item(name: bytes, value: bytes) -> Item:
-    return Item((name.partition(b":")[2] if name.startswith(b"#") else name).decode(), value)
+    return Item((name.partition(b":")[2] if name.startswith(b" ") else name).decode(), value)
 
 
 def _stored(found: Sequence[Any]) -> Stored:

@@ -29,7 +29,7 @@ class Kind(StrEnum):
 class Item:
     """An item of an object."""
 
-    id: str  # empty: it has none
+    id: str  # without spaces; empty: it has none
     value: bytes
 
 

@@ -127,6 +127,17 @@ async def test_a_head_comes_without_the_body(place: Place) -> None:
     assert changed.num_bytes == found.num_bytes + 2001
 
 
+@pytest.mark.parametrize("identity", ["#", "#1", "#1:2", ":", "1:2", "{x}", "'"])
+async def test_an_item_has_the_id_that_its_client_gave(place: Place, identity: str) -> None:
+    """Redis lost one that began with `#`, as its own names did."""
+    store = place.open()
+    await store.create(A, KIND, "x", b"", items(identity, "", identity))
+    assert await ids_of(store, "x") == [identity, "", identity]
+    assert await ids_of(store, "x", after=identity) == ["", identity]
+    assert await store.item_sizes(A, [identity]) == {identity: len(f"value of {identity}")}
+    assert await store.remove_item(A, "x", identity) and await ids_of(store, "x") == ["", identity]
+
+
 @pytest.mark.parametrize(
     ("asked", "ids", "has_more"),
     [
