@@ -94,23 +94,22 @@ async def list_chats(request: web.Request) -> web.Response:
     """GET /v1/chat/completions."""
     page, model = Page(request, is_newest_first=False), request.query.get("model")
     wanted = {name[9:-1]: value for name, value in request.query.items() if name.startswith("metadata[")}
-    after: str = page.after
-    found = list[Stored]()
-    while len(found) <= page.limit:
+    ids: list[str] = [page.after]  # the next chats are behind the last one of these that is still there
+    found, read = list[Stored](), None
+    await reserve(request, _SCANNED * _MAX_METADATA_BYTES)
+    while len(found) <= page.limit and (read is None or len(read) == _SCANNED):
         read = await stored(
             store_of(request).page(
-                owner_of(request), Kind.CHAT, after=after, limit=_SCANNED, is_newest_first=page.is_newest_first
+                owner_of(request), Kind.CHAT, after=ids[-1], limit=_SCANNED, is_newest_first=page.is_newest_first
             )
         )
-        if read is None:
+        if read is not None:
+            ids += [each.id for each in read]
+            found += await work_on_body(request, _matching, read, model, wanted)
+        elif len(ids) == 1:
             raise not_stored("after", page.after)
-        for each in read:
-            head = _head(each)
-            if model in (None, head.model) and wanted.items() <= head.metadata.items():
-                found.append(each)
-        if len(read) < _SCANNED:
-            break
-        after = read[-1].id
+        else:
+            ids.pop()
     totals = itertools.accumulate(each.num_body_bytes for each in found[: page.limit])
     num_fitting = sum(total <= request.app[SETTINGS].max_body_bytes for total in totals)
     shown = found[: max(num_fitting, 1)]
@@ -150,6 +149,12 @@ async def list_messages(request: web.Request) -> web.Response:
 
 async def _found(request: web.Request) -> Stored:
     return await find_stored(request, Kind.CHAT, "completion_id", id_in(request, "completion_id"))
+
+
+def _matching(read: Sequence[Stored], model: str | None, metadata: Mapping[str, str]) -> list[Stored]:
+    """Return the chats with a model and these metadata."""
+    heads = [(each, _head(each)) for each in read]
+    return [each for each, head in heads if model in (None, head.model) and metadata.items() <= head.metadata.items()]
 
 
 def _head(found: Stored) -> _Head:

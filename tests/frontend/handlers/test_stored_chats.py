@@ -7,7 +7,11 @@ from typing import Any
 
 import openai
 import pytest
+from aiohttp import web
 
+from frontend.handlers.stored import STORE
+from frontend.store.sql import SqlStore
+from frontend.store.types import Kind, Stored
 from tests.fakes import FakeTriton, chunks
 from tests.frontend.bodies import CHAT, WEATHER
 from tests.frontend.conftest import Serve
@@ -98,6 +102,30 @@ async def test_a_page_of_large_chats_ends_early(serve: Serve, triton: FakeTriton
     assert ([each["id"] for each in page["data"]], page["has_more"], page["last_id"]) == (ids[:2], True, ids[1])
     page = await (await http.get(f"/v1/chat/completions?after={ids[1]}")).json()
     assert ([each["id"] for each in page["data"]], page["has_more"]) == (ids[2:], False)
+
+
+async def test_a_search_goes_on_behind_chats_that_are_deleted(
+    serve: Serve, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer was 404 for an `after` that the client had not sent."""
+    monkeypatch.setattr("frontend.handlers.stored_chats._SCANNED", 3)
+    apps: list[web.Application] = []
+    http = await serve(triton, apps)
+    ids = [
+        (await (await http.post("/v1/chat/completions", json=CHAT | {"store": True})).json())["id"] for _ in range(5)
+    ]
+    store, page = apps[0][STORE], SqlStore.page
+
+    async def deleting(self: SqlStore, owner: str, kind: Kind, **asked: Any) -> list[Stored] | None:
+        found = await page(self, owner, kind, **asked)
+        if not asked["after"]:
+            for identity in ids[1:3]:
+                await store.delete(owner, kind, identity)
+        return found
+
+    monkeypatch.setattr(SqlStore, "page", deleting)
+    listed = await (await http.get("/v1/chat/completions")).json()
+    assert [each["id"] for each in listed["data"]] == [ids[0], *ids[3:]]
 
 
 async def test_metadata_that_are_read_with_many_chats_are_bounded(client: Client) -> None:
