@@ -40,7 +40,7 @@ from frontend.store.types import (
     written_bytes,
 )
 
-_PREFIX = "conch:store:1:"  # the version of the keys below
+_PREFIX = "conch:store:2:"  # the version of the keys below
 _OWNERS = f"{_PREFIX}owners"
 _WORKING = f"{_PREFIX}working"  # the owners that have ever had work
 _TIMEOUT_S = 2.0

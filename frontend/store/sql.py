@@ -31,9 +31,12 @@ from frontend.store.types import (
 )
 
 # The statements that lead from each version of the tables to the next, from none to the present one. `{bytes}` and
-# `{float}` stand for a database's types.
+# `{float}` stand for a database's types. Version 1, which was in no release, is replaced by an empty version 2.
 MIGRATIONS: Sequence[Sequence[str]] = (
+    (),
     (
+        "DROP TABLE IF EXISTS items",
+        "DROP TABLE IF EXISTS objects",
         """
     CREATE TABLE objects (
         owner TEXT NOT NULL, id TEXT NOT NULL, kind TEXT NOT NULL, head {bytes} NOT NULL, version BIGINT NOT NULL,

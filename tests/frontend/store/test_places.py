@@ -144,15 +144,35 @@ async def test_tables_of_a_newer_version_are_refused(tmp_path: Path, postgres: P
     await file_store(path).close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(SettingsError, match="has tables of version 99, and this Conch reads 1"):
+    with pytest.raises(SettingsError, match="has tables of version 99, and this Conch reads 2"):
         file_store(path)
     database = PostgresDatabase(postgres.url)
     await database.run([])
     await database.close()
     postgres.run("UPDATE conch.version SET number = 99")
-    with pytest.raises(StoreUnavailable, match="has tables of version 99, and this Conch reads 1"):
+    with pytest.raises(StoreUnavailable, match="has tables of version 99, and this Conch reads 2"):
         await PostgresDatabase(postgres.url).run([])
     postgres.run("DROP SCHEMA conch CASCADE")
+
+
+async def test_tables_of_version_1_are_replaced(tmp_path: Path, postgres: PostgresServer) -> None:
+    """They had no column `body`, and each call failed."""
+    old = (
+        "CREATE TABLE objects (owner TEXT)",
+        "CREATE TABLE items (owner TEXT)",
+        "CREATE INDEX items_by_id ON items (owner)",
+    )
+    with sqlite3.connect(tmp_path / "store.db") as connection:
+        for statement in (*old, "PRAGMA user_version = 1"):
+            connection.execute(statement)
+    postgres.run("DROP SCHEMA IF EXISTS conch CASCADE")
+    version = "CREATE TABLE version (number BIGINT NOT NULL)", "INSERT INTO version VALUES (1)"
+    postgres.run("; ".join(("CREATE SCHEMA conch", "SET search_path = conch", *old, *version)))
+    for _ in range(2):
+        for store in (file_store(tmp_path / "store.db"), SqlStore(PostgresDatabase(postgres.url), Bounds())):
+            await store.create(A, KIND, "x", b"head", [Item("1", b"1")], b"body")
+            assert await store.bodies(A, ["x"]) == {"x": b"body"}
+            await store.close()
 
 
 async def test_frontends_that_start_together_make_the_tables_once(postgres: PostgresServer) -> None:
