@@ -68,7 +68,7 @@ class PostgresDatabase:
                 await connection.execute("BEGIN")
                 for text, values in statements:
                     numbered, names = _numbered(text)
-                    found = await connection.fetch(numbered, *(values[name] for name in names))
+                    found = await connection.fetchmany(numbered, [[each[name] for name in names] for each in values])
                     rows.append([tuple(row) for row in found])
                     if is_conditional and not rows[0]:
                         break

@@ -15,7 +15,7 @@ from frontend.store.types import NoAnswer, StoreUnavailable
 
 _LENGTH = struct.Struct("!I")
 _TIMEOUT_S = 30.0
-_CALL = msgspec.msgpack.Decoder(tuple[list[tuple[str, dict[str, Any]]], bool])  # the arguments of Database.run
+_CALL = msgspec.msgpack.Decoder(tuple[list[tuple[str, list[dict[str, Any]]]], bool])  # the arguments of Database.run
 _ANSWER = msgspec.msgpack.Decoder(list[list[tuple[Any, ...]]] | str)  # the rows, or why there are none
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -88,7 +88,7 @@ _SWEEP = f"""
     )
 """
 
-type Statement = tuple[str, Mapping[str, Any]]  # with parameters as :name
+type Statement = tuple[str, Sequence[Mapping[str, Any]]]  # with parameters as :name, and their values of each execution
 type Rows = list[tuple[Any, ...]]
 
 
@@ -96,7 +96,7 @@ class Database(Protocol):
     """A database with the tables of `MIGRATIONS`."""
 
     async def run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
-        """Run statements in one transaction; return the rows of each.
+        """Run statements in one transaction; return the rows of each, of all its executions.
 
         Args:
             is_conditional: the transaction ends at the first statement if that returns no row.
@@ -133,7 +133,9 @@ class SqlStore(Store):
     async def write(self, owner: str, *changes: Change) -> bool:
         """See Store."""
         values = {"owner": owner, "now": self._clock()}
-        statements = [(text, {**values, **own}) for change in changes for text, own in _statements(change)]
+        statements = [
+            (text, [{**values, **own} for own in each]) for change in changes for text, each in _statements(change)
+        ]
         rows = await self._run(statements, is_conditional=True)
         with contextlib.suppress(StoreUnavailable):  # what is written is written
             num_created = sum(isinstance(change, Create) for change in changes)
@@ -144,17 +146,16 @@ class SqlStore(Store):
         """See Store."""
         select = f"SELECT {_HEAD}, used_s < :now - 1 FROM objects WHERE {_OF} AND kind = :kind"
         values = {"owner": owner, "kind": kind, "now": self._clock()}
-        found = await self._run([(select, {**values, "id": each}) for each in ids])
-        rows = [row for rows in found for row in rows]
+        [rows] = await self._run([(select, [{**values, "id": each} for each in ids])])
         with contextlib.suppress(StoreUnavailable):  # a full disk can be read
-            await self._run([(_USE, {**values, "id": row[0]}) for row in rows if row[-1]])  # not for each read
+            await self._run([(_USE, [{**values, "id": row[0]} for row in rows if row[-1]])])  # not for each read
         return {row[0]: Stored(*row[:-1]) for row in rows}
 
     async def bodies(self, owner: str, ids: Sequence[str]) -> dict[str, bytes]:
         """See Store."""
         select = f"SELECT id, body FROM objects WHERE {_OF}"
-        rows = await self._run([(select, {"owner": owner, "id": each}) for each in ids])
-        return dict(row for found in rows for row in found)
+        [rows] = await self._run([(select, [{"owner": owner, "id": each} for each in ids])])
+        return {identity: body for identity, body in rows}
 
     async def items(
         self,
@@ -183,7 +184,7 @@ class SqlStore(Store):
         """
         values = {"owner": owner, "id": identity, "item": after, "limit": limit + 1}
         values |= {"start": start, "stop": stop, "max_bytes": max_bytes}
-        [[number]], rows = await self._run([(f"SELECT {_ITEM}", values), (select, values)])
+        [[number]], rows = await self._run([(f"SELECT {_ITEM}", [values]), (select, [values])])
         if after and (number is None or not start <= number < stop):
             return None
         items = [Item(*row) for row in rows[:limit] if row[1] is not None]
@@ -191,9 +192,12 @@ class SqlStore(Store):
 
     async def items_of(self, owner: str, ids: Sequence[str]) -> dict[str, list[Item]]:
         """See Store."""
-        select = "SELECT id, value FROM items WHERE owner = :owner AND object = :id ORDER BY number"
-        rows = await self._run([(select, {"owner": owner, "id": each}) for each in ids])
-        return {identity: [Item(*row) for row in found] for identity, found in zip(ids, rows, strict=True)}
+        select = "SELECT object, id, value FROM items WHERE owner = :owner AND object = :id ORDER BY number"
+        [rows] = await self._run([(select, [{"owner": owner, "id": each} for each in ids])])
+        found: dict[str, list[Item]] = {each: [] for each in ids}
+        for identity, *item in rows:
+            found[identity].append(Item(*item))
+        return found
 
     async def find_items(self, owner: str, ids: Sequence[str], identity: str = "") -> dict[str, bytes]:
         """See Store."""
@@ -204,9 +208,9 @@ class SqlStore(Store):
         return await self._found("LENGTH(value)", owner, ids, identity)
 
     async def _found(self, column: str, owner: str, ids: Sequence[str], identity: str) -> dict[str, Any]:
-        select = f"SELECT {column} FROM items WHERE owner = :owner AND id = :item AND :id IN ('', object) LIMIT 1"
-        rows = await self._run([(select, {"owner": owner, "id": identity, "item": each}) for each in ids])
-        return {identity: found[0][0] for identity, found in zip(ids, rows, strict=True) if found}
+        select = f"SELECT id, {column} FROM items WHERE owner = :owner AND id = :item AND :id IN ('', object) LIMIT 1"
+        [rows] = await self._run([(select, [{"owner": owner, "id": identity, "item": each} for each in ids])])
+        return {item: found for item, found in rows}
 
     async def remove_item(self, owner: str, identity: str, item: str) -> bool:
         """See Store."""
@@ -218,7 +222,7 @@ class SqlStore(Store):
             ) WHERE {_OF} AND {_ITEM} IS NOT NULL RETURNING id
         """
         delete = f"DELETE FROM items WHERE owner = :owner AND object = :id AND number = {_ITEM}"
-        rows = await self._run([(shrink, values), (delete, values)], is_conditional=True)
+        rows = await self._run([(shrink, [values]), (delete, [values])], is_conditional=True)
         return bool(rows[0])
 
     async def page(
@@ -232,24 +236,24 @@ class SqlStore(Store):
             ORDER BY created_s {order}, id {order} LIMIT :limit
         """
         values = {"owner": owner, "kind": kind, "after": after, "limit": limit}
-        known, rows = await self._run([(_CREATED.strip("()"), values), (select, values)])
+        known, rows = await self._run([(_CREATED.strip("()"), [values]), (select, [values])])
         return None if after and not known else [Stored(*row) for row in rows]
 
     async def claim(self, kind: Kind, unused_s: float) -> list[Claimed]:
         """See Store."""
         now = self._clock()
         update = "UPDATE objects SET used_s = :now WHERE kind = :kind AND used_s <= :before RETURNING owner, id, head"
-        [rows] = await self._run([(update, {"now": now, "kind": kind, "before": now - unused_s})])
+        [rows] = await self._run([(update, [{"now": now, "kind": kind, "before": now - unused_s}])])
         return [Claimed(*row) for row in rows]
 
     async def usage(self) -> dict[str, Usage]:
         """See Store."""
-        [rows] = await self._run([("SELECT owner, COUNT(*), SUM(num_bytes) FROM objects GROUP BY owner", {})])
+        [rows] = await self._run([("SELECT owner, COUNT(*), SUM(num_bytes) FROM objects GROUP BY owner", [{}])])
         return {owner: Usage(num_objects, int(num_bytes)) for owner, num_objects, num_bytes in rows}
 
     async def drop(self, owner: str) -> Usage:
         """See Store."""
-        [rows] = await self._run([("DELETE FROM objects WHERE owner = :owner RETURNING num_bytes", {"owner": owner})])
+        [rows] = await self._run([("DELETE FROM objects WHERE owner = :owner RETURNING num_bytes", [{"owner": owner}])])
         return Usage(len(rows), sum(num_bytes for [num_bytes] in rows))
 
     async def sweep(self) -> None:
@@ -257,12 +261,13 @@ class SqlStore(Store):
         self._num_written_bytes, bounds = 0, self._bounds
         statements: list[Statement] = []
         if bounds.age_s is not None:
-            statements.append(("DELETE FROM objects WHERE used_s <= :before", {"before": self._clock() - bounds.age_s}))
+            before = self._clock() - bounds.age_s
+            statements.append(("DELETE FROM objects WHERE used_s <= :before", [{"before": before}]))
         if bounds.max_bytes is not None:
             max_bytes = int(bounds.max_bytes * (1 - SWEEP_SHARE))  # room for the writes until the next time
-            statements.append((_SWEEP, {**self._limits(), "max_bytes": max_bytes}))
+            statements.append((_SWEEP, [{**self._limits(), "max_bytes": max_bytes}]))
         elif self._has_owner_bounds:
-            statements.append((_SWEEP, self._limits()))
+            statements.append((_SWEEP, [self._limits()]))
         self._written.clear()
         await self._run(statements)
 
@@ -271,8 +276,8 @@ class SqlStore(Store):
         await self._database.close()
 
     async def _run(self, statements: Sequence[Statement], *, is_conditional: bool = False) -> list[Rows]:
-        if not statements:
-            return []
+        if not any(values for _, values in statements):
+            return [[] for _ in statements]
         return await self._breaker.call(partial(self._database.run, statements, is_conditional=is_conditional))
 
     async def _sweep_after(self, owner: str, num_bytes: int, num_objects: int) -> None:
@@ -286,7 +291,7 @@ class SqlStore(Store):
             self._written[owner] = written
             if _is_much(written.num_bytes, bounds.owner_bytes) or _is_much(written.num_objects, bounds.owner_objects):
                 del self._written[owner]
-                await self._run([(_SWEEP_OWNER, {**self._limits(), "owner": owner})])
+                await self._run([(_SWEEP_OWNER, [{**self._limits(), "owner": owner}])])
 
     @property
     def _has_owner_bounds(self) -> bool:
@@ -306,7 +311,7 @@ def _statements(change: Change) -> Iterable[Statement]:
                 ON CONFLICT DO NOTHING RETURNING id
             """
             values = {"id": change.id, "kind": change.kind, "head": change.head, "body": change.body}
-            yield insert, values | {"num_bytes": _OBJECT_BYTES + len(change.head) + len(change.body)}
+            yield insert, [values | {"num_bytes": _OBJECT_BYTES + len(change.head) + len(change.body)}]
             if change.items:
                 yield from _statements(Append(change.id, change.items))
         case Append():
@@ -315,10 +320,13 @@ def _statements(change: Change) -> Iterable[Statement]:
                 UPDATE objects SET num_items = num_items + :num, num_bytes = num_bytes + :size, used_s = :now
                 WHERE {_OF} RETURNING id
             """
-            yield update, {"id": change.id, "num": num, "size": size}
+            yield update, [{"id": change.id, "num": num, "size": size}]
             insert = f"INSERT INTO items SELECT owner, id, num_items - :back, :item, :value FROM objects WHERE {_OF}"
-            for back, item in zip(range(num, 0, -1), change.items, strict=True):
-                yield insert, {"id": change.id, "back": back, "item": item.id, "value": item.value}
+            numbered = zip(range(num, 0, -1), change.items, strict=True)
+            yield (
+                insert,
+                [{"id": change.id, "back": back, "item": item.id, "value": item.value} for back, item in numbered],
+            )
         case Replace():
             new = {"head": change.head} if change.body is None else {"head": change.head, "body": change.body}
             update = f"""
@@ -327,11 +335,11 @@ def _statements(change: Change) -> Iterable[Statement]:
                 WHERE {_OF} AND (version = :version OR :version < 0) RETURNING id
             """
             version = -1 if change.version is None else change.version
-            yield update, {"id": change.id, **new, "size": _num_bytes(change), "version": version}
+            yield update, [{"id": change.id, **new, "size": _num_bytes(change), "version": version}]
         case Delete():
             yield (
                 f"DELETE FROM objects WHERE {_OF} AND kind = :kind RETURNING id",
-                {"id": change.id, "kind": change.kind},
+                [{"id": change.id, "kind": change.kind}],
             )
 
 

@@ -89,7 +89,7 @@ class SqliteDatabase:
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 for text, values in statements:
-                    rows.append(connection.execute(text, values).fetchall())
+                    rows.append([row for each in values for row in connection.execute(text, each)])
                     if is_conditional and not rows[0]:
                         break
             if self._path != MEMORY and any("DELETE" in text for text, _ in statements):

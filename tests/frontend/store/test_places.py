@@ -210,7 +210,7 @@ async def test_a_place_that_is_full_is_unavailable_and_keeps_the_rest(tmp_path: 
     database = SqliteDatabase(tmp_path / "store.db")
     store = SqlStore(database, Bounds())
     await store.create(A, KIND, "x", b"head")
-    await database.run([("PRAGMA max_page_count = 20", {})])
+    await database.run([("PRAGMA max_page_count = 20", [{}])])
     with pytest.raises(StoreUnavailable, match="database or disk is full"):
         await store.append(A, "x", [Item("1", bytes(1_000_000))])
     [found] = (await store.read(A, KIND, ["x"])).values()
