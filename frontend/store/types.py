@@ -166,7 +166,7 @@ class Store(Protocol):
     async def write(self, owner: str, *changes: Change) -> bool:
         """Make changes in one transaction; return whether the first one was possible. If not, none is made.
 
-        A further change of an object that is not there is left out.
+        A further change of an object that is not there is left out. A further Create has an id that no object has.
         """
 
     async def create(
