@@ -28,6 +28,7 @@ from tests.fakes import USAGE, FakeTriton, chunks, served_model
 from tests.frontend.bodies import RESPONSE
 from tests.frontend.conftest import Serve
 from tests.frontend.gateway.key_files import KeyFile
+from tests.waiting import DEADLINE_S
 
 type Client = openai.AsyncOpenAI
 type Connect = Callable[..., Awaitable[Client]]
@@ -97,7 +98,7 @@ async def connect(serve: Serve, triton: FakeTriton) -> AsyncIterator[Connect]:
 
 
 async def until[Value](get: Callable[[], Awaitable[Value]], is_wanted: Callable[[Value], bool]) -> Value:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while not is_wanted(value := await get()):  # noqa: ASYNC110 - the store has no event
             await asyncio.sleep(0.01)
     return value
@@ -125,7 +126,7 @@ async def logged(caplog: pytest.LogCaptureFixture, part: str, number: int = 1) -
 
 
 async def events_of(client: Client, response_id: str, **after: Any) -> list[Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         stream: Any = await client.responses.retrieve(response_id, stream=True, **after)
         return [event.to_dict() async for event in stream]
 

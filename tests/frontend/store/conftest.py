@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -197,7 +197,8 @@ def _signal(server: PostgresServer | of_redis.RedisServer, number: int) -> None:
     assert server._process is not None
     pid = server._process.pid
     for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
-        os.kill(each, number)
+        with suppress(ProcessLookupError):  # a child has ended
+            os.kill(each, number)
 
 
 def _postgres_store(url: str, bounds: Bounds, clock: Clock) -> Store:
