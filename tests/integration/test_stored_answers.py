@@ -28,31 +28,27 @@ SOON = ("frontend.handlers.answer_run:CHECK_S=0.2", "frontend.handlers.backgroun
 
 
 @contextmanager
-def client_of(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=DEADLINE_S) as client:
-        yield client
-
-
-@contextmanager
 def served(stack: Stack, folder: Path, *arguments: str, **options: Any) -> Iterator[tuple[Frontend, OpenAI]]:
     """Run a frontend, and yield it with a client of it."""
     with (
         frontend_of([stack], folder, *arguments, constants=SOON, **options) as frontend,
-        client_of(frontend.url) as client,
+        OpenAI(base_url=f"{frontend.url}/v1", api_key="x", max_retries=0, timeout=DEADLINE_S) as client,
     ):
         yield frontend, client
 
 
 @pytest.fixture(scope="module")
-def expected(pair: list[Stack]) -> str:
+def expected(pair: list[Stack], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The text of the answer to which nothing happens."""
-    with client_of(pair[1].url) as client:
+    pair[1].start_again_if_ended()
+    with served(pair[1], tmp_path_factory.mktemp("expected")) as (_, client):
         return client.responses.create(**ASKED).output_text
 
 
 @pytest.fixture
 def victim(pair: list[Stack]) -> Iterator[Stack]:
     """A Triton that a test may kill."""
+    pair[0].start_again_if_ended()
     yield pair[0]
     pair[0].start_again_if_ended()
 
