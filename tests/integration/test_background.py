@@ -15,9 +15,11 @@ from tests.responses_types import checked_response_event
 NUMBERS = {
     "type": "json_schema",
     "name": "numbers",
-    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 120, "maxItems": 120},
+    "schema": {"type": "array", "items": {"type": "integer"}, "minItems": 480, "maxItems": 480},
 }
 ASKED: dict[str, Any] = {"model": "demo", "input": "Count.", "temperature": 0, "max_output_tokens": 700}
+# The client sees the first words long before the last ones are made.
+SOON = ("frontend.handlers.answer_run:FLUSH_S=0.01", "frontend.handlers.answer_stream:POLL_S=0.01")
 
 
 def missed(client: OpenAI, seen: list[Any]) -> list[Any]:
@@ -40,10 +42,10 @@ def whole(client: OpenAI, seen: list[Any]) -> Response:
 
 def test_the_text_goes_on_exactly_after_a_kill(stack: Stack, tmp_path: Path) -> None:
     store = f"--store={tmp_path / 'store.db'}"
-    asked = ASKED | {"text": {"format": NUMBERS}}
+    asked = ASKED | {"text": {"format": NUMBERS}, "max_output_tokens": 1900}
     seen: list[Any] = []
     with (
-        frontend_of([stack], tmp_path, store) as frontend,
+        frontend_of([stack], tmp_path, store, constants=SOON) as frontend,
         OpenAI(base_url=f"{frontend.url}/v1", api_key="x") as client,
     ):
         expected = client.responses.create(**asked)
