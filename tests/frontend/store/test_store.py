@@ -406,14 +406,20 @@ async def test_a_write_of_redis_that_lost_its_answer_is_not_made_twice(
     server.close()
 
 
-async def test_postgresql_repeats_no_transaction_that_may_be_done(postgres: PostgresServer, tmp_path: Path) -> None:
-    """It repeated them, and doubled items."""
+async def behind_proxy(postgres: PostgresServer, folder: Path) -> tuple[SqlStore, Proxy, asyncio.Server]:
+    """Return an empty store, the proxy before its PostgreSQL, and the server that runs the proxy."""
     postgres.run("DROP SCHEMA IF EXISTS conch CASCADE")
     name = ".s.PGSQL.5432"
     address = f"{postgres.url.partition('host=')[2]}/{name}"
     proxy = Proxy(lambda: asyncio.open_unix_connection(address), b"")
-    server = await asyncio.start_unix_server(proxy.serve, tmp_path / name)
-    store = SqlStore(PostgresDatabase(f"postgresql://conch@/postgres?host={tmp_path}"), Bounds())
+    server = await asyncio.start_unix_server(proxy.serve, folder / name)
+    store = SqlStore(PostgresDatabase(f"postgresql://conch@/postgres?host={folder}"), Bounds())
+    return store, proxy, server
+
+
+async def test_postgresql_repeats_no_transaction_that_may_be_done(postgres: PostgresServer, tmp_path: Path) -> None:
+    """It repeated them, and doubled items."""
+    store, proxy, server = await behind_proxy(postgres, tmp_path)
     await store.create(A, KIND, "x", b"")
     for lost, is_done, ids in ((b"COMMIT", False, ["1"]), (b"BEGIN", True, ["1", "1"])):
         proxy.lost = lost
@@ -430,12 +436,7 @@ async def test_postgresql_repeats_no_transaction_that_may_be_done(postgres: Post
 
 async def test_many_items_take_few_round_trips_to_postgresql(postgres: PostgresServer, tmp_path: Path) -> None:
     """Each item took one, and 4,096 items of an input more than 10 s on a slow network."""
-    postgres.run("DROP SCHEMA IF EXISTS conch CASCADE")
-    name = ".s.PGSQL.5432"
-    address = f"{postgres.url.partition('host=')[2]}/{name}"
-    proxy = Proxy(lambda: asyncio.open_unix_connection(address), b"")
-    server = await asyncio.start_unix_server(proxy.serve, tmp_path / name)
-    store = SqlStore(PostgresDatabase(f"postgresql://conch@/postgres?host={tmp_path}"), Bounds())
+    store, proxy, server = await behind_proxy(postgres, tmp_path)
     ids = [f"{number}" for number in range(2000)]
     await store.create(A, KIND, "x", b"", items(*ids))
     assert list(await store.item_sizes(A, ids)) == list(await store.find_items(A, ids)) == ids
