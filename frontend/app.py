@@ -65,7 +65,7 @@ _OTHER_APIS = (
     (re.compile("/api/(tags|ps|show)"), "/v1/models"),
     (re.compile("/api/version"), "/version"),
 )
-_OF_ANTHROPIC = re.compile(r"(?!.*/(models|completions)/).*/messages(/.*)?")  # paths whose errors have Anthropic's form
+_OF_ANTHROPIC = re.compile(r"(?!.*/(models|completions)/).*/messages(/.*)?")  # their errors have Anthropic's form
 
 
 def create_app(

@@ -69,7 +69,7 @@ from model_repository.contract.request import GenerationRequest
 MAX_WORKS = 64  # of an owner at a time
 LEASE_S = 5.0  # after which work that no process touches is continued by another one
 CLAIM_S = 2.0
-_PATIENCE_S = 600.0  # so long an answer waits for what may come back: a model, Triton, a place, a limit
+_PATIENCE_S = 600.0  # the longest wait of an answer for a model, Triton, a place or a limit
 _PATH = "/v1/responses"
 
 logger = logging.getLogger(__name__)

@@ -281,7 +281,7 @@ class RedisStore(Store):
         if Kind.WORK in kinds:
             await self._answer(self._redis.zadd, _WORKING, {owner: self._clock()})
         is_possible = await self._run_once(_WRITE, owner, *itertools.chain(*map(_arguments, changes)))
-        with contextlib.suppress(StoreUnavailable):  # what is written is written
+        with contextlib.suppress(StoreUnavailable):  # the write itself has succeeded
             await self._bound(owner, sum(map(_num_bytes, changes)))
         return is_possible
 

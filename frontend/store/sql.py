@@ -137,7 +137,7 @@ class SqlStore(Store):
             (text, [{**values, **own} for own in each]) for change in changes for text, each in _statements(change)
         ]
         rows = await self._run(statements, is_conditional=True)
-        with contextlib.suppress(StoreUnavailable):  # what is written is written
+        with contextlib.suppress(StoreUnavailable):  # the write itself has succeeded
             num_created = sum(isinstance(change, Create) for change in changes)
             await self._sweep_after(owner, sum(map(_num_bytes, changes)), num_created)
         return bool(rows[0])

@@ -117,7 +117,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """An object of any owner that nobody has used for some time."""
+    """An object that `claim` has found."""
 
     owner: str
     id: str

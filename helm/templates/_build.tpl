@@ -85,7 +85,7 @@
 {{- end }}
 {{- end }}
 {{- if and (eq .model.engine.runtime "llama_cpp") (gt (int .model.gpus.perNode) 0) }}
-{{- /* A pod whose GPUs are not all found does not serve on its cores: a named device must be there. */ -}}
+{{- /* llama.cpp must find each named device, so a pod without all its GPUs fails. */ -}}
 {{- $devices := list -}}
 {{- range $number := until (int .model.gpus.perNode) }}{{ $devices = append $devices (printf "CUDA%d" $number) }}{{ end }}
 - --device={{ join "," $devices }}

@@ -156,7 +156,7 @@ def test_layers_are_shared_out_and_fit_on_each_device(sizes: tuple[int, int]) ->
 
 @pytest.mark.parametrize("free_gb", [0.05, 2])
 def test_a_model_that_goes_back_to_the_cores_has_the_sequences_of_the_machine(free_gb: float) -> None:
-    """It kept those of the cards, whose memory together holds it, and the other model the memory of the machine."""
+    """It kept the sequences of the cards, and the other model got all memory of the machine."""
     large, folder = model(9, [card(0, 24, free_gb=free_gb), card(1, 24)]), Path("large")
     demands = {folder: large.demand, Path("small"): model(1, []).demand}
     fits, placements = fit_and_place({folder: large}, demands, 32 * GB, 4, trial)

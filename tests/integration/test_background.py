@@ -28,7 +28,7 @@ def missed(client: OpenAI, seen: list[Any]) -> list[Any]:
 
 
 def whole(client: OpenAI, seen: list[Any]) -> Response:
-    """Return an answer of which a client has all events, each one once."""
+    """Check that a client has each event of an answer once, and return the answer."""
     again: list[Any] = list(client.responses.retrieve(seen[0].response.id, stream=True))
     found = client.responses.retrieve(seen[0].response.id)
     assert [event.to_dict() for event in seen] == [event.to_dict() for event in again]

@@ -30,7 +30,7 @@ NUM_BYTES_OF_FEW = BOUND // 32  # of a key that writes no more: less than its sh
 OF_REQUESTS_BYTES = 32_000_000  # memory for the requests themselves
 CONVERSATIONS = "/v1/conversations"
 TEXT = secrets.token_urlsafe(100_000)  # PostgreSQL compresses others
-# What a place may take, as a share of the bound. PostgreSQL keeps what is deleted until its next vacuum: everything.
+# The largest size of a place, as a share of the bound. PostgreSQL keeps deleted rows until its next vacuum.
 LARGEST_SHARES = {"memory": 0.0, "file": 1.1, "redis": 1.25, "postgresql": 1.25 * NUM_BYTES / BOUND}
 
 
